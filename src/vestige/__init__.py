@@ -1,0 +1,17 @@
+"""vestige measures what a language model still knows after it was made to forget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__version__ = "0.1.0"
+__all__ = ["Result", "evaluate"]
+
+
+def __getattr__(name: str) -> Any:
+    """`vestige.evaluate` and `vestige.Result`, imported on first use so that `import vestige` stays instant."""
+    if name in __all__:
+        from vestige.run import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module 'vestige' has no attribute '{name}'")

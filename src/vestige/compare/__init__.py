@@ -1,0 +1,1 @@
+"""Functions of score vectors: AUC, KS, harmonic means, relative differences."""

@@ -1,0 +1,1 @@
+"""The embedded default: a tiny corpus and tiny models, made here."""

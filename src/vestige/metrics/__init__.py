@@ -1,0 +1,1 @@
+"""Pure functions of TokenStats and Texts. No torch, no tokenizer, no model."""

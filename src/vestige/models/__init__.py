@@ -1,0 +1,1 @@
+"""Loading checkpoints and naming their weights."""

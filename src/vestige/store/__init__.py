@@ -1,0 +1,1 @@
+"""Runs on disk: evidence, scores, manifest, locks, resume."""

@@ -1,0 +1,1 @@
+"""What a benchmark is: which metric on which data, read from configuration."""

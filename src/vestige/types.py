@@ -1,0 +1,205 @@
+"""The nouns: what every room passes to the next.
+
+    rows -> Example (Target, Prompt) --collect--> TokenStats, Text --metrics--> Score
+
+Nothing here knows torch, a tokenizer or a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+def content_key(*parts: bytes) -> str:
+    """A short name for some bytes: equal content, equal key.
+
+    >>> content_key(b"ab", b"c") == content_key(b"a", b"bc")
+    False
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little"))
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def _ids_bytes(ids: Sequence[int]) -> bytes:
+    return np.asarray(ids, dtype=np.int64).tobytes()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Token ids of which `ids[start:]` are to be scored.
+
+    `hidden` lists positions no later token may attend to. It is empty except in the open-unlearning
+    dialect, whose attention mask is `ids != pad` and so hides real end-of-turn tokens when pad = eos.
+    """
+
+    ids: tuple[int, ...]
+    start: int
+    hidden: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.start <= len(self.ids):
+            raise ValueError(f"start must lie in 1..{len(self.ids)}, got {self.start}")
+
+    @property
+    def labels(self) -> tuple[int, ...]:
+        return self.ids[self.start :]
+
+    @cached_property
+    def key(self) -> str:
+        # A hidden last token changes nothing (nobody attends to it), so it does not change the key.
+        seen = [h for h in self.hidden if h < len(self.ids) - 1]
+        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen))
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Token ids to continue. `hidden` as in Target; hidden tokens also take no position (as in HF generate)."""
+
+    ids: tuple[int, ...]
+    hidden: tuple[int, ...] = ()
+
+    @cached_property
+    def key(self) -> str:
+        return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden))
+
+
+@dataclass(frozen=True)
+class TokenStats:
+    """What one model thought of one answer. Arrays end in the token axis: (..., tokens).
+
+    A metric reduces the last axis and lets every leading axis (denoising steps, layers, prompts) through.
+    """
+
+    label: Array  # the true token ids
+    top1: Array  # the model's first choice
+    logprob: Array  # log p(label), from a float32 log-softmax
+    mean: Array  # E_p[log p] over the vocabulary (minus the entropy)
+    std: Array  # the standard deviation of log p under p
+    order: Array  # when each token was decided: its position, or its denoising step
+    steps: int  # how many such moments there were (tokens, or denoising steps)
+
+    @property
+    def hit(self) -> Array:
+        return self.top1 == self.label
+
+    @property
+    def tokens(self) -> int:
+        return int(self.label.shape[-1])
+
+    def without_last(self) -> TokenStats:
+        """The same answer with its last token (end-of-sequence, for chat data) left out."""
+        cut = {name: getattr(self, name)[..., :-1] for name in ARRAY_FIELDS}
+        return replace(self, **cut, order=self.order[..., :-1], steps=max(self.steps - 1, 0))
+
+
+# The fields that collecting measures; order and steps follow from the kind of model.
+ARRAY_FIELDS = ("label", "top1", "logprob", "mean", "std")
+
+
+def stats(
+    hit: Sequence[Any] | Array | None = None,
+    logprob: Sequence[Any] | Array | None = None,
+    mean: Sequence[Any] | Array | float = -1.0,
+    std: Sequence[Any] | Array | float = 1.0,
+) -> TokenStats:
+    """TokenStats by hand, for examples and tests: give `hit` (0/1) or `logprob`, the rest is filled in."""
+    lp = np.asarray(np.where(hit, -0.1, -2.0) if logprob is None else logprob, dtype=np.float32)
+    right = np.ones(lp.shape, bool) if hit is None else np.broadcast_to(np.asarray(hit, bool), lp.shape)
+    n = lp.shape[-1]
+    label = np.broadcast_to(np.arange(n, dtype=np.int32), lp.shape)
+    return TokenStats(
+        label=label,
+        top1=np.where(right, label, -1).astype(np.int32),
+        logprob=lp,
+        mean=np.broadcast_to(np.asarray(mean, np.float32), lp.shape),
+        std=np.broadcast_to(np.asarray(std, np.float32), lp.shape),
+        order=np.broadcast_to(np.arange(n), lp.shape),
+        steps=n,
+    )
+
+
+@dataclass(frozen=True)
+class Text:
+    """What one model wrote after one prompt."""
+
+    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came
+    text: str  # decoded, special tokens left out, cut at the first stop word, stripped
+    proven: int = 0  # how many of the tokens teacher forcing had already shown (no decoding step spent)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One (question, answer) of one row, tokenised, with the texts that scoring needs."""
+
+    index: str  # the row's number in its data set, as text (JSON keys are text)
+    target: Target | None  # None when the answer leaves no target tokens
+    prompt: Prompt
+    answer: str  # the answer as written in the data
+    input_text: str = ""  # the prompt, decoded
+    reference: str = ""  # open-unlearning's ground truth: the decoded labels with the input text removed
+    label_text: str = ""  # the decoded target tokens
+    problem: str = ""  # why there is no target
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A tokenised data set: for each row its answers (several when the answer column is a list)."""
+
+    name: str
+    examples: tuple[tuple[Example, ...], ...]
+    many: bool  # the answer column is a list
+    source: str = ""  # where the rows came from, for people
+    fingerprint: str = ""
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric's result. Missing is None with a reason, never 0 and never silent."""
+
+    agg_value: float | None
+    value_by_index: Mapping[str, Mapping[str, Any]] | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # auc, forget, holdout, n, ...
+    reason: str = ""  # why agg_value is None
+    notes: tuple[str, ...] = ()  # what a reader of the number must know
+
+    def to_json(self) -> dict[str, Any]:
+        """The shape open-unlearning writes, with `reason` and `notes` only where there are any."""
+        out: dict[str, Any] = {"agg_value": self.agg_value}
+        if self.value_by_index is not None:
+            out["value_by_index"] = {k: dict(v) for k, v in self.value_by_index.items()}
+        out.update(self.extra)
+        if self.reason:
+            out["reason"] = self.reason
+        if self.notes:
+            out["notes"] = list(self.notes)
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Score:
+        """Reads our files and open-unlearning's. NaN there means missing here."""
+        known = {"agg_value", "value_by_index", "reason", "notes"}
+        value = data.get("agg_value")
+        by_index = data.get("value_by_index")
+        return cls(
+            agg_value=None if value is None or math.isnan(value) else float(value),
+            value_by_index=None if by_index is None else {str(k): dict(v) for k, v in by_index.items()},
+            extra={k: v for k, v in data.items() if k not in known},
+            reason=str(data.get("reason", "")),
+            notes=tuple(data.get("notes", ())),
+        )

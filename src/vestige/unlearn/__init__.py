@@ -1,0 +1,1 @@
+"""Losses and loops that make unlearned checkpoints."""

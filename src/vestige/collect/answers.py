@@ -1,0 +1,199 @@
+"""Teacher forcing: every distinct (prompt, answer) once -> TokenStats.
+
+plan -> deduplicate -> share prefixes -> pack -> one forward a batch -> reduce. Before the packed way is trusted it
+is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used and said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from vestige.collect.cost import Cost
+from vestige.collect.forward import score_packed, score_plain
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.tree import Batch, Limits, Packing, pack
+from vestige.types import Target, TokenStats
+
+log = logging.getLogger("vestige.collect")
+
+# How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
+TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
+LOW_PRECISION_TOLERANCE = 0.05
+CHECKED = 4  # targets compared before trusting
+
+Progress = Callable[[int], None]
+
+
+def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
+    """Budgets that suit the machine: logits of a batch stay below 1 GB (GPU) or 256 MB (CPU) in float32."""
+    return Limits(
+        tokens=tokens or (16384 if on_gpu else 2048),
+        logit_cells=(1 << 28) if on_gpu else (1 << 26),
+        row_tokens=1024 if on_gpu else 512,
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """One forward: its number in the plan, its cost in tokens, the targets it answers."""
+
+    number: int
+    tokens: int
+    targets: tuple[int, ...]
+    run: Callable[[], Mapping[int, TokenStats]]
+
+
+def distinct(targets: Sequence[Target]) -> list[Target]:
+    """Each content once, in a fixed order: the longest first, ties by key, so that a plan is reproducible."""
+    unique = {t.key: t for t in targets}
+    return sorted(unique.values(), key=lambda t: (-len(t.ids), t.key))
+
+
+def plan(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
+    # Sorting by content makes siblings neighbours in the tree and the packing independent of the order asked.
+    return pack(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), limits, vocab)
+
+
+class AnswerCollector:
+    """Runs the jobs of one model. `run` yields each job's result as it is made, so that a caller can keep it."""
+
+    def __init__(self, model: Any, vocab: int, limits: Limits, cost: Cost, plain: bool = False) -> None:
+        self.model = model
+        self.vocab = vocab
+        self.limits = limits
+        self.cost = cost
+        self.plain = plain
+        self.checked = plain
+
+    def run(
+        self, targets: Sequence[Target], done: frozenset[str] = frozenset()
+    ) -> Iterator[dict[str, TokenStats]]:
+        """Yields {target key: stats} batch by batch; jobs whose targets are all in `done` are not run again.
+
+        The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
+        """
+        ordered = sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
+        if not self.checked:
+            self.verify(distinct(ordered))
+        limits = self.limits
+        left = ordered
+        while left:
+            finished: set[str] = set()
+            try:
+                for job in self.jobs(left, limits):
+                    keys = [left[t].key for t in job.targets]
+                    if all(k in done for k in keys):
+                        continue
+                    result = {left[t].key: s for t, s in job.run().items()}
+                    self.cost.score_tokens += job.tokens
+                    self.cost.score_forwards += 1
+                    finished.update(result)
+                    yield result
+                return
+            except Exception as error:
+                if not out_of_memory(error) or limits.tokens <= 1:
+                    raise
+            left = [t for t in left if t.key not in finished and t.key not in done]
+            limits = self._halve(limits)
+
+    def _halve(self, limits: Limits) -> Limits:
+        free_memory()
+        smaller = replace(limits, tokens=limits.tokens // 2, logit_cells=limits.logit_cells // 2)
+        note = f"out of memory: batch budget halved to {smaller.tokens} tokens; equality with other runs is to tolerance"
+        log.warning(note)
+        self.cost.notes.append(note)
+        return smaller
+
+    def jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
+        if self.plain:
+            yield from self._plain_jobs(targets, limits)
+            return
+        packing = pack(targets, limits, self.vocab)
+        for number, batch in enumerate(packing.batches):
+            members = tuple(t for row in batch.targets for t in row)
+            yield Job(number, batch.tokens, members, self._packed_runner(packing, batch))
+
+    def _packed_runner(self, packing: Packing, batch: Batch) -> Callable[[], Mapping[int, TokenStats]]:
+        return lambda: score_packed(self.model, packing.tree, batch)
+
+    def _plain_jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
+        for number, (members, tokens) in enumerate(plain_batches(targets, limits, self.vocab)):
+            yield Job(number, tokens, members, self._plain_runner(targets, members))
+
+    def _plain_runner(
+        self, targets: Sequence[Target], members: Sequence[int]
+    ) -> Callable[[], Mapping[int, TokenStats]]:
+        def run() -> Mapping[int, TokenStats]:
+            result = score_plain(self.model, [targets[m] for m in members])
+            return {members[i]: s for i, s in result.items()}
+
+        return run
+
+    def verify(self, targets: Sequence[Target]) -> None:
+        """Compares the packed and the plain way on the longest target and a few others; falls back on a mismatch."""
+        self.checked = True
+        sample = _sample(targets)
+        if not sample:
+            return
+        plain = {}
+        for i, target in enumerate(sample):
+            plain[i] = score_plain(self.model, [target])[0]
+            self.cost.score_tokens += len(target.ids) - 1
+        problem = ""
+        try:
+            packing = pack(sample, Limits(10**9, 10**12, 10**9), self.vocab)
+            packed = score_packed(self.model, packing.tree, packing.batches[0])
+            self.cost.score_tokens += packing.tokens
+            gap = max(float(np.mean(np.abs(packed[i].logprob - plain[i].logprob))) for i in plain)
+            tolerance = TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+            broken = any(np.isnan(s.logprob).any() for s in plain.values())  # NaN models: nothing to compare
+            if not broken and not gap <= tolerance:
+                problem = f"log-probabilities differ by {gap:.2g} on average"
+        except (
+            Exception
+        ) as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
+            if out_of_memory(error):
+                free_memory()
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if problem:
+            self.plain = True
+            note = (
+                f"packed scoring does not fit this model ({problem}); using one padded row per answer, slower"
+            )
+            log.warning(note)
+            self.cost.notes.append(note)
+
+
+def _sample(targets: Sequence[Target]) -> list[Target]:
+    """The longest (a sliding window shows only beyond its width), the shortest, and some that share the prompt."""
+    if not targets:
+        return []
+    longest = targets[0]
+    stem = longest.ids[: longest.start]
+    siblings = [t for t in targets[1:] if t.ids[: len(stem)] == stem]
+    others = [longest, *siblings[: CHECKED - 2], targets[-1]]
+    return list({t.key: t for t in others}.values())
+
+
+def plain_batches(
+    targets: Sequence[Target], limits: Limits, vocab: int
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Targets in padded batches, longest first: (members, padded tokens)."""
+    order = sorted(range(len(targets)), key=lambda i: (-len(targets[i].ids), targets[i].key))
+    batch: list[int] = []
+    cells = 0
+    for i in order:
+        width = len(targets[batch[0]].ids) - 1 if batch else 0
+        new = len(targets[i].labels) * vocab
+        if batch and (width * (len(batch) + 1) > limits.tokens or cells + new > limits.logit_cells):
+            yield tuple(batch), width * len(batch)
+            batch, cells = [], 0
+        batch.append(i)
+        cells += new
+    if batch:
+        yield tuple(batch), (len(targets[batch[0]].ids) - 1) * len(batch)

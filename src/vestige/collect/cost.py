@@ -1,0 +1,24 @@
+"""What collecting cost, counted where it is spent."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+
+@dataclass
+class Cost:
+    """Counts for the manifest and the tests: a claim about speed starts with what was pushed through the model."""
+
+    nodes: int = 0  # distinct prefix-tree nodes asked for (inputs only)
+    score_tokens: int = 0  # tokens pushed in scoring, padding and self check included
+    score_forwards: int = 0
+    prefill_tokens: int = 0  # prompt tokens pushed before decoding, padding included
+    decode_row_steps: int = 0  # one row advanced by one token
+    decode_forwards: int = 0
+    tokens_produced: int = 0
+    tokens_proven: int = 0  # of those, known from teacher forcing without a decoding step
+    backwards: int = 0
+    notes: list[str] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)

@@ -1,0 +1,149 @@
+"""Two ways through the model with the same meaning: packed tree rows (fast), padded sequences (plain).
+
+Both hand `reduce_logits` the logits of scored positions only: a hook narrows what reaches the output layer, so
+that the vocabulary axis is never made for positions nobody asked about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from vestige.collect.reduce import reduce_logits
+from vestige.collect.tree import Batch, Tree
+from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
+
+
+@contextmanager
+def only_positions(model: Any, index: torch.Tensor) -> Iterator[None]:
+    """While open, the output layer sees positions `index` of the flattened (batch x time) hidden states.
+
+    What follows the output layer (soft-capping, scaling) is elementwise, so the model's own code still applies.
+    """
+
+    def narrow(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = args[0]
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return (flat.index_select(0, index.to(flat.device)).unsqueeze(0), *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def logits_at(model: Any, index: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """The logits (positions, vocabulary) at flat positions `index` of one forward."""
+    if model.get_output_embeddings() is None:  # no output layer to hook: pay for all positions
+        logits = model(**inputs).logits
+        return logits.reshape(-1, logits.shape[-1]).index_select(0, index.to(logits.device))
+    with only_positions(model, index):
+        return model(**inputs).logits[0]
+
+
+@torch.inference_mode()
+def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
+    """One forward over packed rows; the statistics of every target the batch answers."""
+    width, device = batch.width, model.device
+    ids = np.zeros((len(batch.rows), width), np.int64)
+    position = np.zeros((len(batch.rows), width), np.int64)
+    allowed = np.zeros((len(batch.rows), width, width), bool)
+    flat_index: list[Array] = []  # scored positions in the flattened batch
+    pairs: list[tuple[int, Array]] = []  # (target, its rows in the reduced logits)
+    labels: list[Array] = []
+    offset = 0
+    for r, (row, members) in enumerate(zip(batch.rows, batch.targets, strict=True)):
+        n = len(row.nodes)
+        ids[r, :n] = tree.token[row.nodes]
+        position[r, :n] = tree.depth[row.nodes]
+        allowed[r] = _tree_mask(row.end, tree.hidden[row.nodes], width)
+        place = {int(node): i for i, node in enumerate(row.nodes)}
+        wanted = [np.fromiter((place[int(x)] for x in tree.predictors[t]), np.int64) for t in members]
+        scored = np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, np.int64)
+        flat_index.append(scored + r * width)
+        for t, where in zip(members, wanted, strict=True):
+            pairs.append((t, np.searchsorted(scored, where) + offset))
+            labels.append(tree.labels[t])
+        offset += len(scored)
+    logits = logits_at(
+        model,
+        torch.from_numpy(np.concatenate(flat_index)),
+        input_ids=torch.from_numpy(ids).to(device),
+        position_ids=torch.from_numpy(position).to(device),
+        attention_mask=additive_mask(allowed, model.dtype).to(device),
+        use_cache=False,
+    )
+    return _per_target(logits, pairs, labels)
+
+
+def _tree_mask(end: Array, hidden: Array, width: int) -> Array:
+    """allowed[j, i]: may position j look at position i? Its ancestors and itself, less hidden tokens."""
+    n = len(end)
+    at = np.arange(n)
+    mask = np.zeros((width, width), bool)
+    mask[:n, :n] = (at[None, :] <= at[:, None]) & (at[:, None] < end[None, :]) & ~hidden[None, :]
+    # A query with nothing to look at (padding, or a hidden first token) looks at itself: softmax needs something.
+    lonely = ~mask.any(axis=1)
+    mask[lonely, lonely] = True
+    return mask
+
+
+def additive_mask(allowed: Array, dtype: torch.dtype) -> torch.Tensor:
+    """A boolean (batch, query, key) mask as the additive 4-D tensor every attention implementation takes."""
+    out = torch.zeros(allowed.shape, dtype=dtype)
+    out.masked_fill_(~torch.from_numpy(allowed), torch.finfo(dtype).min)
+    return out[:, None]
+
+
+@torch.inference_mode()
+def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
+    """Padded rows with the ordinary two-dimensional mask: what everyone else runs, and our yardstick."""
+    width = max(len(t.ids) for t in targets) - 1
+    ids = np.zeros((len(targets), width), np.int64)
+    mask = np.zeros((len(targets), width), np.int64)
+    index, pairs, labels, offset = [], [], [], 0
+    for r, target in enumerate(targets):
+        n = len(target.ids) - 1
+        ids[r, :n] = target.ids[:-1]
+        mask[r, :n] = 1
+        mask[r, [h for h in target.hidden if h < n]] = 0
+        count = len(target.labels)
+        index.append(np.arange(target.start - 1, n) + r * width)
+        pairs.append((r, np.arange(count) + offset))
+        labels.append(np.asarray(target.labels))
+        offset += count
+    logits = logits_at(
+        model,
+        torch.from_numpy(np.concatenate(index)),
+        input_ids=torch.from_numpy(ids).to(model.device),
+        attention_mask=torch.from_numpy(mask).to(model.device),
+        use_cache=False,
+    )
+    return _per_target(logits, pairs, labels)
+
+
+def _per_target(
+    logits: torch.Tensor, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
+) -> dict[int, TokenStats]:
+    if not pairs:
+        return {}
+    where = torch.from_numpy(np.concatenate([w for _, w in pairs])).to(logits.device)
+    label = torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(logits.device)
+    reduced = reduce_logits(logits, where, label)
+    out, at = {}, 0
+    for target, rows in pairs:
+        n = len(rows)
+        out[target] = causal_stats({name: reduced[name][at : at + n] for name in ARRAY_FIELDS})
+        at += n
+    return out
+
+
+def causal_stats(arrays: dict[str, Array]) -> TokenStats:
+    """Statistics of a left-to-right model: tokens are decided in the order they stand."""
+    n = arrays["label"].shape[-1]
+    return TokenStats(**arrays, order=np.arange(n), steps=n)

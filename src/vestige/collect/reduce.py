@@ -1,0 +1,57 @@
+"""The one place in evaluation that sees the vocabulary axis."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from vestige.types import Array
+
+# Rows of logits reduced at once: small enough that the float32 copy stays in cache, large enough to vectorise.
+CHUNK_CELLS = 1 << 20
+
+
+def reduce_logits(logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor) -> dict[str, Array]:
+    """Logits (positions, vocabulary) -> what TokenStats keeps of them, in float32 whatever the weights' dtype.
+
+    `where` and `label` list (position, true token) pairs: several answers may ask one position for different
+    tokens. Each pair gets logprob, and the position's top1, mean and std.
+
+    A position with NaN or +inf logits has no distribution: its floats are NaN and its top1 is -1.
+    """
+    rows = max(1, CHUNK_CELLS // max(1, logits.shape[-1]))
+    parts = [_reduce_chunk(logits[i : i + rows]) for i in range(0, logits.shape[0], rows)]
+    lse, top1, mean, std = (torch.cat([p[k] for p in parts]) for k in range(4))
+    logprob = logits[where, label].float() - lse[where]
+    return {
+        "label": label.cpu().numpy().astype(np.int32),
+        "top1": top1[where].cpu().numpy().astype(np.int32),
+        "logprob": logprob.cpu().numpy(),
+        "mean": mean[where].cpu().numpy(),
+        "std": std[where].cpu().numpy(),
+    }
+
+
+def _reduce_chunk(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    x = logits.float()
+    top, top1 = x.max(dim=-1)
+    x = x - top[:, None]  # a fresh tensor: the following steps may work in place
+    p = x.exp()
+    total = p.sum(dim=-1, keepdim=True)
+    p /= total
+    # E[x] and Var[x] of the shifted logits; log p = x - log(total), a shift that leaves the variance alone.
+    first = torch.linalg.vecdot(p, x)
+    if not torch.isfinite(first).all():
+        x = torch.where(p > 0, x, 0.0)  # 0 * log 0 is 0: an impossible token adds nothing
+        first = torch.linalg.vecdot(p, x)
+    x -= first[:, None]
+    variance = torch.linalg.vecdot(p, x.square_())
+    log_total = total[:, 0].log()
+    bad = ~torch.isfinite(log_total)  # NaN or +inf somewhere in the row
+    nan = float("nan")
+    return (
+        (top + log_total).masked_fill(bad, nan),
+        top1.masked_fill(bad, -1),
+        (first - log_total).masked_fill(bad, nan),
+        variance.clamp_min(0).sqrt().masked_fill(bad, nan),
+    )

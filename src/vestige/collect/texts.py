@@ -1,0 +1,391 @@
+"""Generation: each distinct prompt once, no step spent on a finished row, none on what is already known.
+
+Up to its first miss, a greedy continuation *is* the teacher-forced reference: `prove` reads it off the statistics
+that scoring has collected. Decoding starts behind it. Rows leave the batch the moment they finish.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from vestige.collect.cache import SlotCache
+from vestige.collect.cost import Cost
+from vestige.collect.forward import logits_at
+from vestige.collect.memory import out_of_memory
+from vestige.errors import UserError
+from vestige.types import Prompt, Target, Text, TokenStats, content_key
+
+log = logging.getLogger("vestige.collect")
+
+CHECKED = 32  # tokens of a first text that are compared with the plain way
+Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How text is generated: the `generation_args` of a metric config."""
+
+    max_new_tokens: int = 200
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    stopwords: tuple[str, ...] = ()
+    seed: int = 0
+
+    @classmethod
+    def from_config(cls, args: Mapping[str, Any] | None, **defaults: Any) -> Decoding:
+        """Null means the default, as in open-unlearning's `temperature: null`; what we cannot do is refused."""
+        given = {k: v for k, v in dict(args or {}).items() if v is not None}
+        given.pop("use_cache", None)
+        if int(given.pop("num_beams", 1)) != 1:
+            raise UserError("generation_args.num_beams: beam search is not supported; use num_beams=1.")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise UserError(
+                f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}."
+            )
+        if "stopwords" in given:
+            given["stopwords"] = tuple(given["stopwords"])
+        made = cls(**{**defaults, **given})
+        if made.max_new_tokens < 1:
+            raise UserError(
+                f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}."
+            )
+        return made
+
+    @property
+    def greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def key(self) -> str:
+        """Greedy decoding ignores the sampling settings, so they do not tell two greedy requests apart."""
+        parts: list[Any] = [self.max_new_tokens, self.repetition_penalty, self.stopwords]
+        if not self.greedy:
+            parts += [self.temperature, self.top_p, self.top_k, self.seed]
+        return content_key(repr(parts).encode())
+
+
+@dataclass(frozen=True)
+class Request:
+    prompt: Prompt
+    decoding: Decoding
+
+    @property
+    def key(self) -> str:
+        return content_key(self.prompt.key.encode(), self.decoding.key.encode())
+
+
+def prove(
+    requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
+) -> dict[str, list[int]]:
+    """For each greedy request, the tokens teacher forcing has shown (the first miss included).
+
+    Only where scoring and generation see the same mask and positions: no hidden token may be involved.
+    """
+    by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
+    for target, seen in known:
+        if all(h == len(target.ids) - 1 for h in target.hidden):
+            entry = (target.labels, seen.top1.tolist())
+            by_prompt.setdefault(target.ids[: target.start], []).append(entry)
+    out = {}
+    for request in requests:
+        plain = request.decoding.greedy and request.decoding.repetition_penalty == 1.0
+        if plain and not request.prompt.hidden:
+            answers = by_prompt.get(request.prompt.ids, [])
+            out[request.key] = _walk(answers, request.decoding.max_new_tokens, eos)
+    return out
+
+
+def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:
+    """Follows the model's first choices through the answers that agree with them so far."""
+    out: list[int] = []
+    while answers and len(out) < limit:
+        choice = answers[0][1][len(out)]  # all remaining answers share this prefix, so they share the choice
+        if choice < 0:  # NaN logits
+            break
+        out.append(choice)
+        if choice in eos:
+            break
+        answers = [a for a in answers if len(a[0]) > len(out) and a[0][len(out) - 1] == choice]
+    return out
+
+
+class _Row:
+    """One text in the making."""
+
+    def __init__(self, request: Request, known: Sequence[int]) -> None:
+        self.request = request
+        self.made = list(known)
+        self.proven = len(self.made)
+        decoding = request.decoding
+        self.noise: torch.Generator | None = None
+        if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
+            seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
+            self.noise = torch.Generator().manual_seed(seed)
+
+    @property
+    def inputs(self) -> list[int]:
+        return [*self.request.prompt.ids, *self.made]
+
+    @property
+    def positions(self) -> list[int]:
+        """HF's generate numbers attended tokens only; a hidden token sits at position 1."""
+        hidden, out, at = set(self.request.prompt.hidden), [], -1
+        for i in range(len(self.request.prompt.ids) + len(self.made)):
+            at += i not in hidden
+            out.append(1 if i in hidden else at)
+        return out
+
+
+class TextCollector:
+    """Runs one model's requests. `run` yields finished texts batch by batch, so that a caller can keep them."""
+
+    def __init__(
+        self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
+        max_rows: int = 128, max_columns: int = 65536, prefill_tokens: int = 4096,
+    ) -> None:  # fmt: skip
+        self.model = model
+        self.detokenise = detokenise
+        self.eos = eos
+        self.end_text = end_text  # what the end token decodes to; a text is cut there, as the peer does
+        self.cost = cost
+        self.max_rows = max_rows
+        self.max_columns = max_columns
+        self.prefill_tokens = prefill_tokens
+        self.verified = False
+        self.plain = False
+
+    def batches(self, requests: Sequence[Request]) -> list[list[Request]]:
+        """Requests grouped for decoding: alike in length, so that left padding is small; longest first."""
+        order = sorted(requests, key=lambda r: (-len(r.prompt.ids), r.key))
+        out: list[list[Request]] = []
+        for request in order:
+            columns = len(request.prompt.ids) + request.decoding.max_new_tokens
+            room = max(1, min(self.max_rows, self.max_columns // columns))
+            if not out or len(out[-1]) >= room:
+                out.append([])
+            out[-1].append(request)
+        return out
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        proven: Mapping[str, Sequence[int]],
+        done: frozenset[str] = frozenset(),
+    ) -> Iterator[dict[str, Text]]:
+        """Yields {request key: Text}. Batches wholly in `done` are skipped; composition never depends on `done`."""
+        finished, open_ = self._settle(requests, proven)
+        if any(key not in done for key in finished):
+            yield finished
+        for batch in self.batches(open_):
+            if all(r.key in done for r in batch):
+                continue
+            rows = [_Row(r, proven.get(r.key, ())) for r in batch]
+            yield self._texts(self._decode(rows))
+
+    def _settle(
+        self, requests: Sequence[Request], proven: Mapping[str, Sequence[int]]
+    ) -> tuple[dict[str, Text], list[Request]]:
+        """Splits off the texts that teacher forcing has shown to the end."""
+        rows = [_Row(r, proven.get(r.key, ())) for r in requests]
+        over = [r for r in rows if self._over(r)]
+        return self._texts(over), [r.request for r in rows if not self._over(r)]
+
+    def _over(self, row: _Row) -> bool:
+        if not row.made:
+            return False
+        if row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
+            return True
+        words = row.request.decoding.stopwords
+        if not words:
+            return False
+        # A stop word may sit a few tokens back when the last token completes it; 4 tokens a character is ample.
+        tail = self.detokenise([row.made[-(max(map(len, words)) + 4) :]])[0]
+        return any(word in tail for word in words)
+
+    def _texts(self, rows: Sequence[_Row]) -> dict[str, Text]:
+        out = {}
+        for row, text in zip(rows, self.detokenise([r.made for r in rows]), strict=True):
+            for word in (self.end_text, *row.request.decoding.stopwords):
+                text = text.split(word)[0] if word else text
+            out[row.request.key] = Text(tuple(row.made), text.strip(), row.proven)
+            self.cost.tokens_produced += len(row.made)
+            self.cost.tokens_proven += row.proven
+        return out
+
+    def _decode(self, rows: list[_Row]) -> list[_Row]:
+        """The cached way, once it has been seen to agree with the plain way on a first text; else the plain way."""
+        if self.plain:
+            return self._decode_plain(rows)
+        requests = [r.request for r in rows]
+        known = [r.made[: r.proven] for r in rows]
+        try:
+            finished = self._decode_cached(rows)
+            problem = "" if self.verified else self._disagreement(finished)
+        except Exception as error:
+            if out_of_memory(error):
+                raise
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        self.verified = True
+        if not problem:
+            return finished
+        self.plain = True
+        note = f"cached generation does not fit this model ({problem}); generating without a cache, slower"
+        log.warning(note)
+        self.cost.notes.append(note)
+        return self._decode_plain([_Row(r, k) for r, k in zip(requests, known, strict=True)])
+
+    @torch.inference_mode()
+    def _disagreement(self, rows: Sequence[_Row]) -> str:
+        """Reads the longest fresh greedy text once without a cache: each token must be the model's first choice."""
+        plain = [
+            r for r in rows if r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0
+        ]
+        if not plain:
+            return ""
+        row = max(plain, key=lambda r: len(r.made) - r.proven)
+        made = row.made[row.proven :][:CHECKED]
+        first = len(row.request.prompt.ids) + row.proven
+        probe = _Row(row.request, row.made[: row.proven + len(made)])
+        logits = self._plain_logits(probe, torch.arange(first - 1, first - 1 + len(made))).float()
+        chosen = logits[torch.arange(len(made)), torch.tensor(made, device=logits.device)]
+        gap = float((logits.max(dim=-1).values - chosen).max()) if made else 0.0
+        # Two ways of computing one logit differ by rounding; a wrong mask or position by far more.
+        tolerance = 1e-2 if self.model.dtype in (torch.float32, torch.float64) else 0.5
+        return f"a chosen token is {gap:.2g} below the first choice" if gap > tolerance else ""
+
+    @torch.inference_mode()
+    def _decode_cached(self, rows: list[_Row]) -> list[_Row]:
+        finished: list[_Row] = []
+        active, cache, length = self._prefill(rows)
+        mask = self._left_padded_mask(active, length, rows)
+        while True:
+            for slot in range(len(active) - 1, -1, -1):
+                if self._over(active[slot]):
+                    finished.append(active[slot])
+                    cache.drop(slot)
+                    active[slot], mask[slot] = active[-1], mask[len(active) - 1]
+                    active.pop()
+            if not active:
+                return finished
+            length += 1
+            logits = self._step(active, cache, mask[: len(active), :length])
+            self._choose(active, logits)
+
+    def _prefill(self, rows: list[_Row]) -> tuple[list[_Row], SlotCache, int]:
+        """Runs the prompts (and what is proven behind them) in groups of like length; picks each row's next token."""
+        order = sorted(rows, key=lambda r: -len(r.inputs))
+        length = len(order[0].inputs)
+        columns = length + max(r.request.decoding.max_new_tokens - len(r.made) for r in rows)
+        cache: SlotCache | None = None
+        at = 0
+        while at < len(order):
+            width = len(order[at].inputs)
+            group = order[at : at + max(1, self.prefill_tokens // width)]
+            at += len(group)
+            filled = Cache(layer_class_to_replicate=DynamicLayer)
+            logits = self._prefill_group(group, width, filled)
+            if cache is None:
+                cache = SlotCache(len(filled.layers), len(order), columns)
+            cache.admit(filled.layers, length)
+            self._choose(group, logits)
+        assert cache is not None
+        return order, cache, length
+
+    def _prefill_group(self, group: list[_Row], width: int, cache: Cache) -> torch.Tensor:
+        ids = torch.zeros((len(group), width), dtype=torch.long)
+        position = torch.ones((len(group), width), dtype=torch.long)
+        for i, row in enumerate(group):
+            ids[i, width - len(row.inputs) :] = torch.tensor(row.inputs)
+            position[i, width - len(row.inputs) :] = torch.tensor(row.positions)
+        mask = self._left_padded_mask(group, width, group)
+        self.cost.prefill_tokens += ids.numel()
+        last = torch.arange(1, len(group) + 1) * width - 1
+        device = self.model.device
+        return logits_at(
+            self.model, last, input_ids=ids.to(device), attention_mask=mask[:, :width].to(device),
+            position_ids=position.to(device), past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+
+    def _left_padded_mask(self, group: Sequence[_Row], width: int, rows: Sequence[_Row]) -> torch.Tensor:
+        room = max(r.request.decoding.max_new_tokens for r in rows)
+        mask = torch.ones((len(group), width + room), dtype=torch.long)
+        for i, row in enumerate(group):
+            start = width - len(row.request.prompt.ids) - row.proven
+            mask[i, :start] = 0
+            mask[i, [start + h for h in row.request.prompt.hidden]] = 0
+        return mask
+
+    def _step(self, active: Sequence[_Row], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
+        device = self.model.device
+        ids = torch.tensor([[r.made[-1]] for r in active])
+        position = torch.tensor(
+            [[len(r.request.prompt.ids) - len(r.request.prompt.hidden) + len(r.made) - 1] for r in active]
+        )
+        self.cost.decode_row_steps += len(active)
+        self.cost.decode_forwards += 1
+        return logits_at(
+            self.model, torch.arange(len(active)), input_ids=ids.to(device), attention_mask=mask.to(device),
+            position_ids=position.to(device), past_key_values=cache, use_cache=True,
+        )  # fmt: skip
+
+    def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
+        """Appends the next token to each row: argmax, or a seeded draw."""
+        simple = all(r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0 for r in rows)
+        if simple:
+            for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
+                row.made.append(token)
+            return
+        for row, scores in zip(rows, logits.float().cpu(), strict=True):
+            row.made.append(pick(scores, row.inputs, row.request.decoding, row.noise))
+
+    @torch.inference_mode()
+    def _decode_plain(self, rows: list[_Row]) -> list[_Row]:
+        """One row at a time and no cache: slow, and right for any model that has logits."""
+        for row in rows:
+            while not self._over(row):
+                self._choose([row], self._plain_logits(row, torch.tensor([len(row.inputs) - 1])))
+        return rows
+
+    def _plain_logits(self, row: _Row, index: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones((1, len(row.inputs)), dtype=torch.long)
+        mask[0, list(row.request.prompt.hidden)] = 0
+        self.cost.prefill_tokens += len(row.inputs)
+        device = self.model.device
+        return logits_at(
+            self.model, index, input_ids=torch.tensor([row.inputs]).to(device), attention_mask=mask.to(device),
+            position_ids=torch.tensor([row.positions]).to(device), use_cache=False,
+        )  # fmt: skip
+
+
+def pick(scores: torch.Tensor, seen: Sequence[int], decoding: Decoding, noise: torch.Generator | None) -> int:
+    """The next token of one row from its logits, with penalty, temperature, top-k and top-p in HF's order."""
+    if decoding.repetition_penalty != 1.0:
+        ids = torch.tensor(sorted(set(seen)))
+        old = scores[ids]
+        scores = scores.clone()
+        scores[ids] = torch.where(
+            old < 0, old * decoding.repetition_penalty, old / decoding.repetition_penalty
+        )
+    if decoding.greedy:
+        return int(scores.argmax())
+    scores = scores / decoding.temperature
+    if decoding.top_k:
+        floor = torch.topk(scores, min(decoding.top_k, len(scores))).values[-1]
+        scores = scores.masked_fill(scores < floor, float("-inf"))
+    probabilities = scores.softmax(dim=-1)
+    if decoding.top_p < 1.0:
+        ordered, index = probabilities.sort(descending=True)
+        spare = ordered.cumsum(0) - ordered >= decoding.top_p  # keep the token that crosses the line
+        probabilities[index[spare]] = 0.0
+    return int(torch.multinomial(probabilities, 1, generator=noise))

@@ -1,0 +1,227 @@
+"""Which tokens the model must see: a prefix tree over all targets, cut into rows, rows into batches.
+
+Seven answers to one question share the question; all questions share the system prompt. In the tree every
+distinct prefix is one node. A node goes through the model once, except that each row repeats the path from
+the root to what it holds. Rows are filled so that this path is a few per cent of a row.
+
+Nothing here runs a model; the result depends on the targets and the limits alone, so a plan is reproducible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vestige.types import Array, Target
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Nodes in creation order: a parent comes before its children. Node -1 is the (empty) root."""
+
+    token: Array
+    hidden: Array
+    parent: Array
+    depth: Array  # 0 for first tokens: the position id
+    predictors: list[Array]  # for each target, the nodes whose logits predict its labels
+    labels: list[Array]  # for each target, those labels
+
+    def __len__(self) -> int:
+        return len(self.token)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One packed row: nodes in depth-first order, so that a subtree is a contiguous stretch."""
+
+    nodes: Array
+    end: Array  # for each position, where its subtree ends: j attends to i iff i <= j < end[i]
+
+
+def build_tree(targets: Sequence[Target]) -> Tree:
+    """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it."""
+    children: dict[tuple[int, int], int] = {}
+    token: list[int] = []
+    hidden: list[bool] = []
+    parent: list[int] = []
+    depth: list[int] = []
+    predictors: list[Array] = []
+    for target in targets:
+        masked = set(target.hidden)
+        node, path = -1, []
+        for position, id_ in enumerate(target.ids[:-1]):
+            hide = position in masked
+            code = 2 * id_ + hide  # the same token, hidden or not, is two different nodes
+            child = children.get((node, code))
+            if child is None:
+                child = len(token)
+                children[(node, code)] = child
+                token.append(id_)
+                hidden.append(hide)
+                parent.append(node)
+                depth.append(position)
+            node = child
+            path.append(node)
+        predictors.append(np.asarray(path[target.start - 1 :], dtype=np.int64))
+    return Tree(
+        np.asarray(token, np.int64), np.asarray(hidden, bool), np.asarray(parent, np.int64),
+        np.asarray(depth, np.int64), predictors, [np.asarray(t.labels, np.int64) for t in targets],
+    )  # fmt: skip
+
+
+class _Bin:
+    """Some subtrees that will share a row, and how many tokens they are (shared ancestors not counted)."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, size: int, parts: list[int | _Bin]) -> None:
+        self.size = size
+        self.parts = parts
+
+
+def split_rows(tree: Tree, limit: int) -> list[Row]:
+    """Cuts the tree into rows of at most `limit` tokens (or one path, if a path alone is longer).
+
+    Bottom up: at each node the bins of its children are packed, first fit by decreasing size, into as few
+    bins as the room below this depth allows. Cutting near the root repeats short paths only.
+    """
+    if not len(tree):
+        return []
+    longest = int(tree.depth.max()) + 1
+    limit = max(limit, longest)
+    waiting: dict[int, list[_Bin]] = {}
+    for node in range(len(tree) - 1, -1, -1):  # children have larger numbers than their parents
+        below = waiting.pop(node, [])
+        room = limit - int(tree.depth[node]) - 1
+        bins = [_Bin(b.size + 1, [node, b]) for b in _first_fit(below, room)] or [_Bin(1, [node])]
+        waiting.setdefault(int(tree.parent[node]), []).extend(bins)
+    rows = [_row(tree, b) for b in _first_fit(waiting[-1], limit)]
+    return sorted(rows, key=lambda r: (-len(r.nodes), int(r.nodes[0])))
+
+
+def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
+    if len(bins) <= 1:
+        return bins
+    total = sum(b.size for b in bins)
+    if total <= room:
+        return [_Bin(total, list(reversed(bins)))]
+    out: list[_Bin] = []
+    for b in sorted(bins, key=lambda b: -b.size):
+        home = next((o for o in out if o.size + b.size <= room), None)
+        if home is None:
+            out.append(_Bin(b.size, [b]))
+        else:
+            home.size += b.size
+            home.parts.append(b)
+    return out
+
+
+def _row(tree: Tree, top: _Bin) -> Row:
+    nodes: set[int] = set()
+    stack: list[int | _Bin] = [top]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, _Bin):
+            stack.extend(item.parts)
+        else:
+            nodes.add(item)
+    return _depth_first(tree, nodes)
+
+
+def _depth_first(tree: Tree, nodes: set[int]) -> Row:
+    """Orders a row's nodes depth first, children by node number, and finds where each subtree ends."""
+    kids: dict[int, list[int]] = {}
+    for node in sorted(nodes, reverse=True):  # reversed: the stack below pops the smallest first
+        kids.setdefault(int(tree.parent[node]), []).append(node)
+    order: list[int] = []
+    stack = list(kids.get(-1, ()))
+    while stack:
+        node = stack.pop()
+        order.append(node)
+        stack.extend(kids.get(node, ()))
+    place = {node: i for i, node in enumerate(order)}
+    end = np.arange(1, len(order) + 1)
+    for i in range(len(order) - 1, -1, -1):
+        parent = int(tree.parent[order[i]])
+        if parent >= 0:
+            end[place[parent]] = max(end[place[parent]], end[i])
+    return Row(np.asarray(order, np.int64), end)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one forward may hold."""
+
+    tokens: int  # padded tokens in a batch
+    logit_cells: int  # scored positions x vocabulary
+    row_tokens: int = 512  # attention costs the square of a row, the repeated path its inverse
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that go through the model together, padded to the longest, and the targets they answer."""
+
+    rows: tuple[Row, ...]
+    targets: tuple[tuple[int, ...], ...]  # for each row, the targets read off it
+
+    @property
+    def width(self) -> int:
+        return max(len(r.nodes) for r in self.rows)
+
+    @property
+    def tokens(self) -> int:
+        return self.width * len(self.rows)
+
+
+@dataclass(frozen=True)
+class Packing:
+    """The whole plan of scoring: the tree, and the batches in the order they run (longest rows first)."""
+
+    tree: Tree
+    batches: tuple[Batch, ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(b.tokens for b in self.batches)
+
+
+def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
+    """Tree, rows, batches. Each row holds whole paths, so a target is read off one row and belongs to one batch."""
+    tree = build_tree(targets)
+    rows = split_rows(tree, min(limits.row_tokens, limits.tokens))
+    home = np.full(len(tree), -1)
+    for number, row in enumerate(rows):
+        fresh = row.nodes[home[row.nodes] < 0]
+        home[fresh] = number
+    members: list[list[int]] = [[] for _ in rows]
+    for i, predictors in enumerate(tree.predictors):
+        members[int(home[predictors[-1]])].append(i)
+    return Packing(tree, tuple(_batches(tree, rows, members, limits, vocab)))
+
+
+def _batches(
+    tree: Tree, rows: list[Row], members: list[list[int]], limits: Limits, vocab: int
+) -> list[Batch]:
+    out: list[Batch] = []
+    current: list[int] = []
+    cells = 0
+
+    def close() -> None:
+        out.append(Batch(tuple(rows[r] for r in current), tuple(tuple(members[r]) for r in current)))
+
+    for number, row in enumerate(
+        rows
+    ):  # longest first: running out of memory shows at once, padding is small
+        scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [row.nodes[:0]]))
+        width = len(rows[current[0]].nodes) if current else 0
+        full = width * (len(current) + 1) > limits.tokens or cells + len(scored) * vocab > limits.logit_cells
+        if current and full:
+            close()
+            current, cells = [], 0
+        current.append(number)
+        cells += len(scored) * vocab
+    if current:
+        close()
+    return out

@@ -1,0 +1,194 @@
+"""From questions and answers to token ids. There is no second way to tokenise an answer.
+
+prompt ids = template(system?, few-shot turns, question, generation prompt)
+full ids   = template(system?, few-shot turns, question, answer), end token appended if it is not there
+labels     = full[len(prompt):]
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vestige.errors import UserError
+
+log = logging.getLogger("vestige.data")
+
+Pair = tuple[str, str]
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a question becomes a prompt: the tokenizer's chat template, or plain start and end tags."""
+
+    apply_chat_template: bool = True
+    system_prompt: str | None = None
+    system_prompt_with_special_tokens: str | None = None
+    date_string: str | None = None  # Llama-3 templates print today's date unless told which
+    user_start_tag: str = ""
+    user_end_tag: str = ""
+    asst_start_tag: str = ""
+    asst_end_tag: str = ""
+    add_special_tokens: bool = True  # tags only: let the tokenizer add its bos
+
+    @classmethod
+    def from_config(cls, args: Mapping[str, Any] | None) -> Template:
+        """From a model config's `template_args`; keys it does not know are refused by name."""
+        args = dict(args or {})
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(args) - known - {"max_length"})
+        if unknown:
+            raise UserError(
+                f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}."
+            )
+        args.pop("max_length", None)
+        tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
+        return cls(**{**args, **tags})
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One pair in tokens: the prompt alone, and prompt with answer."""
+
+    prompt: Ids
+    full: Ids
+    start: int  # where the labels begin in `full`
+
+
+class Encoder:
+    """Turns (question, answer) pairs into ids with one tokenizer, one template, one rule for the boundary.
+
+    boundary "count": labels begin after as many tokens as the prompt has (what open-unlearning does).
+    boundary "offsets": when prompt and full text are not tokenised alike up to the boundary, labels begin at
+    the first token that reaches into the answer's characters.
+    """
+
+    def __init__(self, tokenizer: Any, template: Template, boundary: str = "count") -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.boundary = boundary
+        self.mismatches = 0
+        if template.apply_chat_template and not getattr(tokenizer, "chat_template", None):
+            raise UserError(
+                "The tokenizer has no chat template; set model.template_args.apply_chat_template=false "
+                "and give user_start_tag, user_end_tag, asst_start_tag, asst_end_tag instead."
+            )
+
+    def encode(
+        self, pairs: Sequence[Pair], few_shot: Sequence[Pair] = (), max_length: int | None = None
+    ) -> list[Encoded]:
+        if not pairs:
+            return []
+        if self.template.apply_chat_template:
+            prompts = self._render([p[0] for p in pairs], few_shot)
+            fulls = [self._chat_text(q, few_shot, answer=a) for q, a in pairs]
+            special, cut = False, None  # the template writes its own special tokens; nothing is truncated
+        else:
+            prompts = [self._tagged_text(q, few_shot) for q, _ in pairs]
+            fulls = [text + a for text, (_, a) in zip(prompts, pairs, strict=True)]
+            special, cut = self.template.add_special_tokens, max_length
+        prompt_ids = self._ids_by_text(prompts, special, cut)
+        full_ids = self._ids_by_text(fulls, special, cut)
+        eos = self.tokenizer.eos_token_id
+        out = []
+        for prompt, full, pair in zip(prompts, fulls, pairs, strict=True):
+            before, after = prompt_ids[prompt], full_ids[full]
+            start = self._start(prompt, full, before, after, special, pair)
+            if eos is not None and (not after or after[-1] != eos):
+                after = (*after, eos)
+            out.append(Encoded(before, after, start))
+        return out
+
+    def _render(self, questions: Sequence[str], few_shot: Sequence[Pair]) -> list[str]:
+        seen: dict[str, str] = {}  # several answers share a question: render its prompt once
+        for q in questions:
+            if q not in seen:
+                seen[q] = self._chat_text(q, few_shot)
+        return [seen[q] for q in questions]
+
+    def _chat_text(self, question: str, few_shot: Sequence[Pair], answer: str | None = None) -> str:
+        turns: list[dict[str, str]] = []
+        if self.template.system_prompt:
+            turns.append({"role": "system", "content": self.template.system_prompt})
+        for q, a in few_shot:
+            turns += [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
+        turns.append({"role": "user", "content": question})
+        if answer is not None:
+            turns.append({"role": "assistant", "content": answer})
+        extra = {"date_string": self.template.date_string} if self.template.date_string else {}
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    turns, tokenize=False, add_generation_prompt=answer is None, **extra
+                )
+            )
+        except Exception as error:  # jinja's errors have many types; all mean the same to the user
+            raise UserError(f"The chat template refused the conversation: {error}.") from None
+
+    def _tagged_text(self, question: str, few_shot: Sequence[Pair]) -> str:
+        t = self.template
+        text = t.system_prompt_with_special_tokens or ""
+        for q, a in few_shot:
+            text += t.user_start_tag + q + t.user_end_tag + t.asst_start_tag + a + t.asst_end_tag
+        return text + t.user_start_tag + question + t.user_end_tag + t.asst_start_tag
+
+    def _ids_by_text(self, texts: Sequence[str], special: bool, max_length: int | None) -> dict[str, Ids]:
+        distinct = list(dict.fromkeys(texts))
+        return dict(zip(distinct, self.tokenize(distinct, special, max_length), strict=True))
+
+    def tokenize(self, texts: Sequence[str], special: bool, max_length: int | None = None) -> list[Ids]:
+        """Plain texts to ids: the only call of the tokenizer in the project."""
+        if not texts:
+            return []
+        cut = {"truncation": True, "max_length": max_length} if max_length else {}
+        batch = self.tokenizer(list(texts), add_special_tokens=special, **cut)["input_ids"]
+        return [tuple(map(int, ids)) for ids in batch]
+
+    def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: Pair) -> int:
+        if after[: len(before)] == before:
+            return len(before)
+        self.mismatches += 1
+        if self.mismatches == 1:
+            log.warning(
+                "The prompt is not a token prefix of prompt + answer for %r; %s.",
+                pair,
+                "split by characters"
+                if self.boundary == "offsets"
+                else "split by token count (as open-unlearning)",
+            )
+        if self.boundary != "offsets" or not full.startswith(prompt):
+            return min(len(before), len(after))
+        offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)[
+            "offset_mapping"
+        ]
+        inside = (i for i, (_, end) in enumerate(offsets) if end > len(prompt))
+        return next(inside, len(after))
+
+    def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
+        """Ids to text, special tokens left out, with the clean-up of spaces before punctuation.
+
+        transformers 5 skips that clean-up for BPE tokenizers; open-unlearning's numbers were made with it.
+        """
+        if not batch:
+            return []
+        texts = self.tokenizer.batch_decode(
+            [list(ids) for ids in batch], skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return [clean_up(text) for text in texts]
+
+
+_SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def clean_up(text: str) -> str:
+    """Removes the space before punctuation and English clitics.
+
+    >>> clean_up("It 's here , now .")
+    "It's here, now."
+    """
+    for spaced in _SPACED:
+        text = text.replace(spaced, spaced.strip())
+    return text

@@ -1,0 +1,223 @@
+"""Data-set handlers: config + rows -> tokenised Examples.
+
+A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
+them; a plug-in adds its own with `DATASETS[name] = function`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vestige.data.chat import Encoder, Pair, Template
+from vestige.data.rows import MissingData, Row, load_rows
+from vestige.errors import UserError, unknown_name
+from vestige.types import Example, Prompt, Rows, Target, content_key
+
+log = logging.getLogger("vestige.data")
+
+Args = Mapping[str, Any]
+Examples = list[list[Example]]
+
+
+@dataclass
+class Context:
+    """What a data-set handler works with besides its rows."""
+
+    encoder: Encoder
+    hide_token: int | None  # open-unlearning's mask hides every occurrence of this id (its pad token)
+    source: str = ""
+
+    def target(self, full: Sequence[int], start: int) -> Target | None:
+        return Target(tuple(full), start, self._hidden(full)) if start < len(full) else None
+
+    def prompt(self, ids: Sequence[int]) -> Prompt:
+        return Prompt(tuple(ids), self._hidden(ids))
+
+    def _hidden(self, ids: Sequence[int]) -> tuple[int, ...]:
+        if self.hide_token is None:
+            return ()
+        return tuple(i for i, token in enumerate(ids) if token == self.hide_token)
+
+
+Handler = Callable[[list[Row], Args, Context], tuple[Examples, bool]]
+
+
+def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: int | None = None) -> Rows:
+    """The data set `name` as its config describes it: {handler, args: {hf_args, question_key, ...}}."""
+    handler = config.get("handler")
+    if handler not in DATASETS:
+        raise unknown_name("data-set handler", str(handler), DATASETS, f"(data set '{name}')")
+    args = dict(config.get("args") or {})
+    if "hf_args" not in args:
+        raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
+    limits = [n for n in (limit, args.get("max_samples")) if n is not None]
+    rows, context.source = load_rows(args["hf_args"], min(limits, default=None))
+    examples, many = DATASETS[handler](rows, args, context)
+    _report_empty(name, examples)
+    text = json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False)
+    return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()))
+
+
+def _report_empty(name: str, examples: Examples) -> None:
+    bad = [e for row in examples for e in row if e.target is None]
+    if bad:
+        shown = ", ".join(dict.fromkeys(e.index for e in bad[:10]))
+        log.warning(
+            "%s: %d answer(s) leave no target tokens and are not scored (rows %s): %s",
+            name, len(bad), shown, bad[0].problem,
+        )  # fmt: skip
+
+
+def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
+    """One column, checked: a missing column is named with those that exist, a bad row with its number."""
+    have = sorted(set().union(*rows))
+    if key not in have:
+        raise MissingData(f"{source} has no column '{key}'; it has: {', '.join(have)}.")
+    out = []
+    for number, row in enumerate(rows):
+        if row.get(key) is None:
+            raise UserError(
+                f"{source} row {number} (counting from 0) has no value for '{key}'; fill it or drop the row."
+            )
+        out.append(row[key])
+    return out
+
+
+def texts(rows: Sequence[Row], key: str, source: str) -> list[str]:
+    values = column(rows, key, source)
+    for number, value in enumerate(values):
+        if not isinstance(value, str):
+            raise UserError(
+                f"{source} row {number} (counting from 0): '{key}' must be text, it is {type(value).__name__}."
+            )
+    return values
+
+
+def _answer_lists(rows: Sequence[Row], key: str, source: str) -> tuple[list[list[str]], bool]:
+    """The answers of each row, and whether the column holds lists (ragged lists are fine)."""
+    values = column(rows, key, source)
+    many = any(isinstance(v, (list, tuple)) for v in values)
+    out = []
+    for number, value in enumerate(values):
+        answers = list(value) if isinstance(value, (list, tuple)) else [value]
+        if not answers or not all(isinstance(a, str) for a in answers):
+            raise UserError(
+                f"{source} row {number} (counting from 0): '{key}' must be text or a non-empty list of texts."
+            )
+        out.append(answers)
+    return out, many
+
+
+def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """QADataset: a question and one or several answers a row, through the chat template or tags."""
+    question_key, answer_key = args.get("question_key", "question"), args.get("answer_key", "answer")
+    questions = texts(rows, question_key, context.source)
+    answers, many = _answer_lists(rows, answer_key, context.source)
+    few_shot = _few_shot(args.get("few_shot_dataset_hf_args"), question_key, answer_key)
+    pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
+    encoded = context.encoder.encode(pairs, few_shot, args.get("max_length"))
+    encoder = context.encoder
+    inputs = dict(zip((e.prompt for e in encoded), encoder.decode([e.prompt for e in encoded]), strict=True))
+    conversations = encoder.decode([e.full for e in encoded])
+    labels = encoder.decode([e.full[e.start :] for e in encoded])
+    flat = iter(zip(encoded, conversations, labels, strict=True))
+    out: Examples = []
+    for index, row_answers in enumerate(answers):
+        row = []
+        for answer in row_answers:
+            e, conversation, label_text = next(flat)
+            target = context.target(e.full, max(e.start, 1))
+            row.append(
+                Example(
+                    index=str(index),
+                    target=target,
+                    prompt=context.prompt(e.prompt),
+                    answer=answer,
+                    input_text=inputs[e.prompt],
+                    reference=_remove(conversation, inputs[e.prompt]),
+                    label_text=label_text,
+                    problem="" if target else "the prompt is as long as prompt and answer together",
+                )
+            )
+        out.append(row)
+    return out, many
+
+
+def _remove(text: str, part: str) -> str:
+    # open-unlearning replaces every occurrence, not the prefix; the dialect keeps that.
+    return text.replace(part, "").strip() if part else text.strip()
+
+
+def _few_shot(hf_args: Args | None, question_key: str, answer_key: str) -> list[Pair]:
+    if not hf_args:
+        return []
+    rows, source = load_rows(hf_args)
+    return list(zip(texts(rows, question_key, source), texts(rows, answer_key, source), strict=True))
+
+
+def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """CompletionDataset: continue `prefix` with `text`. No end token is appended; index 0 is never a label."""
+    text_key, prefix_key = args.get("text_key", "text"), args.get("prefix_key", "prompt")
+    bodies = texts(rows, text_key, context.source)
+    has_prefix = any(prefix_key in row for row in rows)
+    prefixes = texts(rows, prefix_key, context.source) if has_prefix else [""] * len(rows)
+    space = " " if args.get("insert_space") else ""
+    encoder = context.encoder
+    fulls = encoder.tokenize([p + space + t for p, t in zip(prefixes, bodies, strict=True)], special=True)
+    heads = encoder.tokenize(prefixes, special=True)
+    limit = int(args.get("max_length", 2048))
+    items = [(head, full[: len(head) + limit]) for head, full in zip(heads, fulls, strict=True)]
+    return _plain_text(items, bodies, context), False
+
+
+def _plain_text(
+    items: list[tuple[tuple[int, ...], tuple[int, ...]]], bodies: list[str], context: Context
+) -> Examples:
+    encoder = context.encoder
+    inputs = encoder.decode([head for head, _ in items])
+    labels = encoder.decode([full[max(1, len(head)) :] for head, full in items])
+    out: Examples = []
+    for index, (head, full) in enumerate(items):
+        target = context.target(full, max(1, len(head)))
+        example = Example(
+            index=str(index),
+            target=target,
+            prompt=context.prompt(head),
+            answer=bodies[index],
+            input_text=inputs[index],
+            reference=_remove(labels[index], inputs[index]),
+            label_text=labels[index],
+            problem="" if target else "no token follows the prefix",
+        )
+        out.append([example])
+    return out
+
+
+def pretraining_chunks(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """PretrainingDataset: all texts joined, cut into chunks of max_length tokens, each chunk re-tokenised."""
+    joined = "\n\n".join(texts(rows, args.get("text_key", "text"), context.source))
+    encoder, size = context.encoder, int(args.get("max_length", 2048))
+    ids = encoder.tokenize([joined], special=False)[0]
+    chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
+    pieces = encoder.tokenizer.batch_decode([list(c) for c in chunks])
+    items = [((), full) for full in encoder.tokenize(pieces, special=True)]
+    return _plain_text(items, pieces, context), False
+
+
+DATASETS: dict[str, Handler] = {
+    "QADataset": question_answers,
+    "CompletionDataset": completions,
+    "PretrainingDataset": pretraining_chunks,
+}
+
+
+def make_context(tokenizer: Any, template: Template, mask: str, boundary: str) -> Context:
+    """mask "pad-id": open-unlearning's attention mask, `ids != pad`, with pad = eos when there is none."""
+    hide = None
+    if mask == "pad-id":
+        hide = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return Context(Encoder(tokenizer, template, boundary), hide)

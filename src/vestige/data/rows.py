@@ -1,0 +1,235 @@
+"""Rows from wherever they live: a JSONL/JSON/Parquet file, a directory, or a hub id.
+
+One function, `load_rows`, takes the `hf_args` of a data-set config (path, name, split, data_files, ...).
+Local files are read here; only hub ids and unusual layouts go through `datasets`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+Row = dict[str, Any]
+
+SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".csv", ".txt")
+# `datasets` spells "these local files" as path=<format> with data_files.
+FILE_FORMATS = {"json", "parquet", "csv", "text"}
+_SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
+
+
+class MissingData(UserError):  # noqa: N818 - it reads as a noun in the notes it ends up in
+    """A file or column that is not there. A suite may go on without it, and says what it could not compute."""
+
+
+def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[list[Row], str]:
+    """The rows and, for people, where they came from.
+
+    `limit` keeps the first rows only; it is applied before anything is tokenised.
+    """
+    args = {k: v for k, v in hf_args.items() if v is not None}
+    path = str(args.get("path", ""))
+    if not path:
+        raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
+    split, low, high = _parse_split(str(args.get("split", "train")))
+    files = _local_files(Path(path).expanduser(), path, args, split)
+    if files is None:
+        rows, source = _from_datasets(path, args)
+    else:
+        rows, source = [r for f in files for r in read_file(f)], ", ".join(map(str, files))
+        rows = rows[_bound(low, len(rows), 0) : _bound(high, len(rows), len(rows))]
+    if not rows:
+        raise UserError(f"{source} holds no rows; give a file with at least one row.")
+    return (rows if limit is None else rows[:limit]), source
+
+
+def _parse_split(split: str) -> tuple[str, str, str]:
+    found = _SLICE.match(split)
+    if not found:
+        raise UserError(f"Cannot read the split '{split}'; write train, train[:100] or train[10%:20%].")
+    return found["split"], found["low"] or "", found["high"] or ""
+
+
+def _bound(text: str, count: int, default: int) -> int:
+    if not text:
+        return default
+    return round(count * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+
+
+def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) -> list[Path] | None:
+    """The local files meant, or None when this is a matter for `datasets`."""
+    if path in FILE_FORMATS and "data_files" in args:
+        return _listed(Path(), args["data_files"], split)
+    if place.is_file():
+        return [place]
+    if place.is_dir():
+        if "data_files" in args:
+            return _listed(place, args["data_files"], split)
+        found = find_in_directory(place, args.get("name"), split)
+        if found or (place / "README.md").exists() or list(place.glob("*.py")):
+            return found or None  # a data card may map names to files: `datasets` reads it
+        wanted = f"'{args['name']}'" if args.get("name") else f"split '{split}'"
+        have = ", ".join(sorted(p.name for p in place.iterdir())[:20]) or "nothing"
+        raise MissingData(
+            f"{place} has no file for {wanted} (looked for .jsonl, .json, .parquet); it holds: {have}."
+        )
+    if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
+        raise MissingData(f"Data file {place} does not exist; check the path.")
+    return None
+
+
+def _listed(root: Path, data_files: Any, split: str) -> list[Path]:
+    if isinstance(data_files, Mapping):
+        if split not in data_files:
+            raise MissingData(
+                f"data_files has no split '{split}'; it has: {', '.join(map(str, data_files))}."
+            )
+        data_files = data_files[split]
+    names = [data_files] if isinstance(data_files, (str, Path)) else list(data_files)
+    out: list[Path] = []
+    for name in names:
+        place = root / Path(str(name)).expanduser()
+        hits = sorted(place.parent.glob(place.name)) if "*" in place.name else [place]
+        if not hits or not all(h.is_file() for h in hits):
+            raise MissingData(f"Data file {place} does not exist; check data_files.")
+        out += hits
+    return out
+
+
+def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
+    """Files for a (name, split) in a directory laid out like a hub data set; [] if there are none.
+
+    Looked for in order: NAME.ext, NAME/SPLIT.ext, NAME/SPLIT-*.parquet, then the same for the split alone.
+    """
+    bases = [root, root / "data"]
+    stems: list[Path] = []
+    for base in bases:
+        if name:
+            stems += [base / name, base / name / split]
+        else:
+            stems += [base / split]
+    for stem in stems:
+        for suffix in SUFFIXES:
+            candidate = stem.with_name(stem.name + suffix)
+            if candidate.is_file():
+                return [candidate]
+        shards = sorted(stem.parent.glob(f"{stem.name}-*.parquet"))
+        if shards:
+            return shards
+    return []
+
+
+def read_file(path: Path) -> list[Row]:
+    """All rows of one local file, by its suffix."""
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix == ".csv":
+        import csv
+
+        with path.open(newline="", encoding="utf-8") as handle:
+            return list(csv.DictReader(handle))
+    if path.suffix == ".txt":
+        return [{"text": line} for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    if path.name.endswith(".gz"):
+        import gzip
+
+        text = gzip.decompress(path.read_bytes()).decode("utf-8")
+    else:
+        text = _read_text(path)
+    if not text.strip():
+        raise UserError(f"{path} is empty; give a file with at least one row.")
+    if text.lstrip().startswith("["):
+        return _read_array(text, path)
+    return list(_read_lines(text, path))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
+
+
+def _read_parquet(path: Path) -> list[Row]:
+    import pyarrow.parquet as parquet
+
+    try:
+        return list(parquet.read_table(path).to_pylist())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+
+
+def _read_array(text: str, path: Path) -> list[Row]:
+    try:
+        rows = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} line {error.lineno} is not valid JSON: {error.msg}.") from None
+    for number, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path} row {number} is not an object with named fields but {type(row).__name__}."
+            )
+    return list(rows)
+
+
+def _read_lines(text: str, path: Path) -> Iterator[Row]:
+    # Split at newlines only: str.splitlines would also cut at U+2028 and friends inside a JSON string.
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"{path} line {number} is not valid JSON: {error.msg} (column {error.colno})."
+            ) from None
+        if not isinstance(row, dict):
+            raise UserError(
+                f"{path} line {number} is not an object with named fields but {type(row).__name__}."
+            )
+        yield row
+
+
+def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
+    """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
+    import datasets
+
+    datasets.disable_progress_bars()
+    label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
+    options = {"split": "train", **args}
+    try:
+        loaded = datasets.load_dataset(**options)
+    except Exception as error:
+        raise _explain(path, label, error) from None
+    return [dict(row) for row in loaded], label
+
+
+def _explain(path: str, label: str, error: Exception) -> UserError:
+    kind, text = type(error).__name__, " ".join(str(error).split())
+    if "gated" in text.lower() or kind == "GatedRepoError":
+        return UserError(
+            f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`."
+        )
+    if "BuilderConfig" in text or "Unknown split" in text:
+        return MissingData(f"Data set {label}: {text}")
+    if kind in {
+        "ConnectionError",
+        "OfflineModeIsEnabled",
+        "LocalEntryNotFoundError",
+        "ConnectTimeout",
+        "ConnectError",
+    }:
+        return UserError(
+            f"The hub could not be reached for data set {path}; go online, or give a local directory "
+            "with the same files (hf_args.path=DIR, or --data DIR)."
+        )
+    if kind in {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"}:
+        return UserError(
+            f"Data set {path} was not found, neither as a local directory nor on the hub "
+            "(or the hub could not be reached); check the name, or give a local directory."
+        )
+    return UserError(f"Data set {label} could not be loaded ({kind}): {text[:300]}")

@@ -70,9 +70,7 @@ class AnswerCollector:
         self.plain = plain
         self.checked = plain
 
-    def run(
-        self, targets: Sequence[Target], done: frozenset[str] = frozenset()
-    ) -> Iterator[dict[str, TokenStats]]:
+    def run(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
         """Yields {target key: stats} batch by batch; jobs whose targets are all in `done` are not run again.
 
         The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
@@ -104,7 +102,9 @@ class AnswerCollector:
     def _halve(self, limits: Limits) -> Limits:
         free_memory()
         smaller = replace(limits, tokens=limits.tokens // 2, logit_cells=limits.logit_cells // 2)
-        note = f"out of memory: batch budget halved to {smaller.tokens} tokens; equality with other runs is to tolerance"
+        note = (
+            f"out of memory: batch budget halved to {smaller.tokens} tokens; equality with other runs is to tolerance"
+        )
         log.warning(note)
         self.cost.notes.append(note)
         return smaller
@@ -154,17 +154,13 @@ class AnswerCollector:
             broken = any(np.isnan(s.logprob).any() for s in plain.values())  # NaN models: nothing to compare
             if not broken and not gap <= tolerance:
                 problem = f"log-probabilities differ by {gap:.2g} on average"
-        except (
-            Exception
-        ) as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
+        except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
             if out_of_memory(error):
                 free_memory()
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         if problem:
             self.plain = True
-            note = (
-                f"packed scoring does not fit this model ({problem}); using one padded row per answer, slower"
-            )
+            note = f"packed scoring does not fit this model ({problem}); using one padded row per answer, slower"
             log.warning(note)
             self.cost.notes.append(note)
 
@@ -180,9 +176,7 @@ def _sample(targets: Sequence[Target]) -> list[Target]:
     return list({t.key: t for t in others}.values())
 
 
-def plain_batches(
-    targets: Sequence[Target], limits: Limits, vocab: int
-) -> Iterator[tuple[tuple[int, ...], int]]:
+def plain_batches(targets: Sequence[Target], limits: Limits, vocab: int) -> Iterator[tuple[tuple[int, ...], int]]:
     """Targets in padded batches, longest first: (members, padded tokens)."""
     order = sorted(range(len(targets)), key=lambda i: (-len(targets[i].ids), targets[i].key))
     batch: list[int] = []

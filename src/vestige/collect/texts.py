@@ -50,16 +50,12 @@ class Decoding:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(given) - known)
         if unknown:
-            raise UserError(
-                f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}."
-            )
+            raise UserError(f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}.")
         if "stopwords" in given:
             given["stopwords"] = tuple(given["stopwords"])
         made = cls(**{**defaults, **given})
         if made.max_new_tokens < 1:
-            raise UserError(
-                f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}."
-            )
+            raise UserError(f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}.")
         return made
 
     @property
@@ -248,9 +244,7 @@ class TextCollector:
     @torch.inference_mode()
     def _disagreement(self, rows: Sequence[_Row]) -> str:
         """Reads the longest fresh greedy text once without a cache: each token must be the model's first choice."""
-        plain = [
-            r for r in rows if r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0
-        ]
+        plain = [r for r in rows if r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0]
         if not plain:
             return ""
         row = max(plain, key=lambda r: len(r.made) - r.proven)
@@ -374,9 +368,7 @@ def pick(scores: torch.Tensor, seen: Sequence[int], decoding: Decoding, noise: t
         ids = torch.tensor(sorted(set(seen)))
         old = scores[ids]
         scores = scores.clone()
-        scores[ids] = torch.where(
-            old < 0, old * decoding.repetition_penalty, old / decoding.repetition_penalty
-        )
+        scores[ids] = torch.where(old < 0, old * decoding.repetition_penalty, old / decoding.repetition_penalty)
     if decoding.greedy:
         return int(scores.argmax())
     scores = scores / decoding.temperature

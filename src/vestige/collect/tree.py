@@ -201,9 +201,7 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
     return Packing(tree, tuple(_batches(tree, rows, members, limits, vocab)))
 
 
-def _batches(
-    tree: Tree, rows: list[Row], members: list[list[int]], limits: Limits, vocab: int
-) -> list[Batch]:
+def _batches(tree: Tree, rows: list[Row], members: list[list[int]], limits: Limits, vocab: int) -> list[Batch]:
     out: list[Batch] = []
     current: list[int] = []
     cells = 0
@@ -211,9 +209,7 @@ def _batches(
     def close() -> None:
         out.append(Batch(tuple(rows[r] for r in current), tuple(tuple(members[r]) for r in current)))
 
-    for number, row in enumerate(
-        rows
-    ):  # longest first: running out of memory shows at once, padding is small
+    for number, row in enumerate(rows):  # longest first: running out of memory shows at once, padding is small
         scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [row.nodes[:0]]))
         width = len(rows[current[0]].nodes) if current else 0
         full = width * (len(current) + 1) > limits.tokens or cells + len(scored) * vocab > limits.logit_cells

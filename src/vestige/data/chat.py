@@ -41,9 +41,7 @@ class Template:
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(args) - known - {"max_length"})
         if unknown:
-            raise UserError(
-                f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}."
-            )
+            raise UserError(f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
         args.pop("max_length", None)
         tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
         return cls(**{**args, **tags})
@@ -121,9 +119,7 @@ class Encoder:
         extra = {"date_string": self.template.date_string} if self.template.date_string else {}
         try:
             return str(
-                self.tokenizer.apply_chat_template(
-                    turns, tokenize=False, add_generation_prompt=answer is None, **extra
-                )
+                self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer is None, **extra)
             )
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
             raise UserError(f"The chat template refused the conversation: {error}.") from None
@@ -155,15 +151,11 @@ class Encoder:
             log.warning(
                 "The prompt is not a token prefix of prompt + answer for %r; %s.",
                 pair,
-                "split by characters"
-                if self.boundary == "offsets"
-                else "split by token count (as open-unlearning)",
+                "split by characters" if self.boundary == "offsets" else "split by token count (as open-unlearning)",
             )
         if self.boundary != "offsets" or not full.startswith(prompt):
             return min(len(before), len(after))
-        offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
+        offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
         inside = (i for i, (_, end) in enumerate(offsets) if end > len(prompt))
         return next(inside, len(after))
 

@@ -174,9 +174,7 @@ def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples
     return _plain_text(items, bodies, context), False
 
 
-def _plain_text(
-    items: list[tuple[tuple[int, ...], tuple[int, ...]]], bodies: list[str], context: Context
-) -> Examples:
+def _plain_text(items: list[tuple[tuple[int, ...], tuple[int, ...]]], bodies: list[str], context: Context) -> Examples:
     encoder = context.encoder
     inputs = encoder.decode([head for head, _ in items])
     labels = encoder.decode([full[max(1, len(head)) :] for head, full in items])

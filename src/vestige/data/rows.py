@@ -74,9 +74,7 @@ def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) ->
             return found or None  # a data card may map names to files: `datasets` reads it
         wanted = f"'{args['name']}'" if args.get("name") else f"split '{split}'"
         have = ", ".join(sorted(p.name for p in place.iterdir())[:20]) or "nothing"
-        raise MissingData(
-            f"{place} has no file for {wanted} (looked for .jsonl, .json, .parquet); it holds: {have}."
-        )
+        raise MissingData(f"{place} has no file for {wanted} (looked for .jsonl, .json, .parquet); it holds: {have}.")
     if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
         raise MissingData(f"Data file {place} does not exist; check the path.")
     return None
@@ -85,9 +83,7 @@ def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) ->
 def _listed(root: Path, data_files: Any, split: str) -> list[Path]:
     if isinstance(data_files, Mapping):
         if split not in data_files:
-            raise MissingData(
-                f"data_files has no split '{split}'; it has: {', '.join(map(str, data_files))}."
-            )
+            raise MissingData(f"data_files has no split '{split}'; it has: {', '.join(map(str, data_files))}.")
         data_files = data_files[split]
     names = [data_files] if isinstance(data_files, (str, Path)) else list(data_files)
     out: list[Path] = []
@@ -170,9 +166,7 @@ def _read_array(text: str, path: Path) -> list[Row]:
         raise UserError(f"{path} line {error.lineno} is not valid JSON: {error.msg}.") from None
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
-            raise UserError(
-                f"{path} row {number} is not an object with named fields but {type(row).__name__}."
-            )
+            raise UserError(f"{path} row {number} is not an object with named fields but {type(row).__name__}.")
     return list(rows)
 
 
@@ -184,13 +178,9 @@ def _read_lines(text: str, path: Path) -> Iterator[Row]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(
-                f"{path} line {number} is not valid JSON: {error.msg} (column {error.colno})."
-            ) from None
+            raise UserError(f"{path} line {number} is not valid JSON: {error.msg} (column {error.colno}).") from None
         if not isinstance(row, dict):
-            raise UserError(
-                f"{path} line {number} is not an object with named fields but {type(row).__name__}."
-            )
+            raise UserError(f"{path} line {number} is not an object with named fields but {type(row).__name__}.")
         yield row
 
 
@@ -211,9 +201,7 @@ def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
 def _explain(path: str, label: str, error: Exception) -> UserError:
     kind, text = type(error).__name__, " ".join(str(error).split())
     if "gated" in text.lower() or kind == "GatedRepoError":
-        return UserError(
-            f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`."
-        )
+        return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
     if "BuilderConfig" in text or "Unknown split" in text:
         return MissingData(f"Data set {label}: {text}")
     if kind in {

@@ -1,0 +1,76 @@
+"""Gradient norms: how hard one answer pulls at the weights. The only backward passes in evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from vestige.collect.cost import Cost
+from vestige.errors import UserError
+from vestige.types import Target
+
+NORMS = {"1": 1.0, "2": 2.0, "inf": float("inf")}
+
+
+def norm_order(p: Any) -> float:
+    """The p of a p-norm from a config (1, 2, "inf").
+
+    >>> norm_order("inf"), norm_order(2)
+    (inf, 2.0)
+    """
+    try:
+        return NORMS[str(p).removesuffix(".0")]
+    except KeyError:
+        raise UserError(f"mia_gradnorm: p must be 1, 2 or inf, it is {p!r}.") from None
+
+
+@contextmanager
+def _mode(model: Any, train: bool) -> Iterator[None]:
+    """Train or eval mode, and gradients on every floating-point weight; all put back afterwards.
+
+    A checkpoint loaded as an adapter has frozen base weights; the score is over all weights of the model.
+    """
+    was, frozen = model.training, [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    model.train(train)
+    for p in frozen:
+        p.requires_grad_(True)
+    try:
+        yield
+    finally:
+        model.train(was)
+        for p in frozen:
+            p.requires_grad_(False)
+        model.zero_grad(set_to_none=True)
+
+
+def gradient_norms(
+    model: Any, targets: Sequence[Target], p: float, drop_last: bool, train: bool, cost: Cost
+) -> Iterator[tuple[str, float]]:
+    """For each target: the mean over weight tensors of the p-norm of d(mean negative log-prob)/d(tensor).
+
+    Yields (target key, score) one at a time; a target with no token left to score gives NaN.
+    """
+    with _mode(model, train), torch.enable_grad():
+        for target in targets:
+            yield target.key, _one(model, target, p, drop_last)
+            cost.backwards += 1
+
+
+def _one(model: Any, target: Target, p: float, drop_last: bool) -> float:
+    end = len(target.ids) - (1 if drop_last else 0)
+    if end <= target.start:
+        return float("nan")
+    ids = torch.tensor([target.ids[: end - 1]], device=model.device)
+    mask = torch.ones_like(ids)
+    mask[0, [h for h in target.hidden if h < end - 1]] = 0
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0, target.start - 1 :]
+    labels = torch.tensor(target.ids[target.start : end], device=logits.device)
+    loss = torch.nn.functional.cross_entropy(logits.float(), labels)
+    model.zero_grad(set_to_none=True)
+    loss.backward()
+    # One tensor at a time, not the global norm; a tied weight is one tensor.
+    norms = [torch.linalg.vector_norm(w.grad.float(), ord=p) for w in model.parameters() if w.grad is not None]
+    return float(torch.stack([n.to("cpu") for n in norms]).mean())

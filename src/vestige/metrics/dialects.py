@@ -1,0 +1,56 @@
+"""A dialect is a named, versioned set of definitions. One small table, not flags threaded through functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from vestige.errors import unknown_name
+
+NOTHING: Mapping[str, float | None] = MappingProxyType({})
+
+
+@dataclass(frozen=True)
+class Dialect:
+    name: str
+    version: int
+    doc: str
+    drop_last: frozenset[str] = frozenset()  # handlers that leave out the last label (the end token)
+    extraction_floor: bool = False  # no matching suffix counts 1/n instead of 0
+    empty: Mapping[str, float | None] = field(default_factory=lambda: NOTHING)  # value of an answer with no tokens
+    mask: str = "length"  # "pad-id": attention mask is ids != pad, so that eos is hidden when pad = eos
+    boundary: str = "offsets"  # how labels begin when prompt and full text are tokenised differently: or "count"
+    written_answer: bool = True  # ROUGE and zlib use the answer as written; else as decoded from the labels
+    gradnorm_train_mode: bool = False
+
+
+_NO_EOS = frozenset({"exact_memorization", "extraction_strength", "mia_min_k", "mia_min_k_plus_plus", "mia_gradnorm"})
+
+DIALECTS: dict[str, Dialect] = {
+    "open-unlearning": Dialect(
+        name="open-unlearning",
+        version=1,
+        doc="Reproduces open-unlearning's numbers to float rounding, quirks included.",
+        drop_last=_NO_EOS,
+        extraction_floor=True,
+        empty=MappingProxyType(
+            {"extraction_strength": 0.0, "mia_min_k": 0.0, "mia_min_k_plus_plus": 0.0, "mia_gradnorm": 0.0}
+        ),
+        mask="pad-id",
+        boundary="count",
+        written_answer=False,
+        gradnorm_train_mode=True,
+    ),
+    "strict": Dialect(
+        name="strict",
+        version=1,
+        doc="What the definitions say: every real token attended and counted, nothing missing turned into a number.",
+    ),
+}
+
+
+def get_dialect(name: str) -> Dialect:
+    if name not in DIALECTS:
+        raise unknown_name("dialect", name, DIALECTS)
+    return DIALECTS[name]

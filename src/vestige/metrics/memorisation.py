@@ -1,0 +1,88 @@
+"""What the model finds likely, token by token. Each function reduces the last axis and keeps every other.
+
+Missing is NaN: an answer without tokens has no probability, no share of hits, no extraction strength.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from vestige.metrics.registry import metric
+from vestige.types import Array, TokenStats
+
+
+def _mean(x: Array) -> Array:
+    """The mean over the last axis; NaN (without a warning) when there is nothing to average."""
+    if x.shape[-1] == 0:
+        return np.full(x.shape[:-1], np.nan)
+    return x.mean(axis=-1, dtype=np.float64)
+
+
+@metric(knows="low", source="Yeom et al. 2018")
+def loss(t: TokenStats) -> Array:
+    """The mean negative log-probability of the answer's tokens.
+
+    >>> from vestige.types import stats
+    >>> float(loss(stats(logprob=[-1.0, -3.0])))
+    2.0
+    """
+    return -_mean(t.logprob)
+
+
+@metric(knows="high", source="Maini et al. 2024 (TOFU)")
+def probability(t: TokenStats) -> Array:
+    """The geometric mean of the answer's token probabilities: p(answer) to the power 1/length.
+
+    >>> from vestige.types import stats
+    >>> round(float(probability(stats(logprob=[-1.0, -3.0]))), 4)
+    0.1353
+    """
+    return np.exp(-loss(t))
+
+
+@metric(knows="high", source="Open Unlearning fork, diffusion guide")
+def probability_confidence_ordered(t: TokenStats) -> Array:
+    """The same scalar as probability: the order of the factors, most confident first, does not change a product."""
+    return probability(t)
+
+
+def confidence_order(t: TokenStats) -> Array:
+    """The token probabilities, most confident first, for plots of probability against rank.
+
+    >>> from vestige.types import stats
+    >>> confidence_order(stats(logprob=[-2.0, 0.0])).round(3).tolist()
+    [1.0, 0.135]
+    """
+    return np.flip(np.sort(np.exp(t.logprob.astype(np.float64)), axis=-1), axis=-1)
+
+
+@metric(knows="high", source="Tirumala et al. 2022")
+def exact_memorization(t: TokenStats) -> Array:
+    """The share of the answer's tokens that are the model's first choice.
+
+    >>> from vestige.types import stats
+    >>> float(exact_memorization(stats(hit=[1, 0, 1, 1])))
+    0.75
+    """
+    return _mean(t.hit)
+
+
+@metric(knows="high", source="Carlini et al. 2021")
+def extraction_strength(t: TokenStats, floor: bool = False) -> Array:
+    """The share of the answer, in decision order, that the model finishes without a miss.
+
+    `floor` keeps a quirk of published code: the search stops one short of the end, so that a model that
+    misses the last token still scores 1/n (and 1 for a wrong one-token answer).
+
+    >>> from vestige.types import stats
+    >>> float(extraction_strength(stats(hit=[0, 1, 1, 1])))
+    0.75
+    >>> float(extraction_strength(stats(hit=[1, 1, 0]))), round(float(extraction_strength(stats(hit=[1, 1, 0]), floor=True)), 3)
+    (0.0, 0.333)
+    """
+    if t.tokens == 0 or t.steps == 0:
+        return np.full(t.hit.shape[:-1], np.nan)
+    last_miss = np.where(t.hit, 0, t.order + 1).max(axis=-1)
+    if floor:
+        last_miss = np.minimum(last_miss, t.steps - 1)
+    return 1 - last_miss / t.steps

@@ -1,0 +1,31 @@
+"""What is known about each metric besides its formula. A registry is a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    name: str
+    knows: str  # which end means "the model still knows": high, low, one (near 1) or half (away from 0.5)
+    source: str
+    doc: str  # the first line of the docstring
+
+
+METRICS: dict[str, MetricFacts] = {}
+
+
+def metric(knows: str, source: str) -> Callable[[F], F]:
+    """Records facts about a metric; the function stays a plain function."""
+
+    def record(function: F) -> F:
+        first = (function.__doc__ or "").strip().splitlines()[0]
+        METRICS[function.__name__] = MetricFacts(function.__name__, knows, source, first)
+        return function
+
+    return record

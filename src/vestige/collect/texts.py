@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -18,67 +17,13 @@ from vestige.collect.cache import SlotCache
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import out_of_memory
-from vestige.errors import UserError
-from vestige.types import Prompt, Target, Text, TokenStats, content_key
+from vestige.types import Target, Text, TokenStats, content_key
+from vestige.wants import Decoding, Request
 
 log = logging.getLogger("vestige.collect")
 
 CHECKED = 32  # tokens of a first text that are compared with the plain way
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
-
-
-@dataclass(frozen=True)
-class Decoding:
-    """How text is generated: the `generation_args` of a metric config."""
-
-    max_new_tokens: int = 200
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    repetition_penalty: float = 1.0
-    stopwords: tuple[str, ...] = ()
-    seed: int = 0
-
-    @classmethod
-    def from_config(cls, args: Mapping[str, Any] | None, **defaults: Any) -> Decoding:
-        """Null means the default, as in open-unlearning's `temperature: null`; what we cannot do is refused."""
-        given = {k: v for k, v in dict(args or {}).items() if v is not None}
-        given.pop("use_cache", None)
-        if int(given.pop("num_beams", 1)) != 1:
-            raise UserError("generation_args.num_beams: beam search is not supported; use num_beams=1.")
-        known = {f.name for f in fields(cls)}
-        unknown = sorted(set(given) - known)
-        if unknown:
-            raise UserError(f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}.")
-        if "stopwords" in given:
-            given["stopwords"] = tuple(given["stopwords"])
-        made = cls(**{**defaults, **given})
-        if made.max_new_tokens < 1:
-            raise UserError(f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}.")
-        return made
-
-    @property
-    def greedy(self) -> bool:
-        return not self.do_sample or self.temperature == 0
-
-    @property
-    def key(self) -> str:
-        """Greedy decoding ignores the sampling settings, so they do not tell two greedy requests apart."""
-        parts: list[Any] = [self.max_new_tokens, self.repetition_penalty, self.stopwords]
-        if not self.greedy:
-            parts += [self.temperature, self.top_p, self.top_k, self.seed]
-        return content_key(repr(parts).encode())
-
-
-@dataclass(frozen=True)
-class Request:
-    prompt: Prompt
-    decoding: Decoding
-
-    @property
-    def key(self) -> str:
-        return content_key(self.prompt.key.encode(), self.decoding.key.encode())
 
 
 def prove(

@@ -1,0 +1,43 @@
+"""One writer per run directory."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+
+from vestige.errors import UserError
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Holds the run directory while open. The operating system frees it if the process dies, however it dies."""
+    directory.mkdir(parents=True, exist_ok=True)
+    lock, holder = FileLock(directory / ".lock"), directory / ".holder.json"
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UserError(
+            f"{directory} is being written by {_who(holder)}; wait for it, stop it, or choose another task_name / --out."
+        ) from None
+    try:
+        started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": started}))
+        yield
+        holder.unlink(missing_ok=True)
+    finally:
+        lock.release()
+
+
+def _who(holder: Path) -> str:
+    try:
+        data = json.loads(holder.read_text())
+        return f"process {data['pid']} on {data['host']} (since {data['since']})"
+    except (OSError, ValueError, KeyError):
+        return "another process"

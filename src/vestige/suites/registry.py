@@ -1,0 +1,87 @@
+"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from vestige.metrics.dialects import Dialect
+from vestige.types import Rows, Score, Text, TokenStats
+from vestige.wants import ClassifierWant, Wants
+
+if TYPE_CHECKING:
+    from vestige.suites.spec import MetricSpec
+
+
+@dataclass
+class Evidence:
+    """All that was collected, by content key. Only `collect` makes it; scoring only reads it."""
+
+    answers: Mapping[str, TokenStats] = field(default_factory=dict)
+    texts: Mapping[str, Text] = field(default_factory=dict)
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    reference: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by the second model's path
+    classified: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass
+class Inputs:
+    """What a handler may look at when it scores."""
+
+    spec: MetricSpec
+    dialect: Dialect
+    data: Mapping[str, Rows]  # by access key
+    evidence: Evidence
+    parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
+    references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
+
+    @property
+    def rows(self) -> Rows:
+        """The one data set of a metric that has one."""
+        return next(iter(self.data.values()))
+
+    def reference(self, access_key: str) -> Score | None:
+        """The score a reference file holds under `access_key`, whichever file that is."""
+        for scores in self.references.values():
+            if access_key in scores:
+                return scores[access_key]
+        return None
+
+
+WantsOf = Callable[["MetricSpec", Mapping[str, Rows], Dialect], Wants]
+
+
+def no_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    return Wants()
+
+
+@dataclass(frozen=True)
+class Handler:
+    name: str
+    score: Callable[[Inputs], Score]
+    wants: WantsOf = no_wants
+    classify: Callable[[Inputs], list[ClassifierWant]] | None = None
+    doc: str = ""
+    live: Callable[..., Mapping[str, Any]] | None = None  # a metric that runs the model itself (open-unlearning form)
+
+
+HANDLERS: dict[str, Handler] = {}
+ALIASES = {"forget_truth_ratio": "truth_ratio"}  # names in circulation in older guides
+
+
+def canonical(name: str) -> str:
+    return name if name in HANDLERS else ALIASES.get(name, name)
+
+
+def handler(
+    name: str, wants: WantsOf = no_wants, classify: Callable[[Inputs], list[ClassifierWant]] | None = None
+) -> Callable[[Callable[[Inputs], Score]], Callable[[Inputs], Score]]:
+    """Registers a scoring function. It stays a plain function of its inputs."""
+
+    def register(function: Callable[[Inputs], Score]) -> Callable[[Inputs], Score]:
+        doc = (function.__doc__ or "").strip().splitlines()
+        HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "")
+        return function
+
+    return register

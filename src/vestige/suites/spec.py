@@ -1,0 +1,157 @@
+"""A suite in plain data: which metric, on which data, from which parents. Read from composed configuration.
+
+Two spellings mean the same. Compact (ours): a parent or data set is *named* and looked up once in the library.
+Written out (open-unlearning's): its whole config stands in place. An entry with a `handler` is written out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from vestige.errors import UserError, unknown_name
+from vestige.suites.registry import HANDLERS, canonical
+
+log = logging.getLogger("vestige.suites")
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    name: str
+    access_key: str
+    config: Config  # {handler, args}
+
+
+@dataclass(frozen=True)
+class ReferenceSpec:
+    """Results of another run that a metric compares with."""
+
+    name: str
+    path: str | None
+    include: Mapping[str, str]  # metric in that file -> access key
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    name: str
+    handler: str
+    datasets: tuple[DataSpec, ...] = ()
+    parents: Mapping[str, str] = field(default_factory=dict)  # access key -> metric name
+    references: tuple[ReferenceSpec, ...] = ()
+    generation: Config = field(default_factory=dict)
+    params: Config = field(default_factory=dict)  # everything else: k, p, aggregator, rouge_type, ...
+
+
+@dataclass(frozen=True)
+class SuiteSpec:
+    """A benchmark: its metrics in an order in which parents come first."""
+
+    name: str  # the config key: tofu
+    handler: str  # TOFUEvaluator
+    metrics: Mapping[str, MetricSpec]
+    top: tuple[str, ...]  # the metrics asked for; the others are their parents
+
+    @property
+    def file_stem(self) -> str:
+        """TOFUEvaluator -> TOFU, as in TOFU_EVAL.json."""
+        return self.handler.removesuffix("Evaluator") or self.name.upper()
+
+
+class Library(Protocol):
+    """Where named metrics and data sets are defined (the config groups)."""
+
+    def metric(self, name: str) -> Config | None: ...
+    def dataset(self, name: str) -> Mapping[str, Config] | None: ...
+    def metric_names(self) -> Iterable[str]: ...
+
+
+_RESERVED = {"handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "batch_size"}
+
+
+class _Reader:
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.metrics: dict[str, MetricSpec] = {}
+        self.open: list[str] = []
+
+    def read(self, name: str, given: Config | None) -> str:
+        """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
+        config = self._config(name, given)
+        if name in self.metrics:
+            return name
+        if name in self.open:
+            raise UserError(f"Metric '{name}' depends on itself: {' -> '.join([*self.open, name])}.")
+        self.open.append(name)
+        parents = {}
+        for parent, entry in (config.get("pre_compute") or {}).items():
+            entry = dict(entry or {})
+            key = entry.pop("access_key", parent)
+            parents[key] = self.read(str(parent), entry)
+        self.open.pop()
+        handler = canonical(str(config["handler"]))
+        if handler not in HANDLERS:
+            raise unknown_name("metric handler", handler, HANDLERS, f"(metric '{name}')")
+        self.metrics[name] = MetricSpec(
+            name=name,
+            handler=handler,
+            datasets=tuple(self._dataset(k, v) for k, v in (config.get("datasets") or {}).items()),
+            parents=parents,
+            references=tuple(_reference(k, v) for k, v in (config.get("reference_logs") or {}).items()),
+            generation=dict(config.get("generation_args") or {}),
+            params={k: v for k, v in config.items() if k not in _RESERVED},
+        )
+        return name
+
+    def _config(self, name: str, given: Config | None) -> Config:
+        if given and given.get("handler"):
+            return given
+        found = self.library.metric(name)
+        if found is None:
+            raise unknown_name("metric", name, self.library.metric_names())
+        return merged(found, given or {})
+
+    def _dataset(self, name: str, given: Config | None) -> DataSpec:
+        config = dict(given or {})
+        if not config.get("handler"):
+            source = str(config.pop("from", name))
+            found = self.library.dataset(source)
+            if found is None or name not in found:
+                raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
+            config = dict(merged(found[name], config))
+        return DataSpec(name, str(config.pop("access_key", name)), config)
+
+
+def _reference(name: str, config: Config) -> ReferenceSpec:
+    include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
+    path = config.get("path")
+    return ReferenceSpec(name, None if path is None else str(path), include)
+
+
+def merged(base: Config, over: Config) -> dict[str, Any]:
+    """`over` laid on `base`, mapping by mapping.
+
+    >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
+    {'a': {'x': 1, 'y': 3}}
+    """
+    out = dict(base)
+    for key, value in over.items():
+        old = out.get(key)
+        out[key] = merged(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
+    return out
+
+
+def read_suite(name: str, config: Config, library: Library, only: Iterable[str] | None = None) -> SuiteSpec:
+    """The suite under `eval.<name>`; `only` replaces its list of metrics."""
+    metrics = config.get("metrics") or {}
+    if not isinstance(metrics, Mapping):
+        metrics = {str(m): {} for m in metrics}
+    wanted = list(only) if only is not None else list(metrics)
+    reader = _Reader(library)
+    top = tuple(reader.read(m, metrics.get(m)) for m in wanted)
+    if not top:
+        raise UserError(f"eval.{name}.metrics is empty; name at least one metric.")
+    return SuiteSpec(name, str(config.get("handler", name)), reader.metrics, top)

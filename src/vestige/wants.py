@@ -1,0 +1,114 @@
+"""What metrics ask of collect: answers to score, texts to generate, gradients to take.
+
+A want is plain content. Equal wants are one want, whoever asks; its key names the evidence that answers it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.types import Prompt, Target, content_key
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How text is generated: the `generation_args` of a metric config."""
+
+    max_new_tokens: int = 200
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    repetition_penalty: float = 1.0
+    stopwords: tuple[str, ...] = ()
+    seed: int = 0
+
+    @classmethod
+    def from_config(cls, args: Mapping[str, Any] | None, **defaults: Any) -> Decoding:
+        """Null means the default, as in open-unlearning's `temperature: null`; what we cannot do is refused."""
+        given = {k: v for k, v in dict(args or {}).items() if v is not None}
+        given.pop("use_cache", None)
+        if int(given.pop("num_beams", 1)) != 1:
+            raise UserError("generation_args.num_beams: beam search is not supported; use num_beams=1.")
+        known = {f.name for f in fields(cls)}
+        unknown = sorted(set(given) - known)
+        if unknown:
+            raise UserError(f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}.")
+        if "stopwords" in given:
+            given["stopwords"] = tuple(given["stopwords"])
+        made = cls(**{**defaults, **given})
+        if made.max_new_tokens < 1:
+            raise UserError(f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}.")
+        return made
+
+    @property
+    def greedy(self) -> bool:
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def key(self) -> str:
+        """Greedy decoding ignores the sampling settings, so they do not tell two greedy requests apart."""
+        parts: list[Any] = [self.max_new_tokens, self.repetition_penalty, self.stopwords]
+        if not self.greedy:
+            parts += [self.temperature, self.top_p, self.top_k, self.seed]
+        return content_key(repr(parts).encode())
+
+
+@dataclass(frozen=True)
+class Request:
+    """One text to generate."""
+
+    prompt: Prompt
+    decoding: Decoding
+
+    @property
+    def key(self) -> str:
+        return content_key(self.prompt.key.encode(), self.decoding.key.encode())
+
+
+@dataclass(frozen=True)
+class GradientWant:
+    """The gradient norm of one answer's loss."""
+
+    target: Target
+    p: str  # "1", "2" or "inf"
+    drop_last: bool
+    train: bool  # in train mode (dropout live), as open-unlearning does
+
+    @property
+    def key(self) -> str:
+        return content_key(self.target.key.encode(), repr((self.p, self.drop_last, self.train)).encode())
+
+
+@dataclass(frozen=True)
+class ClassifierWant:
+    """The probability a text classifier gives one class of one text."""
+
+    text: str
+    model: str
+    class_id: int
+    max_length: int
+
+    @property
+    def key(self) -> str:
+        return content_key(self.text.encode(), repr((self.model, self.class_id, self.max_length)).encode())
+
+
+@dataclass
+class Wants:
+    """Everything one or many metrics ask for."""
+
+    answers: list[Target] = field(default_factory=list)
+    texts: list[Request] = field(default_factory=list)
+    gradients: list[GradientWant] = field(default_factory=list)
+    reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
+
+    def add(self, other: Wants) -> None:
+        self.answers += other.answers
+        self.texts += other.texts
+        self.gradients += other.gradients
+        for path, targets in other.reference.items():
+            self.reference.setdefault(path, []).extend(targets)

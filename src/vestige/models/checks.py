@@ -9,6 +9,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.locate import Place, listing, read_json, weight_names
+from vestige.models.quiet import quiet
 
 # Heads that do not predict the next token, as they appear in a config's `architectures`.
 OTHER_HEADS = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
@@ -47,7 +48,9 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None
         )
     other = [head for head in heads if any(word in head for word in OTHER_HEADS)]
     if config.get("is_encoder_decoder") or (heads and len(other) == len(heads)):
-        raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
+        raise UserError(
+            f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is."
+        )
     code = config.get("auto_map") or {}
     native, causal = _known_to_transformers(kind)
     if causal or (trusted and "AutoModelForCausalLM" in code):
@@ -57,7 +60,9 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None
             f"'{name}' brings its own Python code; read it, and if you trust it set trust_remote_code=true."
         )
     if native:
-        raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
+        raise UserError(
+            f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is."
+        )
     if not kind:
         raise UserError(f"The config.json of '{name}' has no model_type, so its architecture is unknown.")
     import transformers
@@ -93,8 +98,8 @@ def _missing_weights(place: Place, names: list[str], missing: list[str]) -> User
     pickled = [p.name for p in place.directory.glob("*.bin") if "model" in p.name]
     if pickled and len(missing) == len(names):
         return UserError(
-            f"'{place.name}' has only pickle weights ({sorted(pickled)[0]}), which can run code when read; save it "
-            "again with save_pretrained (which writes safetensors), or opt in with "
+            f"'{place.name}' has only pickle weights ({sorted(pickled)[0]}), which can run code when read; "
+            "save it again with save_pretrained (which writes safetensors), or opt in with "
             "extra={'use_safetensors': False} if you trust the file."
         )
     if len(names) > 1:
@@ -125,18 +130,21 @@ def _check_adapter(place: Place) -> None:
     config = read_json(place.directory / "adapter_config.json")
     task = config.get("task_type") or "CAUSAL_LM"
     if task != "CAUSAL_LM":
-        raise UserError(f"The adapter '{place.name}' was trained for {task}, not for causal language modelling.")
-    from peft import PeftConfig
-
+        raise UserError(
+            f"The adapter '{place.name}' was trained for {task}, not for causal language modelling."
+        )
     try:
-        learned_prompt = PeftConfig.from_pretrained(str(place.directory)).is_prompt_learning
+        with quiet():
+            from peft import PeftConfig
+
+            learned_prompt = PeftConfig.from_pretrained(str(place.directory)).is_prompt_learning
     except (KeyError, ValueError, TypeError) as error:
         raise UserError(f"peft cannot read the adapter_config.json of '{place.name}' ({error}).") from None
     if learned_prompt:
         # Its virtual tokens shift every position, so per-token numbers would be read off the wrong rows.
         raise UserError(
-            f"The adapter '{place.name}' learns a prompt ({config.get('peft_type')}), which has no weights to "
-            "measure token by token; only adapters that change layers (such as LoRA) can be evaluated."
+            f"The adapter '{place.name}' learns a prompt ({config.get('peft_type')}), which cannot be "
+            "measured token by token; give an adapter that changes layers (such as LoRA)."
         )
 
 
@@ -144,7 +152,9 @@ def _check_gguf(place: Place, args: ModelArgs) -> None:
     assert place.gguf is not None
     need_package("gguf", "gguf", f"the GGUF file '{place.name}'")
     if args.quantization:
-        raise UserError(f"'{place.name}' is a GGUF file, which has its own quantisation; leave `quantization` out.")
+        raise UserError(
+            f"'{place.name}' is a GGUF file, which has its own quantisation; leave `quantization` out."
+        )
     with place.gguf.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":

@@ -21,7 +21,9 @@ def choose_device(name: str) -> str:
     except RuntimeError:
         raise UserError(f"Unknown device '{name}'; use auto, cpu, mps, cuda or cuda:1.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here.")
+        raise UserError(
+            f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here."
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device=mps was asked for, but torch sees no Apple GPU here.")
     return name
@@ -50,7 +52,7 @@ def choose_attention(name: str) -> tuple[str | None, list[str]]:
 
 
 def choose_device_map(args: ModelArgs, device: str, needed: int) -> tuple[Any, list[str]]:
-    """One device, unless the user says otherwise or the weights (`needed` bytes) outgrow it and there are more."""
+    """One device, unless the user says otherwise or `needed` bytes outgrow it and there are several."""
     import torch
 
     if args.device_map is not None:
@@ -59,9 +61,8 @@ def choose_device_map(args: ModelArgs, device: str, needed: int) -> tuple[Any, l
     if device == "cuda" and torch.cuda.device_count() > 1:
         free = torch.cuda.mem_get_info()[0]
         if needed > free:
-            gb = 2**30
-            note = f"the weights need {needed / gb:.0f} GB and one GPU has {free / gb:.0f} GB free; spread over all."
-            return "auto", [note]
+            sizes = f"{needed / 2**30:.0f} GB of weights, {free / 2**30:.0f} GB free on one GPU"
+            return "auto", [f"spread over all GPUs ({sizes})."]
     return {"": device}, []
 
 

@@ -135,7 +135,7 @@ def _read_cache() -> dict[str, list[str]]:
     return {k: v for k, v in data.items() if isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)}
 
 
-def _remember(fresh: Mapping[str, list[str]]) -> None:
+def _remember(fresh: dict[str, list[str]]) -> None:
     """Add to the memory in one rename, so that no reader sees half a file; failing to is no failure."""
     if not fresh:
         return
@@ -177,13 +177,15 @@ def _tensor_bytes(name: str, tensor: Any) -> Any:
     import torch
 
     if tensor.device.type == "meta":
-        raise UserError(f"The tensor '{name}' is offloaded, so the model cannot be fingerprinted; load it from its path.")
+        raise UserError(
+            f"The tensor '{name}' is offloaded, so the model cannot be fingerprinted; load it from its path."
+        )
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
 def _module_config(model: Any) -> Any:
     """The settings that change what the tensors compute; for an adapter also its scaling and which is on."""
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     parts = [stable(config.to_dict()) if hasattr(config, "to_dict") else repr(config)]
     for name, adapter in sorted((getattr(model, "peft_config", None) or {}).items()):
         settings = {k: sorted(v) if isinstance(v, set) else v for k, v in stable(adapter.to_dict()).items()}

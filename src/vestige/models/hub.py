@@ -48,15 +48,17 @@ def hub_error(repo: str, args: ModelArgs, error: Exception, hint: str = "") -> U
         )
     if isinstance(error, errors.RepositoryNotFoundError):
         return UserError(
-            f"'{repo}' is neither a directory here nor a model on the hub; check the spelling, or log in with "
-            f"`hf auth login` if it is private.{hint}"
+            f"'{repo}' is neither a directory here nor a model on the hub; check the spelling, or "
+            f"log in with `hf auth login` if it is private.{hint}"
         )
     if isinstance(error, errors.RevisionNotFoundError):
         return UserError(f"The hub model '{repo}' has no revision '{args.revision}'.")
     if isinstance(error, errors.HFValidationError):
         return UserError(f"'{repo}' is neither a directory here nor a well-formed hub id (owner/name).{hint}")
     if isinstance(error, PermissionError):
-        return UserError(f"The hub cache cannot be written ({error.filename}); set HF_HOME to a directory you own.")
+        return UserError(
+            f"The hub cache cannot be written ({error.filename}); set HF_HOME to a directory you own."
+        )
     return UserError(
         f"'{repo}' is not a directory here, not in the hub cache, and the hub cannot be reached; check the "
         f"path, or connect (and unset HF_HUB_OFFLINE) to download it.{hint}"

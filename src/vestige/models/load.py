@@ -55,7 +55,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
         model, more = _load_weights(place.base or place, settings)
         notes += more
         if place.kind == "adapter":
-            model, more = _attach(model, place, args)
+            model, more = _attach(model, place)
             notes += more
     except (ImportError, OSError, RuntimeError, ValueError, MemoryError) as error:
         raise _explain(error, place, device) from None
@@ -93,7 +93,9 @@ def _quantization(model: Any, config: Any) -> str | None:
     stored = getattr(config, "quantization_config", None)
     if not stored:
         return None
-    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
+    method = (
+        stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
+    )
     return str(getattr(method, "value", method))
 
 
@@ -101,7 +103,11 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
     dtype = choose.choose_dtype(args.dtype, device)
     attention, notes = choose.choose_attention(args.attention)
-    files = [place.gguf] if place.gguf else [place.directory / n for n in weight_names(place.directory, False, args)]
+    files = (
+        [place.gguf]
+        if place.gguf
+        else [place.directory / n for n in weight_names(place.directory, False, args)]
+    )
     config = {} if place.gguf else place.config
     needed = choose.needed_bytes(sum(f.stat().st_size for f in files), config, args)
     device_map, more = choose.choose_device_map(args, device, needed)
@@ -136,9 +142,10 @@ def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str
 
     with quiet(bars=not place.gguf):
         # Mismatched shapes are let through so that the report names them; then they are refused.
-        model, report = AutoModelForCausalLM.from_pretrained(
+        both: Any = AutoModelForCausalLM.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
+    model, report = both
     mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys", ())]
     refuse_gaps(place.name, report.get("missing_keys", ()), mismatched)
     notes = []
@@ -178,34 +185,29 @@ def _forget_packing(model: Any) -> None:
     model.is_quantized = False
 
 
-def _attach(model: Any, place: Place, args: ModelArgs) -> tuple[Any, list[str]]:
+def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
     """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
-    from peft import PeftModel, get_peft_model_state_dict
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     assert place.base is not None
     with quiet():
         model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False)
         expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-    saved = _tensor_names(place, args)
+        saved = set(load_peft_weights(str(place.directory), device="cpu"))
     refuse_gaps(place.name, expected - saved)
     # An adapter may also carry whole layers of the base (resized embeddings).
     own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
     stray = sorted(
-        key for key in saved - expected if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
+        key
+        for key in saved - expected
+        if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
     )
     if stray:
         raise UserError(
-            f"{len(stray)} tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': {_some(stray)}; "
-            "check base_model_name_or_path in its adapter_config.json."
+            f"{len(stray)} tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
+            f"{_some(stray)}; check base_model_name_or_path in its adapter_config.json."
         )
     return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
-
-
-def _tensor_names(place: Place, args: ModelArgs) -> set[str]:
-    from peft.utils.save_and_load import load_peft_weights
-
-    assert weight_names(place.directory, True, args)
-    return set(load_peft_weights(str(place.directory), device="cpu"))
 
 
 def _vocabulary_note(model: Any, tokenizer: Any) -> list[str]:
@@ -213,7 +215,7 @@ def _vocabulary_note(model: Any, tokenizer: Any) -> list[str]:
     rows = getattr(table, "num_embeddings", None)
     if rows is None or len(tokenizer) <= rows:
         return []
-    return [f"the tokenizer has {len(tokenizer)} tokens but the model only {rows}: it may belong to another model."]
+    return [f"the tokenizer has {len(tokenizer)} tokens, the model only {rows}: it may be another model's."]
 
 
 def _explain(error: BaseException, place: Place, device: str) -> UserError:
@@ -222,8 +224,8 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
 
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return UserError(
-            f"'{place.name}' does not fit in the memory of {device}; try dtype=bfloat16, quantization=4bit or "
-            "device_map=auto."
+            f"'{place.name}' does not fit in the memory of {device}; try dtype=bfloat16, quantization=4bit "
+            "or device_map=auto."
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")

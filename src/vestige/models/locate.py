@@ -207,7 +207,9 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
     name = config.get("base_model_name_or_path")
     where = f"'{directory / 'adapter_config.json'}'"
     if not name:
-        raise UserError(f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}.")
+        raise UserError(
+            f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}."
+        )
     beside = directory / Path(name).expanduser()
     path = str(beside.resolve()) if beside.exists() else str(name)
     if looks_local(path) and not Path(path).expanduser().exists():
@@ -217,5 +219,7 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
         )
     base = locate(replace(args, path=path, revision=config.get("revision"), subfolder=None), weights)
     if base.kind == "adapter":
-        raise UserError(f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first.")
+        raise UserError(
+            f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first."
+        )
     return base

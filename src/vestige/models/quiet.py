@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import logging as std_logging
 import warnings
 from collections.abc import Iterator
 
@@ -16,6 +17,7 @@ def quiet(bars: bool = True) -> Iterator[None]:
     """
     from transformers.utils import logging
 
+    _hush_bitsandbytes()
     level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
     hush = contextlib.nullcontext() if bars else contextlib.redirect_stderr(io.StringIO())
     with warnings.catch_warnings(), hush:
@@ -28,6 +30,13 @@ def quiet(bars: bool = True) -> Iterator[None]:
             logging.set_verbosity(level)
             if shown:
                 logging.enable_progress_bar()
+
+
+def _hush_bitsandbytes() -> None:
+    """On import it complains of a CPU kernel it can do without; peft imports it unasked."""
+    logger = std_logging.getLogger("bitsandbytes")
+    if logger.level == std_logging.NOTSET:
+        logger.setLevel(std_logging.ERROR)
 
 
 def first_line(error: BaseException) -> str:

@@ -33,7 +33,9 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
         raise UserError(
             f"'{args.path}' has no tokenizer; say where it is with `tokenizer` (a hub id or a directory)."
         )
-    return _read(*_own(args, args.base), args), [f"'{args.path}' has no tokenizer; took the one of '{args.base}'."]
+    return _read(*_own(args, args.base), args), [
+        f"'{args.path}' has no tokenizer; took the one of '{args.base}'."
+    ]
 
 
 def has_tokenizer(directory: Path) -> bool:

@@ -2,7 +2,7 @@
 
     python bench/rouge.py [--rows 1017] [--models 2] [--texts TOFU_EVAL.json ...]
 
-Prints the ratio of seconds (with empty caches, and once every text is known) and whether every float is equal.
+Prints ratios of seconds (with empty caches, and once all texts are known) and whether all floats are equal.
 With --texts the pairs are those of open-unlearning result files instead of made-up ones.
 """
 

@@ -19,7 +19,7 @@ from functools import lru_cache
 
 _WORD = re.compile("[a-z0-9]+")
 
-# Room for a benchmark and its generations: a few thousand texts, some ten thousand words, about 20 MB at most.
+# Room for a benchmark and its generations: a few thousand texts, some ten thousand words, at most 20 MB.
 _TEXTS = 4096
 _WORDS = 65536
 
@@ -98,7 +98,7 @@ def _f1(precision: float, recall: float) -> float:
 
 def _rules(text: str) -> dict[str, str]:
     """`ator:ate` says that a word's ending -ator becomes -ate."""
-    return {old: new for old, new in (rule.split(":") for rule in text.split())}
+    return {old: new for old, _, new in (rule.partition(":") for rule in text.split())}
 
 
 _IRREGULAR = _rules(
@@ -106,8 +106,9 @@ _IRREGULAR = _rules(
     "outing:outing cannings:canning canning:canning howe:howe proceed:proceed exceed:exceed succeed:succeed"
 )
 _STEP2 = _rules(
-    "ational:ate tional:tion enci:ence anci:ance izer:ize bli:ble alli:al entli:ent eli:e ousli:ous ization:ize "
-    "ation:ate ator:ate alism:al iveness:ive fulness:ful ousness:ous aliti:al iviti:ive biliti:ble fulli:ful"
+    "ational:ate tional:tion enci:ence anci:ance izer:ize bli:ble alli:al entli:ent eli:e ousli:ous "
+    "ization:ize ation:ate ator:ate alism:al iveness:ive fulness:ful ousness:ous aliti:al iviti:ive "
+    "biliti:ble fulli:ful"
 )
 _STEP3 = _rules("icate:ic ative: alize:al iciti:ic ical:ic ful: ness:")
 _STEP4 = _rules(

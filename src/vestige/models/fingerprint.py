@@ -1,0 +1,194 @@
+"""A name for a model's weights: equal weights, equal name; one number changed, another name.
+
+Every cache is keyed by it, so it must never be stale and should rarely be slow. Files are hashed in
+threads, and each file's digest is remembered by its path, size and times.
+
+A fingerprint says what the weights are, not how they are held: precision and attention are not in it
+(LoadedModel names them), quantisation is, because it changes the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.models.args import HUB_KEYS, ModelArgs
+from vestige.models.checks import check_weights
+from vestige.models.locate import Place, locate, read_json, weight_names
+from vestige.types import content_key
+
+# Keys that say who wrote a config, when and from where, and not what the model computes.
+VOLATILE = {
+    "_name_or_path",
+    "_model_name_or_path",
+    "name_or_path",
+    "transformers_version",
+    "dtype",
+    "torch_dtype",
+    "use_cache",
+    "base_model_name_or_path",
+    "revision",
+    "peft_version",
+    "inference_mode",
+}
+# A file younger than this may still change within its time stamp's resolution; do not remember it yet.
+SETTLED_SECONDS = 2.0
+
+
+def fingerprint(args: ModelArgs) -> str:
+    """The fingerprint of a checkpoint, from its files; nothing is loaded."""
+    return fingerprint_place(locate(args), args)
+
+
+def fingerprint_place(place: Place, args: ModelArgs) -> str:
+    """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
+    parts = _place_parts(place, args)
+    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors")}
+    if options:
+        # Other from_pretrained arguments can override the config, and so change the model.
+        parts.append(json.dumps(options, sort_keys=True, default=repr))
+    key = content_key(*(part.encode() for part in parts))
+    return f"{key}-{args.quantization}" if args.quantization else key
+
+
+def _place_parts(place: Place, args: ModelArgs) -> list[str]:
+    if place.gguf:
+        return ["gguf", *digests([place.gguf])]
+    adapter = place.kind == "adapter"
+    check_weights(place, args)
+    files = [place.directory / name for name in weight_names(place.directory, adapter, args)]
+    if args.trust_remote_code:
+        files += sorted(place.directory.glob("*.py"))
+    parts = [place.kind]
+    for name in ("adapter_config.json",) if adapter else ("config.json", "generation_config.json"):
+        if (place.directory / name).is_file():
+            parts += [name, json.dumps(stable(read_json(place.directory / name)), sort_keys=True)]
+    for file, digest in zip(files, digests(files), strict=True):
+        parts += [file.name, digest]
+    return parts + (_place_parts(place.base, args) if place.base else [])
+
+
+def stable(config: Any) -> Any:
+    """A config without its volatile keys, at any depth.
+
+    >>> stable({"hidden_size": 8, "dtype": "float32", "text": {"_name_or_path": "x", "layers": 2}})
+    {'hidden_size': 8, 'text': {'layers': 2}}
+    """
+    if isinstance(config, Mapping):
+        return {key: stable(value) for key, value in config.items() if key not in VOLATILE}
+    if isinstance(config, list | tuple):
+        return [stable(value) for value in config]
+    return config
+
+
+def digests(files: Iterable[Path]) -> list[str]:
+    """The content digest of each file, from memory where the file has not changed."""
+    paths = [Path(file).resolve() for file in files]
+    known = _read_cache()
+    stamps = {path: _stamp(path) for path in paths}
+    found = {path: known[str(path)][1] for path in paths if known.get(str(path), [None])[0] == stamps[path]}
+    todo = sorted(set(paths) - set(found))
+    if todo:
+        with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
+            found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
+        _remember({str(path): [stamps[path], found[path]] for path in todo if _settled(path)})
+    return [found[path] for path in paths]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def _stamp(path: Path) -> str:
+    """Size and times. The change time also moves when an older file is renamed over this one."""
+    status = path.stat()
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+
+
+def _settled(path: Path) -> bool:
+    return time.time() - path.stat().st_ctime > SETTLED_SECONDS
+
+
+def cache_file() -> Path:
+    """Where digests are remembered: $VESTIGE_CACHE, or ~/.cache/vestige."""
+    root = os.environ.get("VESTIGE_CACHE")
+    return (Path(root).expanduser() if root else Path.home() / ".cache" / "vestige") / "fingerprints.json"
+
+
+def _read_cache() -> dict[str, list[str]]:
+    """What is remembered. A missing or damaged file is an empty memory: it costs time, not truth."""
+    try:
+        data = json.loads(cache_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(data, dict):
+        return {}
+    return {k: v for k, v in data.items() if isinstance(v, list) and len(v) == 2 and isinstance(v[1], str)}
+
+
+def _remember(fresh: dict[str, list[str]]) -> None:
+    """Add to the memory in one rename, so that no reader sees half a file; failing to is no failure."""
+    if not fresh:
+        return
+    target = cache_file()
+    kept = {path: entry for path, entry in _read_cache().items() if Path(path).exists()}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
+            json.dump(kept | fresh, file, indent=0, sort_keys=True)
+        Path(file.name).replace(target)
+    except OSError:
+        return
+
+
+def fingerprint_module(model: Any) -> str:
+    """The fingerprint of a model in memory, from its tensors and its config.
+
+    Parameters and persistent buffers in the order of their names, tied ones once. It differs from the
+    fingerprint of the same model's files, which are never read here.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(json.dumps(_module_config(model), sort_keys=True, default=repr).encode())
+    seen: set[tuple[Any, ...]] = set()
+    for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
+        if not hasattr(tensor, "detach"):  # extra state, such as quantisation settings
+            digest.update(f"{name}={tensor!r}".encode())
+            continue
+        place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
+        if tensor.numel() and place in seen:
+            continue
+        seen.add(place)
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_tensor_bytes(name, tensor))
+    return "memory-" + digest.hexdigest()
+
+
+def _tensor_bytes(name: str, tensor: Any) -> Any:
+    """A tensor's bytes as they are; numpy has no bfloat16, so all are viewed as plain bytes."""
+    import torch
+
+    if tensor.device.type == "meta":
+        raise UserError(
+            f"The tensor '{name}' is offloaded, so the model cannot be fingerprinted; load it from its path."
+        )
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _module_config(model: Any) -> Any:
+    """The settings that change what the tensors compute; for an adapter also its scaling and which is on."""
+    config: Any = getattr(model, "config", None)
+    parts = [stable(config.to_dict()) if hasattr(config, "to_dict") else repr(config)]
+    for name, adapter in sorted((getattr(model, "peft_config", None) or {}).items()):
+        settings = {k: sorted(v) if isinstance(v, set) else v for k, v in stable(adapter.to_dict()).items()}
+        parts += [name, settings]
+    active = getattr(model, "active_adapters", None) if len(parts) > 1 else None
+    return [parts, list(active) if isinstance(active, list | tuple) else None]

@@ -1,0 +1,232 @@
+"""From what the user wrote to a model that is ready to be measured.
+
+    ModelArgs --locate--> files --check--> weights --from_pretrained--> LoadedModel
+
+The one promise: a LoadedModel is the checkpoint, all of it and nothing else. Tensors that the checkpoint
+lacks would be random numbers, so they are an error here and never a warning.
+
+torch, transformers and peft are imported inside functions: the command line imports this file to say
+"there is no such model", and that should not take seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.models import choose
+from vestige.models.args import HUB_KEYS, ModelArgs, check_names
+from vestige.models.checks import check_place
+from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.locate import Place, locate, weight_names
+from vestige.models.quiet import first_line, quiet
+from vestige.models.tokenizer import load_tokenizer
+
+__all__ = ["LoadedModel", "ModelArgs", "load_model", "load_tokenizer", "wrap_model"]
+
+
+@dataclass
+class LoadedModel:
+    """A model in evaluation mode, and what a reader of its numbers must know about how it is held."""
+
+    model: Any
+    tokenizer: Any
+    fingerprint: str  # of the weights; precision and attention are told apart by the next fields
+    name: str  # the path as given
+    dtype: str
+    device: str
+    attention: str
+    quantization: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def load_model(args: ModelArgs) -> LoadedModel:
+    """Load a checkpoint of any kind: a directory, a hub id, a PEFT adapter, a GGUF file."""
+    check_names(args)
+    device = choose.choose_device(args.device)
+    place = locate(args)
+    check_place(place, args)
+    tokenizer, notes = load_tokenizer(args)
+    settings, more = _settings(place.base or place, args, device)
+    notes += more
+    try:
+        model, more = _load_weights(place.base or place, settings)
+        notes += more
+        if place.kind == "adapter":
+            model, more = _attach(model, place)
+            notes += more
+    except (ImportError, OSError, RuntimeError, ValueError, MemoryError) as error:
+        raise _explain(error, place, device) from None
+    notes += _vocabulary_note(model, tokenizer)
+    loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
+    loaded.notes = notes
+    return loaded
+
+
+def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model") -> LoadedModel:
+    """A model that is already in memory, put in evaluation mode and named by its tensors."""
+    return _describe(model.eval(), tokenizer, fingerprint_module(model), name)
+
+
+def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> LoadedModel:
+    """What the model itself says of how it is held, which is surer than what was asked for."""
+    first = next(iter(model.parameters()), None)
+    config = getattr(model, "config", None)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        fingerprint=fingerprint,
+        name=name,
+        dtype=str(getattr(model, "dtype", None) or getattr(first, "dtype", "")).removeprefix("torch."),
+        device=str(getattr(model, "device", None) or getattr(first, "device", "cpu")),
+        attention=str(getattr(config, "_attn_implementation", None) or "eager"),
+        quantization=_quantization(model, config),
+    )
+
+
+def _quantization(model: Any, config: Any) -> str | None:
+    for mode in ("4bit", "8bit"):
+        if getattr(model, f"is_loaded_in_{mode}", False):
+            return mode
+    stored = getattr(config, "quantization_config", None)
+    if not stored:
+        return None
+    method = (
+        stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
+    )
+    return str(getattr(method, "value", method))
+
+
+def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any], list[str]]:
+    """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
+    dtype = choose.choose_dtype(args.dtype, device)
+    attention, notes = choose.choose_attention(args.attention)
+    files = (
+        [place.gguf]
+        if place.gguf
+        else [place.directory / n for n in weight_names(place.directory, False, args)]
+    )
+    config = {} if place.gguf else place.config
+    needed = choose.needed_bytes(sum(f.stat().st_size for f in files), config, args)
+    device_map, more = choose.choose_device_map(args, device, needed)
+    settings: dict[str, Any] = {
+        "dtype": dtype,
+        "device_map": device_map,
+        "trust_remote_code": args.trust_remote_code,
+        "use_safetensors": True,
+    }
+    if attention:
+        settings["attn_implementation"] = attention
+    if args.quantization:
+        settings["quantization_config"] = choose.quantization_config(args.quantization, dtype, config)
+    if place.gguf:
+        # The whole path, because transformers looks for a bare name in the current directory first.
+        settings |= {"gguf_file": str(place.gguf), **_unpack_gguf()}
+    settings |= {key: value for key, value in args.extra.items() if key not in HUB_KEYS}
+    return settings, notes + more
+
+
+def _unpack_gguf() -> dict[str, Any]:
+    """Ask for dense weights: newer transformers would keep some files packed, and compute otherwise."""
+    try:
+        from transformers import GgufConfig
+    except ImportError:  # older ones always unpack
+        return {}
+    return {"quantization_config": GgufConfig(dequantize=True)}
+
+
+def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    from transformers import AutoModelForCausalLM
+
+    with quiet(bars=not place.gguf):
+        # Mismatched shapes are let through so that the report names them; then they are refused.
+        both: Any = AutoModelForCausalLM.from_pretrained(
+            str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
+        )
+    model, report = both
+    mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys", ())]
+    refuse_gaps(place.name, report.get("missing_keys", ()), mismatched)
+    notes = []
+    if unused := sorted(report.get("unexpected_keys", ())):
+        notes.append(f"{len(unused)} tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+    if place.gguf:
+        _forget_packing(model)
+        notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
+    return model, notes
+
+
+def refuse_gaps(name: str, missing: Iterable[str], mismatched: Iterable[str] = ()) -> None:
+    """Weights that did not come from the checkpoint are random numbers: never evaluate them."""
+    missing, mismatched = sorted(missing), sorted(mismatched)
+    if missing:
+        raise UserError(
+            f"'{name}' lacks {len(missing)} tensors that its architecture needs, so they would be random: "
+            f"{_some(missing)}; save the whole model, with its head."
+        )
+    if mismatched:
+        raise UserError(
+            f"{len(mismatched)} tensors of '{name}' have another shape than its config.json says: "
+            f"{_some(mismatched)}; save the model and its config together."
+        )
+
+
+def _some(names: list[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _forget_packing(model: Any) -> None:
+    """An unpacked GGUF model is a plain model; transformers may still call it quantised."""
+    for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
+        if hasattr(owner, name):
+            delattr(owner, name)
+    model.hf_quantizer = None
+    model.is_quantized = False
+
+
+def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
+    """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    assert place.base is not None
+    with quiet():
+        model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False)
+        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
+        saved = set(load_peft_weights(str(place.directory), device="cpu"))
+    refuse_gaps(place.name, expected - saved)
+    # An adapter may also carry whole layers of the base (resized embeddings).
+    own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
+    stray = sorted(
+        key
+        for key in saved - expected
+        if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
+    )
+    if stray:
+        raise UserError(
+            f"{len(stray)} tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
+            f"{_some(stray)}; check base_model_name_or_path in its adapter_config.json."
+        )
+    return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
+
+
+def _vocabulary_note(model: Any, tokenizer: Any) -> list[str]:
+    table = model.get_input_embeddings()
+    rows = getattr(table, "num_embeddings", None)
+    if rows is None or len(tokenizer) <= rows:
+        return []
+    return [f"the tokenizer has {len(tokenizer)} tokens, the model only {rows}: it may be another model's."]
+
+
+def _explain(error: BaseException, place: Place, device: str) -> UserError:
+    """Another library's failure to load, as one sentence that says what to try."""
+    import torch
+
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return UserError(
+            f"'{place.name}' does not fit in the memory of {device}; try dtype=bfloat16, quantization=4bit "
+            "or device_map=auto."
+        )
+    if isinstance(error, ImportError):
+        return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")
+    return UserError(f"'{place.name}' could not be loaded: {first_line(error)}")

@@ -1,0 +1,78 @@
+"""Finding a model's tokenizer, without touching its weights."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.models.args import ModelArgs
+from vestige.models.locate import Place, find_directory, locate, read_json
+from vestige.models.quiet import first_line, quiet
+
+# A tokenizer_config.json alone is not a tokenizer: transformers would build an empty one from it.
+VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+
+
+def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
+    """The tokenizer and notes on where it came from.
+
+    Looked for in `args.tokenizer` if given; else with the checkpoint, above its subfolder, with the
+    adapter's base, and at last in `args.base`. The pad token is left as it is found.
+    """
+    if args.tokenizer:
+        return _read(*_own(args, args.tokenizer), args), []
+    place: Place | None = locate(args, weights=False)
+    while place is not None:
+        for directory in dict.fromkeys((place.directory, place.root)):
+            if place.gguf or has_tokenizer(directory):
+                return _read(directory, place.gguf, args), []
+        place = place.base
+    if not args.base:
+        raise UserError(
+            f"'{args.path}' has no tokenizer; say where it is with `tokenizer` (a hub id or a directory)."
+        )
+    return _read(*_own(args, args.base), args), [
+        f"'{args.path}' has no tokenizer; took the one of '{args.base}'."
+    ]
+
+
+def has_tokenizer(directory: Path) -> bool:
+    """Whether a directory holds a vocabulary, or a config that names code which brings one."""
+    if any((directory / name).is_file() for name in VOCABULARIES) or any(directory.glob("*.tiktoken")):
+        return True
+    config = directory / "tokenizer_config.json"
+    return config.is_file() and "auto_map" in read_json(config)
+
+
+def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
+    """The place of a tokenizer named on its own; the model's revision and subfolder are not its own."""
+    plain = replace(args, path=str(Path(path).expanduser()) if path.startswith("~") else path)
+    plain = replace(plain, revision=None, subfolder=None)
+    if path.endswith(".gguf"):
+        place = locate(plain)
+        return place.directory, place.gguf
+    directory, _ = find_directory(plain.path, plain)
+    if not has_tokenizer(directory):
+        raise UserError(f"'{path}' has no tokenizer files (such as tokenizer.json); name one that has.")
+    return directory, None
+
+
+def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
+    from transformers import AutoTokenizer
+
+    # The whole path, because transformers looks for a bare name in the current directory first.
+    named = {"gguf_file": str(gguf)} if gguf else {}
+    try:
+        with quiet():
+            tokenizer = AutoTokenizer.from_pretrained(
+                str(directory), trust_remote_code=args.trust_remote_code, **named
+            )
+    except Exception as error:
+        # The tokenizers library raises bare Exception for a file it cannot parse.
+        where = gguf or directory
+        raise UserError(f"The tokenizer in '{where}' cannot be read: {first_line(error)}") from None
+    if not len(tokenizer):
+        raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
+    return tokenizer

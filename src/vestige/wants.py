@@ -22,7 +22,7 @@ class Decoding:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    repetition_penalty: float = 1.0
+    repetition_penalty: float | None = None  # None: what the model's generation config says
     stopwords: tuple[str, ...] = ()
     seed: int = 0
 

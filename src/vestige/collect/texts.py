@@ -26,12 +26,28 @@ CHECKED = 32  # tokens of a first text that are compared with the plain way
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
+def penalty_of(model: Any, decoding: Decoding) -> float:
+    """The repetition penalty in force: asked for, or the checkpoint's own default (Qwen2.5 ships one)."""
+    if decoding.repetition_penalty is not None:
+        return decoding.repetition_penalty
+    config = getattr(model, "generation_config", None)
+    return float(getattr(config, "repetition_penalty", None) or 1.0)
+
+
+def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
+    """The ids that end a text: the generation config's, else the tokenizer's."""
+    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    ids = tokenizer.eos_token_id if ids is None else ids
+    return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
+
+
 def prove(
     requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
 ) -> dict[str, list[int]]:
     """For each greedy request, the tokens teacher forcing has shown (the first miss included).
 
-    Only where scoring and generation see the same mask and positions: no hidden token may be involved.
+    Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
+    asks only for requests without a repetition penalty.
     """
     by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
     for target, seen in known:
@@ -40,8 +56,7 @@ def prove(
             by_prompt.setdefault(target.ids[: target.start], []).append(entry)
     out = {}
     for request in requests:
-        plain = request.decoding.greedy and request.decoding.repetition_penalty == 1.0
-        if plain and not request.prompt.hidden:
+        if request.decoding.greedy and not request.prompt.hidden:
             answers = by_prompt.get(request.prompt.ids, [])
             out[request.key] = _walk(answers, request.decoding.max_new_tokens, eos)
     return out
@@ -189,7 +204,7 @@ class TextCollector:
     @torch.inference_mode()
     def _disagreement(self, rows: Sequence[_Row]) -> str:
         """Reads the longest fresh greedy text once without a cache: each token must be the model's first choice."""
-        plain = [r for r in rows if r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0]
+        plain = [r for r in rows if self._argmax(r)]
         if not plain:
             return ""
         row = max(plain, key=lambda r: len(r.made) - r.proven)
@@ -280,13 +295,16 @@ class TextCollector:
 
     def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
         """Appends the next token to each row: argmax, or a seeded draw."""
-        simple = all(r.request.decoding.greedy and r.request.decoding.repetition_penalty == 1.0 for r in rows)
-        if simple:
+        if all(self._argmax(r) for r in rows):
             for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
                 row.made.append(token)
             return
         for row, scores in zip(rows, logits.float().cpu(), strict=True):
-            row.made.append(pick(scores, row.inputs, row.request.decoding, row.noise))
+            decoding = row.request.decoding
+            row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+
+    def _argmax(self, row: _Row) -> bool:
+        return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0
 
     @torch.inference_mode()
     def _decode_plain(self, rows: list[_Row]) -> list[_Row]:
@@ -307,13 +325,15 @@ class TextCollector:
         )  # fmt: skip
 
 
-def pick(scores: torch.Tensor, seen: Sequence[int], decoding: Decoding, noise: torch.Generator | None) -> int:
+def pick(
+    scores: torch.Tensor, seen: Sequence[int], decoding: Decoding, penalty: float, noise: torch.Generator | None
+) -> int:
     """The next token of one row from its logits, with penalty, temperature, top-k and top-p in HF's order."""
-    if decoding.repetition_penalty != 1.0:
+    if penalty != 1.0:
         ids = torch.tensor(sorted(set(seen)))
         old = scores[ids]
         scores = scores.clone()
-        scores[ids] = torch.where(old < 0, old * decoding.repetition_penalty, old / decoding.repetition_penalty)
+        scores[ids] = torch.where(old < 0, old * penalty, old / penalty)
     if decoding.greedy:
         return int(scores.argmax())
     scores = scores / decoding.temperature

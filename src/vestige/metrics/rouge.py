@@ -111,9 +111,7 @@ _STEP2 = _rules(
     "biliti:ble fulli:ful"
 )
 _STEP3 = _rules("icate:ic ative: alize:al iciti:ic ical:ic ful: ness:")
-_STEP4 = _rules(
-    "al: ance: ence: er: ic: able: ible: ant: ement: ment: ent: ou: ism: ate: iti: ous: ive: ize:"
-)
+_STEP4 = _rules("al: ance: ence: er: ic: able: ible: ant: ement: ment: ent: ou: ism: ate: iti: ous: ive: ize:")
 
 _KINDS = str.maketrans({c: "v" if c in "aeiou" else "c" for c in "abcdefghijklmnopqrstuvwxz0123456789"})
 

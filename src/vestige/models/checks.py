@@ -48,9 +48,7 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None
         )
     other = [head for head in heads if any(word in head for word in OTHER_HEADS)]
     if config.get("is_encoder_decoder") or (heads and len(other) == len(heads)):
-        raise UserError(
-            f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is."
-        )
+        raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
     code = config.get("auto_map") or {}
     native, causal = _known_to_transformers(kind)
     if causal or (trusted and "AutoModelForCausalLM" in code):
@@ -60,9 +58,7 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None
             f"'{name}' brings its own Python code; read it, and if you trust it set trust_remote_code=true."
         )
     if native:
-        raise UserError(
-            f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is."
-        )
+        raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
     if not kind:
         raise UserError(f"The config.json of '{name}' has no model_type, so its architecture is unknown.")
     import transformers
@@ -130,9 +126,7 @@ def _check_adapter(place: Place) -> None:
     config = read_json(place.directory / "adapter_config.json")
     task = config.get("task_type") or "CAUSAL_LM"
     if task != "CAUSAL_LM":
-        raise UserError(
-            f"The adapter '{place.name}' was trained for {task}, not for causal language modelling."
-        )
+        raise UserError(f"The adapter '{place.name}' was trained for {task}, not for causal language modelling.")
     try:
         with quiet():
             from peft import PeftConfig
@@ -152,9 +146,7 @@ def _check_gguf(place: Place, args: ModelArgs) -> None:
     assert place.gguf is not None
     need_package("gguf", "gguf", f"the GGUF file '{place.name}'")
     if args.quantization:
-        raise UserError(
-            f"'{place.name}' is a GGUF file, which has its own quantisation; leave `quantization` out."
-        )
+        raise UserError(f"'{place.name}' is a GGUF file, which has its own quantisation; leave `quantization` out.")
     with place.gguf.open("rb") as file:
         magic = file.read(4)
     if magic != b"GGUF":

@@ -56,9 +56,7 @@ def hub_error(repo: str, args: ModelArgs, error: Exception, hint: str = "") -> U
     if isinstance(error, errors.HFValidationError):
         return UserError(f"'{repo}' is neither a directory here nor a well-formed hub id (owner/name).{hint}")
     if isinstance(error, PermissionError):
-        return UserError(
-            f"The hub cache cannot be written ({error.filename}); set HF_HOME to a directory you own."
-        )
+        return UserError(f"The hub cache cannot be written ({error.filename}); set HF_HOME to a directory you own.")
     return UserError(
         f"'{repo}' is not a directory here, not in the hub cache, and the hub cannot be reached; check the "
         f"path, or connect (and unset HF_HUB_OFFLINE) to download it.{hint}"

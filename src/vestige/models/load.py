@@ -93,9 +93,7 @@ def _quantization(model: Any, config: Any) -> str | None:
     stored = getattr(config, "quantization_config", None)
     if not stored:
         return None
-    method = (
-        stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
-    )
+    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
     return str(getattr(method, "value", method))
 
 
@@ -103,11 +101,7 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
     dtype = choose.choose_dtype(args.dtype, device)
     attention, notes = choose.choose_attention(args.attention)
-    files = (
-        [place.gguf]
-        if place.gguf
-        else [place.directory / n for n in weight_names(place.directory, False, args)]
-    )
+    files = [place.gguf] if place.gguf else [place.directory / n for n in weight_names(place.directory, False, args)]
     config = {} if place.gguf else place.config
     needed = choose.needed_bytes(sum(f.stat().st_size for f in files), config, args)
     device_map, more = choose.choose_device_map(args, device, needed)
@@ -198,9 +192,7 @@ def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
     # An adapter may also carry whole layers of the base (resized embeddings).
     own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
     stray = sorted(
-        key
-        for key in saved - expected
-        if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
+        key for key in saved - expected if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
     )
     if stray:
         raise UserError(

@@ -88,9 +88,7 @@ def find_directory(path: str, args: ModelArgs) -> tuple[Path, bool]:
     if local.is_dir():
         return local.absolute(), False
     if local.is_file():
-        raise UserError(
-            f"'{path}' is a file; name the directory that holds it (only .gguf files are named directly)."
-        )
+        raise UserError(f"'{path}' is a file; name the directory that holds it (only .gguf files are named directly).")
     if looks_local(path):
         raise UserError(f"There is no model at '{path}'.{did_you_mean(local)}")
     prefix = f"{args.subfolder.strip('/')}/" if args.subfolder else ""
@@ -207,9 +205,7 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
     name = config.get("base_model_name_or_path")
     where = f"'{directory / 'adapter_config.json'}'"
     if not name:
-        raise UserError(
-            f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}."
-        )
+        raise UserError(f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}.")
     beside = directory / Path(name).expanduser()
     path = str(beside.resolve()) if beside.exists() else str(name)
     if looks_local(path) and not Path(path).expanduser().exists():
@@ -219,7 +215,5 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
         )
     base = locate(replace(args, path=path, revision=config.get("revision"), subfolder=None), weights)
     if base.kind == "adapter":
-        raise UserError(
-            f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first."
-        )
+        raise UserError(f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first.")
     return base

@@ -30,12 +30,8 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
                 return _read(directory, place.gguf, args), []
         place = place.base
     if not args.base:
-        raise UserError(
-            f"'{args.path}' has no tokenizer; say where it is with `tokenizer` (a hub id or a directory)."
-        )
-    return _read(*_own(args, args.base), args), [
-        f"'{args.path}' has no tokenizer; took the one of '{args.base}'."
-    ]
+        raise UserError(f"'{args.path}' has no tokenizer; say where it is with `tokenizer` (a hub id or a directory).")
+    return _read(*_own(args, args.base), args), [f"'{args.path}' has no tokenizer; took the one of '{args.base}'."]
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -66,9 +62,7 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
     named = {"gguf_file": str(gguf)} if gguf else {}
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(
-                str(directory), trust_remote_code=args.trust_remote_code, **named
-            )
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
         where = gguf or directory

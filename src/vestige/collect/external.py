@@ -1,0 +1,58 @@
+"""Other people's models that judge texts: a sequence classifier (gibberish or not)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from vestige.errors import UserError
+from vestige.models.fingerprint import fingerprint_module
+from vestige.wants import ClassifierWant
+
+BATCH = 64
+
+
+class Classifier:
+    """A Hugging Face sequence classifier by hub id or path."""
+
+    def __init__(self, path: str) -> None:
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
+            self.model: Any = AutoModelForSequenceClassification.from_pretrained(path, use_safetensors=True).eval()
+        except (OSError, ValueError) as error:
+            first = str(error).splitlines()[0]
+            raise UserError(
+                f"The text classifier '{path}' could not be loaded ({first}); give a local directory or leave it out."
+            ) from None
+        if torch.cuda.is_available():
+            self.model.cuda()
+        if self.tokenizer.pad_token_id is None:
+            self.tokenizer.pad_token = self.tokenizer.eos_token
+
+    @torch.inference_mode()
+    def run(self, wants: Sequence[ClassifierWant]) -> Iterator[dict[str, float]]:
+        """Yields {want key: class probability}, batches of like length together."""
+        order = sorted(wants, key=lambda w: (w.max_length, len(w.text)))
+        for start in range(0, len(order), BATCH):
+            batch = order[start : start + BATCH]
+            inputs = self.tokenizer(
+                [w.text for w in batch], return_tensors="pt", padding=True, truncation=True,
+                max_length=batch[-1].max_length,
+            ).to(self.model.device)  # fmt: skip
+            probabilities = self.model(**inputs).logits.float().softmax(dim=-1).cpu()
+            classes = probabilities.shape[-1]
+            if any(not 0 <= w.class_id < classes for w in batch):
+                raise UserError(f"class_id must lie in 0..{classes - 1} for this classifier.")
+            yield {w.key: float(probabilities[i, w.class_id]) for i, w in enumerate(batch)}
+
+
+def classifier_identity(path: str) -> str:
+    """Local classifiers are named by their weights, hub ids by their name (their content is the hub's matter)."""
+    if not Path(path).is_dir():
+        return path.replace("/", "--")
+    return fingerprint_module(Classifier(path).model)[:16]

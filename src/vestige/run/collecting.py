@@ -1,0 +1,290 @@
+"""Wants in, evidence out: what is on disk is read, the rest is collected batch by batch and kept as it comes."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vestige.data.chat import Encoder
+from vestige.errors import UserError
+from vestige.models.fingerprint import fingerprint
+from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.run.progress import Bar
+from vestige.store.evidence import Bank
+from vestige.suites.registry import Evidence
+from vestige.types import Target, Text, TokenStats, content_key
+from vestige.wants import ClassifierWant, GradientWant, Request, Wants
+
+log = logging.getLogger("vestige.run")
+
+
+class MissingEvidence(KeyError):
+    """A score needs evidence this run has not collected."""
+
+
+class Found(dict[str, Any]):
+    """A mapping that names what is lacking."""
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingEvidence(key)
+
+
+class ModelHandle:
+    """A model that is loaded when first needed: a run whose evidence is complete never loads it."""
+
+    def __init__(self, args: ModelArgs | None, loaded: LoadedModel | None = None) -> None:
+        self.args = args
+        self._loaded = loaded
+        self.load_seconds = 0.0
+        self._identity = ""
+
+    @property
+    def name(self) -> str:
+        return self.args.path if self.args else (self._loaded.name if self._loaded else "")
+
+    @property
+    def identity(self) -> str:
+        """Weights and everything else about the model that changes its numbers beyond rounding."""
+        if not self._identity:
+            if self._loaded is not None and self.args is None:
+                m = self._loaded
+                generation = repr(getattr(m.model, "generation_config", None))
+                parts = [m.fingerprint, m.dtype, m.attention, _device_kind(m.device), generation]
+            else:
+                assert self.args is not None
+                from vestige.models.choose import choose_device
+
+                kind = _device_kind(choose_device(self.args.device))
+                dtype = "float32" if self.args.dtype == "auto" and kind == "cpu" else self.args.dtype
+                attention = "sdpa" if self.args.attention == "auto" else self.args.attention
+                parts = [self.fingerprint, dtype, attention, kind]
+            self._identity = content_key(*(p.encode() for p in parts))[:16]
+        return self._identity
+
+    @property
+    def fingerprint(self) -> str:
+        if self._loaded is not None:
+            return self._loaded.fingerprint
+        assert self.args is not None
+        return fingerprint(self.args)
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._loaded is not None
+
+    def get(self) -> LoadedModel:
+        if self._loaded is None:
+            assert self.args is not None
+            start = time.perf_counter()
+            self._loaded = load_model(self.args)
+            self.load_seconds = time.perf_counter() - start
+            for note in self._loaded.notes:
+                log.info("%s: %s", self.name, note)
+        return self._loaded
+
+    def free(self) -> None:
+        """Gives the memory back; a model the caller owns is left alone."""
+        if self.args is not None and self._loaded is not None:
+            from vestige.collect.memory import free_memory
+
+            self._loaded = None
+            free_memory()
+
+
+def _device_kind(device: str) -> str:
+    return str(device).split(":")[0]
+
+
+class Collector:
+    """Collects for one run directory."""
+
+    def __init__(
+        self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int, progress: bool
+    ) -> None:
+        from vestige.collect.cost import Cost
+
+        self.directory = directory
+        self.encoder = encoder
+        self.batch_tokens = batch_tokens
+        self.max_rows = max_rows
+        self.progress = progress
+        self.cost = Cost()
+        self.seconds: dict[str, float] = {}
+
+    def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
+        """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
+        evidence = Evidence()
+        answers = self._timed("answers", lambda: self.answers(model, wants.answers, "scoring answers"))
+        evidence.answers = answers
+        evidence.texts = self._timed("texts", lambda: self.texts(model, wants.texts, wants.answers, answers))
+        evidence.gradients = self._timed("gradients", lambda: self.gradients(model, wants.gradients))
+        references = {}
+        if wants.reference:
+            model.free()  # one model in memory at a time
+        for path, targets in wants.reference.items():
+            handle = second(path)
+            references[path] = self._timed(
+                "reference", lambda h=handle, t=targets: self.answers(h, t, "scoring with the reference model")
+            )
+            handle.free()
+        evidence.reference = references
+        return evidence
+
+    def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
+        return result
+
+    # ---- answers --------------------------------------------------------------------------------------------
+
+    def answers(self, model: ModelHandle, targets: Sequence[Target], label: str) -> Mapping[str, TokenStats]:
+        if not targets:
+            return Found()
+        bank: Bank[TokenStats] = Bank(self.directory, "answers", model.identity)
+        have = bank.load()
+        unique = {t.key: t for t in targets}
+        missing = {k: t for k, t in unique.items() if k not in have}
+        if missing:
+            from vestige.collect.answers import AnswerCollector, default_limits
+
+            loaded = model.get()
+            vocab = vocabulary(loaded.model)
+            limits = default_limits(vocab, _device_kind(loaded.device) == "cuda", self.batch_tokens)
+            collector = AnswerCollector(loaded.model, vocab, limits, self.cost)
+            settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
+            for group in _resumable(bank, missing, settings):
+                self._run_answers(bank, collector, group, settings, label)
+            have = bank.load()
+        return Found({k: have[k] for k in unique})
+
+    def _run_answers(
+        self, bank: Bank[TokenStats], collector: Any, targets: list[Target], settings: Mapping[str, Any], label: str
+    ) -> None:
+        done = bank.begin([t.key for t in targets], settings)
+        jobs = list(collector.jobs(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), collector.limits))
+        total = sum(j.tokens for j in jobs)
+        self.cost.nodes += count_nodes(targets)
+        with Bar(label, total, "tok", self.progress) as bar:
+            before = self.cost.score_tokens
+            for result in collector.run(targets, frozenset(done)):
+                bank.add_part(result)
+                bar.to(self.cost.score_tokens - before)
+        bank.finish()
+
+    # ---- texts ----------------------------------------------------------------------------------------------
+
+    def texts(
+        self,
+        model: ModelHandle,
+        requests: Sequence[Request],
+        scored: Sequence[Target],
+        answers: Mapping[str, TokenStats],
+    ) -> Mapping[str, Text]:
+        if not requests:
+            return Found()
+        bank: Bank[Text] = Bank(self.directory, "texts", model.identity)
+        have = bank.load()
+        unique = {r.key: r for r in requests}
+        missing = {k: r for k, r in unique.items() if k not in have}
+        if missing:
+            from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+
+            loaded = model.get()
+            eos = end_tokens(loaded.model, loaded.tokenizer)
+            end_text = loaded.tokenizer.decode([loaded.tokenizer.eos_token_id]) if eos else ""
+            collector = TextCollector(loaded.model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
+            settings = {"max_rows": self.max_rows}
+            for group in _resumable(bank, missing, settings):
+                plain = [r for r in group if penalty_of(loaded.model, r.decoding) == 1.0]
+                known = {t.key: (t, answers[t.key]) for t in scored}
+                proven = prove(plain, known.values(), eos)
+                done = bank.begin([r.key for r in group], settings)
+                with Bar("generating texts", len(group), "text", self.progress) as bar:
+                    for result in collector.run(group, proven, frozenset(done)):
+                        bank.add_part(result)
+                        bar.add(len(result))
+                bank.finish()
+            have = bank.load()
+        return Found({k: have[k] for k in unique})
+
+    # ---- gradients and classifiers --------------------------------------------------------------------------
+
+    def gradients(self, model: ModelHandle, wants: Sequence[GradientWant]) -> Mapping[str, float]:
+        if not wants:
+            return Found()
+        bank: Bank[float] = Bank(self.directory, "gradients", model.identity)
+        have = bank.load()
+        unique = {w.key: w for w in wants}
+        missing = [w for k, w in unique.items() if k not in have]
+        if missing:
+            from vestige.collect.gradients import gradient_norms, norm_order
+
+            loaded = model.get()
+            if loaded.quantization:
+                raise UserError(
+                    f"mia_gradnorm needs gradients, which {loaded.quantization} weights do not have; leave it out."
+                )
+            done = bank.begin([w.key for w in missing], {})
+            with Bar("taking gradients", len(missing), "row", self.progress) as bar:
+                for want in missing:
+                    if want.key not in done:
+                        args = (loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
+                        for _, norm in gradient_norms(*args):
+                            bank.add_part({want.key: norm})
+                    bar.add(1)
+            have = bank.finish()
+        return Found({k: have[k] for k in unique})
+
+    def classified(self, wants: Sequence[ClassifierWant]) -> Mapping[str, float]:
+        if not wants:
+            return Found()
+        out: dict[str, float] = {}
+        for path in dict.fromkeys(w.model for w in wants):
+            from vestige.collect.external import Classifier, classifier_identity
+
+            mine = {w.key: w for w in wants if w.model == path}
+            bank: Bank[float] = Bank(self.directory, "classified", classifier_identity(path))
+            have = bank.load()
+            missing = [w for k, w in mine.items() if k not in have]
+            if missing:
+                classifier = Classifier(path)
+                with Bar("classifying texts", len(missing), "text", self.progress) as bar:
+                    for result in classifier.run(missing):
+                        bank.merge(result)
+                        bar.add(len(result))
+                have = bank.load()
+            out |= {k: have[k] for k in mine}
+        return Found(out)
+
+
+def vocabulary(model: Any) -> int:
+    head = model.get_output_embeddings()
+    size = getattr(head, "out_features", None) or getattr(model.config, "vocab_size", None)
+    return int(size or 50_000)
+
+
+def count_nodes(targets: Iterable[Target]) -> int:
+    """Distinct prefixes among the whole sequences asked for: what sharing could not go below.
+
+    (The last token of a sequence is never pushed, so that we may do better.)
+    """
+    from vestige.collect.tree import build_tree
+
+    return len(build_tree(list(targets)))
+
+
+def _resumable(bank: Bank[Any], missing: dict[str, Any], settings: Mapping[str, Any]) -> list[list[Any]]:
+    """What to collect, in groups packed separately: first what an interrupted run was after, then the rest.
+
+    Packing is decided by the group, so that the first group repeats the interrupted run's batches exactly.
+    """
+    before = bank.interrupted()
+    if before is None or before[1] != dict(settings) or not set(before[0]) <= set(missing):
+        return [list(missing.values())]
+    first = set(before[0])
+    groups = [[w for k, w in missing.items() if k in first], [w for k, w in missing.items() if k not in first]]
+    return [g for g in groups if g]

@@ -1,0 +1,277 @@
+"""Hydra as the configuration language: compose, explain what went wrong, hand on plain data."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.suites.spec import Config, SuiteSpec, read_suite
+
+PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
+_PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One evaluation, said completely."""
+
+    suite: SuiteSpec
+    settings: Mapping[str, Any]  # eval.<suite>, resolved
+    model_args: Mapping[str, Any]
+    tokenizer_args: Mapping[str, Any]
+    template_args: Mapping[str, Any]
+    task_name: str
+    output_dir: Path
+    dialect: str
+    seed: int
+    limit: int | None
+    missing: str  # error | skip
+    local: Mapping[str, Any]
+    batch_tokens: int | None
+    max_rows: int
+    progress: bool
+    plugins: tuple[str, ...] = ()
+
+    @property
+    def overwrite(self) -> bool:
+        return bool(self.settings.get("overwrite", False))
+
+    @property
+    def retain_logs(self) -> str | None:
+        path = self.settings.get("retain_logs_path")
+        return None if path is None else str(path)
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as the manifest records it: enough to score again without composing again."""
+        return {
+            "suite": self.suite.name,
+            "settings": {k: v for k, v in self.settings.items() if k != "metrics"},
+            "top": list(self.suite.top),
+            "metrics": {name: _spec_to_json(spec) for name, spec in self.suite.metrics.items()},
+            "model": {
+                "model_args": dict(self.model_args),
+                "tokenizer_args": dict(self.tokenizer_args),
+                "template_args": dict(self.template_args),
+            },
+            "task_name": self.task_name,
+            "seed": self.seed,
+            "max_samples": self.limit,
+            "missing": self.missing,
+            "local": dict(self.local),
+            "batch_tokens": self.batch_tokens,
+            "max_rows": self.max_rows,
+            "plugins": list(self.plugins),
+        }
+
+
+def _spec_to_json(spec: Any) -> dict[str, Any]:
+    return {
+        "handler": spec.handler,
+        "datasets": {d.name: {"access_key": d.access_key, **d.config} for d in spec.datasets},
+        "pre_compute": {name: {"access_key": key} for key, name in spec.parents.items()},
+        "reference_logs": {
+            r.name: {"path": r.path, "include": {m: {"access_key": k} for m, k in r.include.items()}}
+            for r in spec.references
+        },
+        "generation_args": dict(spec.generation),
+        **spec.params,
+    }
+
+
+@contextmanager
+def composing(config_dir: Path | None) -> Iterator[list[Path]]:
+    """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    if config_dir is not None and not config_dir.is_dir():
+        raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
+    first = (config_dir or PACKAGE_DIR).resolve()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(str(first), version_base="1.3"):
+        yield [first] if first == PACKAGE_DIR else [first, PACKAGE_DIR]
+
+
+def compose_runs(
+    overrides: Sequence[str],
+    config_name: str = "eval.yaml",
+    config_dir: Path | None = None,
+    only: Iterable[str] | None = None,
+    plugins: Sequence[str] = (),
+) -> list[RunConfig]:
+    """One RunConfig for each evaluator under `eval`. `only` replaces the suite's metrics ("all" means all)."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with composing(config_dir) as directories:
+        cfg = _compose(config_name, overrides, directories)
+        OmegaConf.set_struct(cfg, False)
+        try:
+            return [_run(cfg, str(name), directories, only, plugins) for name in cfg.get("eval") or {}]
+        except OmegaConfBaseException as error:
+            raise _explain_value(error) from None
+
+
+def _compose(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:
+    from hydra import compose
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    extra = []
+    if len(directories) > 1:
+        extra = [f"hydra.searchpath=[file://{d}]" for d in directories[1:]]
+    try:
+        return compose(config_name, overrides=[*overrides, *extra])
+    except (HydraException, OmegaConfBaseException) as error:
+        raise _explain_compose(error, overrides, directories) from None
+
+
+def _explain_compose(error: Exception, overrides: Sequence[str], directories: Sequence[Path]) -> UserError:
+    text = str(error)
+    found = re.search(r"Could not (?:find|load) '([^']+)'", text)
+    if found:
+        group, _, name = found[1].removesuffix(".yaml").rpartition("/")
+        return unknown_name(f"{group or 'config'}", name, options(group, directories))
+    found = re.search(r"Could not override '([^']+)'", text)
+    if found:
+        return UserError(
+            f"'{found[1]}' is not a setting that exists; check its spelling (vestige eval ... --cfg prints them all), "
+            f"or write +{found[1]}=VALUE to add it."
+        )
+    first = " ".join(text.split("\n")[:2])
+    return UserError(f"The configuration could not be composed: {first}")
+
+
+def _explain_value(error: Exception) -> UserError:
+    key = getattr(error, "full_key", None) or "?"
+    if type(error).__name__ == "MissingMandatoryValue":
+        return UserError(f"'{key}' must be given; add {key}=VALUE to the command.")
+    return UserError(f"Setting '{key}': {str(error).splitlines()[0]}")
+
+
+def options(group: str, directories: Sequence[Path]) -> list[str]:
+    """The names available in a config group, the user's and ours."""
+    names: set[str] = set()
+    for directory in directories:
+        base = directory / group
+        names |= {str(p.relative_to(base).with_suffix("")) for p in base.rglob("*.yaml")} if base.is_dir() else set()
+    return sorted(names)
+
+
+class ConfigLibrary:
+    """Named metrics and data sets, read from the config groups when a suite mentions them."""
+
+    def __init__(self, cfg: Any, suite: str, directories: Sequence[Path]) -> None:
+        self.cfg = cfg
+        self.suite = suite
+        self.directories = directories
+        self.files = self._index()
+
+    def _index(self) -> dict[str, Path]:
+        """Metric name -> file. The name is the end of the file's @package line; the file name works too."""
+        out: dict[str, Path] = {}
+        group = f"eval/{self.suite}_metrics"
+        for directory in reversed(self.directories):  # the user's files come last and win
+            for path in sorted((directory / group).glob("*.yaml")):
+                package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
+                out[package[1].rsplit(".", 1)[-1] if package else path.stem] = path
+        return out
+
+    def metric_names(self) -> list[str]:
+        return sorted(self.files)
+
+    def resolve_name(self, name: str) -> str:
+        """A metric by its name or by its file's name (forget_Truth_Ratio is forget_truth_ratio)."""
+        if name in self.files:
+            return name
+        by_stem = {p.stem: n for n, p in self.files.items()}
+        return by_stem.get(name, name)
+
+    def metric(self, name: str) -> Config | None:
+        path = self.files.get(self.resolve_name(name))
+        if path is None:
+            return None
+        return self._attached(f"eval.{self.suite}._library.{name}", self._load(path))
+
+    def dataset(self, name: str) -> Mapping[str, Config] | None:
+        for directory in self.directories:
+            path = directory / "data" / "datasets" / f"{name}.yaml"
+            if path.is_file():
+                return self._attached(f"eval.{self.suite}._datasets.{name}", self._load(path))
+        return None
+
+    def _load(self, path: Path) -> Any:
+        """A config file's content. One with a defaults list is composed by Hydra, one without is just read."""
+        from omegaconf import OmegaConf
+
+        node = OmegaConf.load(path)
+        if "defaults" not in node:
+            return node
+        root = next(d for d in self.directories if path.is_relative_to(d))
+        whole = _compose(str(path.relative_to(root).with_suffix("")), [], self.directories)
+        package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
+        return OmegaConf.select(whole, package[1] if package else ".".join(path.relative_to(root).parent.parts))
+
+    def _attached(self, key: str, node: Any) -> Any:
+        """Puts a node into the tree, so that its interpolations see the whole configuration, and resolves it."""
+        from omegaconf import OmegaConf
+
+        OmegaConf.update(self.cfg, key, node, force_add=True)
+        return OmegaConf.to_container(OmegaConf.select(self.cfg, key), resolve=True)
+
+
+def _run(
+    cfg: Any, name: str, directories: Sequence[Path], only: Iterable[str] | None, plugins: Sequence[str]
+) -> RunConfig:
+    from omegaconf import OmegaConf
+
+    library = ConfigLibrary(cfg, name, directories)
+    settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
+    wanted = None if only is None else _names(list(only), library)
+    suite = read_suite(name, settings, library, wanted)
+    model: Any = OmegaConf.to_container(cfg.model, resolve=True)
+    data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
+    limit = data.get("max_samples")
+    if limit is not None and int(limit) < 1:
+        raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
+    if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
+        raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
+    return RunConfig(
+        suite=suite,
+        settings={k: v for k, v in settings.items() if not k.startswith("_")},
+        model_args=model.get("model_args") or {},
+        tokenizer_args=model.get("tokenizer_args") or {},
+        template_args=model.get("template_args") or {},
+        task_name=str(cfg.task_name),
+        output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
+        dialect=str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning"),
+        seed=int(cfg.get("seed") or 0),
+        limit=None if limit is None else int(limit),
+        missing=str(data.get("missing") or "error"),
+        local=data.get("local") or {},
+        batch_tokens=cfg.get("batch_tokens"),
+        max_rows=int(cfg.get("max_rows") or 128),
+        progress=bool(cfg.get("progress", True)),
+        plugins=tuple(plugins),
+    )
+
+
+def _names(only: list[str], library: ConfigLibrary) -> list[str]:
+    if only == ["all"]:
+        return [n for n in library.metric_names() if not (library.metric(n) or {}).get("optional")]
+    known = library.metric_names()
+    out = []
+    for name in only:
+        resolved = library.resolve_name(name)
+        if resolved not in library.files:
+            close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
+            hint = "" if close else " See `vestige ls metrics`."
+            raise unknown_name("metric", name, known, hint.strip())
+        out.append(resolved)
+    return out

@@ -1,0 +1,165 @@
+"""From configuration to wants: read the data, tokenise it, ask every metric what it needs. No model yet."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.data.chat import Encoder, Template
+from vestige.data.datasets import Context, build_rows, make_context
+from vestige.data.rows import MissingData, find_in_directory
+from vestige.errors import UserError
+from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.models.load import ModelArgs
+from vestige.run.config import RunConfig
+from vestige.suites.registry import HANDLERS
+from vestige.suites.spec import DataSpec, SuiteSpec
+from vestige.types import Rows, content_key
+from vestige.wants import Wants
+
+log = logging.getLogger("vestige.run")
+
+PLAIN_TAGS = {
+    "user_start_tag": "Question: ",
+    "user_end_tag": "\n",
+    "asst_start_tag": "Answer: ",
+    "asst_end_tag": "\n\n",
+}
+
+
+@dataclass
+class Prepared:
+    """Everything scoring needs besides evidence: the rows, which metric reads which, and what cannot be had."""
+
+    dialect: Dialect
+    rows: dict[str, Rows] = field(default_factory=dict)  # by data key
+    data_of: dict[str, dict[str, str]] = field(default_factory=dict)  # metric -> access key -> data key
+    unavailable: dict[str, str] = field(default_factory=dict)  # metric -> why
+    wants: Wants = field(default_factory=Wants)
+    notes: list[str] = field(default_factory=list)
+
+    def data(self, metric: str) -> dict[str, Rows]:
+        return {access: self.rows[key] for access, key in self.data_of.get(metric, {}).items()}
+
+
+def model_args(config: RunConfig) -> ModelArgs:
+    """The model block of a config, in open-unlearning's names, as ModelArgs."""
+    given = dict(config.model_args)
+    path = str(given.pop("pretrained_model_name_or_path"))
+    device_map = given.pop("device_map", None)
+    device = given.pop("device", None) or "auto"
+    if device_map in ("cpu", "cuda", "mps"):  # the peer's way of naming a device
+        device, device_map = device_map, None
+    tokenizer = dict(config.tokenizer_args)
+    known = {
+        "dtype": given.pop("dtype", None) or given.pop("torch_dtype", None) or "auto",
+        "attention": given.pop("attn_implementation", None) or "auto",
+        "revision": given.pop("revision", None),
+        "trust_remote_code": bool(given.pop("trust_remote_code", False)),
+        "quantization": given.pop("quantization", None),
+        "subfolder": given.pop("subfolder", None),
+    }
+    given.pop("torch_dtype", None)
+    return ModelArgs(
+        path=path,
+        tokenizer=tokenizer.get("pretrained_model_name_or_path"),
+        base=tokenizer.get("base"),
+        device=device,
+        device_map=device_map,
+        extra=given,
+        **known,
+    )
+
+
+def make_template(args: Mapping[str, Any], tokenizer: Any, notes: list[str]) -> Template:
+    """The template of a config; `auto` takes the tokenizer's own, or plain tags (said) when it has none."""
+    args = dict(args)
+    if args.get("apply_chat_template") == "auto":
+        args["apply_chat_template"] = bool(getattr(tokenizer, "chat_template", None))
+        if not args["apply_chat_template"]:
+            system = args.pop("system_prompt", None)
+            args |= PLAIN_TAGS
+            if system:
+                args["system_prompt_with_special_tokens"] = system
+            notes.append("the tokenizer has no chat template: prompts read 'Question: ...\\nAnswer: '")
+    return Template.from_config(args)
+
+
+def make_encoder_context(config: RunConfig, tokenizer: Any, notes: list[str]) -> Context:
+    dialect = get_dialect(config.dialect)
+    template = make_template(config.template_args, tokenizer, notes)
+    return make_context(tokenizer, template, dialect.mask, dialect.boundary)
+
+
+def prepare(config: RunConfig, context: Context) -> Prepared:
+    """Reads and tokenises every data set once, and gathers what every metric wants of the model."""
+    out = Prepared(get_dialect(config.dialect))
+    lost: dict[str, str] = {}  # data key -> why it cannot be had
+    for name, spec in config.suite.metrics.items():
+        for data in spec.datasets:
+            key = data_key(data, config)
+            out.data_of.setdefault(name, {})[data.access_key] = key
+            if key not in out.rows and key not in lost:
+                try:
+                    out.rows[key] = build_rows(data.name, _localised(data, config), context, config.limit)
+                except MissingData as error:
+                    if config.missing != "skip":
+                        raise
+                    lost[key] = str(error)
+            if key in lost:
+                out.unavailable[name] = lost[key]
+    _gather(config.suite, out)
+    return out
+
+
+def _gather(suite: SuiteSpec, out: Prepared) -> None:
+    for name, spec in suite.metrics.items():
+        parent = next((p for p in spec.parents.values() if p in out.unavailable), None)
+        if name in out.unavailable:
+            continue
+        if parent is not None:
+            out.unavailable[name] = f"needs {parent}: {out.unavailable[parent]}"
+            continue
+        out.wants.add(HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect))
+
+
+def data_key(data: DataSpec, config: RunConfig) -> str:
+    """Two metrics that read the same rows in the same way share one tokenised data set.
+
+    What only concerns the peer's own loop (predict_with_generate) does not make a difference here.
+    """
+    body = json.loads(json.dumps(data.config, default=str))
+    (body.get("args") or {}).pop("predict_with_generate", None)
+    text = json.dumps([body, config.limit], sort_keys=True)
+    return f"{data.name}-{content_key(text.encode())[:8]}"
+
+
+def _localised(data: DataSpec, config: RunConfig) -> dict[str, Any]:
+    """The data set's config with hub ids replaced by the directories the user said to read instead."""
+    body: dict[str, Any] = dict(data.config)
+    args = dict(body.get("args") or {})
+    for key in ("hf_args", "few_shot_dataset_hf_args"):
+        if args.get(key):
+            args[key] = _redirect(dict(args[key]), config.local)
+    return {**body, "args": args}
+
+
+def _redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    place = local.get(str(hf_args.get("path")))
+    if not place:
+        return hf_args
+    root = Path(str(place["path"])).expanduser()
+    if not root.is_dir():
+        raise UserError(f"Data directory {root} does not exist; check --data.")
+    name = hf_args.get("name")
+    if not find_in_directory(root, name, str(hf_args.get("split", "train")).split("[")[0]):
+        name = (place.get("names") or {}).get(name, name)
+    return {**hf_args, "path": str(root), "name": name}
+
+
+def encoder_of(context: Context) -> Encoder:
+    return context.encoder

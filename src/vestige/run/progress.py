@@ -1,0 +1,30 @@
+"""Progress bars: on standard error, only for people, only when something takes longer than a moment."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+class Bar:
+    """A tqdm bar with a total, counted or set; silent when asked or when nobody is watching."""
+
+    def __init__(self, label: str, total: int, unit: str, show: bool) -> None:
+        from tqdm import tqdm
+
+        watched = show and sys.stderr.isatty()
+        self.bar: Any = tqdm(
+            total=total, desc=label, unit=unit, unit_scale=True, disable=not watched, delay=0.5, leave=False
+        )
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.close()
+
+    def add(self, amount: int) -> None:
+        self.bar.update(amount)
+
+    def to(self, amount: int) -> None:
+        self.bar.update(amount - self.bar.n)

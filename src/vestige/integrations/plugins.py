@@ -1,0 +1,43 @@
+"""A user's own metrics, data sets and benchmarks: from a Python file or an installed package's entry point."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterable
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from vestige.errors import UserError
+from vestige.integrations.open_unlearning import install_import_names
+
+GROUP = "vestige.plugins"
+
+
+def load_plugins(files: Iterable[str] = ()) -> None:
+    """Runs every plug-in; what it registers (handlers, data sets) is then known by name."""
+    install_import_names()
+    for entry in entry_points(group=GROUP):
+        entry.load()
+    for file in files:
+        load_file(Path(file).expanduser())
+
+
+def load_file(path: Path) -> None:
+    if not path.is_file():
+        raise UserError(f"Plug-in file {path} does not exist; check --plugin.")
+    name = f"vestige_plugin_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise UserError(f"Plug-in file {path} is not Python; give a .py file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        at = next(
+            (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None
+        )
+        where = f" at line {at}" if at else ""
+        raise UserError(f"Plug-in file {path} failed{where}: {type(error).__name__}: {error}.") from None

@@ -1,0 +1,187 @@
+"""One evaluation from configuration to files: plan -> collect -> score."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vestige.data.datasets import Context
+from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.run.collecting import Collector, Found, ModelHandle
+from vestige.run.config import RunConfig
+from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
+from vestige.run.scoring import load_references, score_suite
+from vestige.store.evidence import discard_all
+from vestige.store.examples import save_rows
+from vestige.store.files import write_json
+from vestige.store.lock import writing
+from vestige.store.results import versions, write_results
+from vestige.suites.registry import HANDLERS, Evidence
+from vestige.suites.spec import MetricSpec
+from vestige.types import Score
+
+log = logging.getLogger("vestige.run")
+
+NO_RETAIN_LOGS = (
+    "No retain logs given: forget_quality cannot be computed and privleak is compared with ref_value 0.5. "
+    "Evaluate the retain model first and pass its TOFU_EVAL.json (retain_logs_path=FILE or --retain-logs FILE)."
+)
+
+
+@dataclass
+class Outcome:
+    """What an evaluation produced."""
+
+    directory: Path
+    scores: Mapping[str, Score]
+    top: tuple[str, ...]
+    dialect: str
+    manifest: Mapping[str, Any]
+    files: tuple[Path, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+
+def evaluate_config(config: RunConfig, loaded: LoadedModel | None = None) -> Outcome:
+    """Runs one RunConfig in its run directory. `loaded` is a model already in memory (the Python API)."""
+    references = load_references(config.suite)
+    if _wants_retain_logs(config) and config.retain_logs is None:
+        log.warning(NO_RETAIN_LOGS)
+    with writing(config.output_dir):
+        return _Evaluation(config, references, loaded).run()
+
+
+def _wants_retain_logs(config: RunConfig) -> bool:
+    return any(config.suite.metrics[m].references for m in config.suite.metrics)
+
+
+class _Evaluation:
+    def __init__(
+        self, config: RunConfig, references: Mapping[str, Mapping[str, Any]], loaded: LoadedModel | None
+    ) -> None:
+        self.config = config
+        self.references = references
+        self.started = time.perf_counter()
+        self.evidence_dir = config.output_dir / "evidence"
+        if config.overwrite and self.evidence_dir.is_dir():
+            discard_all(self.evidence_dir)
+        self.notes: list[str] = []
+        self.args: ModelArgs | None = None if loaded else model_args(config)
+        self.model = ModelHandle(self.args, loaded)
+        if loaded:
+            tokenizer = loaded.tokenizer
+        else:
+            assert self.args is not None
+            tokenizer, more = load_tokenizer(self.args)
+            self.notes += more
+        self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        encoder = self.context.encoder
+        self.collector = Collector(self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress)
+
+    def run(self) -> Outcome:
+        import torch
+
+        torch.manual_seed(self.config.seed)
+        prepared = prepare(self.config, self.context)
+        prepare_seconds = time.perf_counter() - self.started
+        save_rows(self.config.output_dir / "evidence" / "examples.json.gz", prepared.rows)
+        if _wants_retain_logs(self.config) and self.config.retain_logs is None:
+            log.warning("Evaluating %s without retain logs.", self.config.suite.name)
+        evidence = self.collector.collect(prepared.wants, self.model, self._second)
+        start = time.perf_counter()
+        scores = score_suite(
+            self.config.suite, prepared, evidence, self.references, self.collector.classified, self._live(prepared)
+        )
+        self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
+        self.collector.seconds["preparing"] = round(prepare_seconds, 3)
+        return self._write(prepared, evidence, scores)
+
+    def _second(self, path: str) -> ModelHandle:
+        """The handle of a reference model: the same settings, other weights, no tokenizer of its own."""
+        base = self.args or ModelArgs(path=path)
+        return ModelHandle(
+            replace(base, path=path, tokenizer=base.tokenizer or (self.args.path if self.args else None))
+        )
+
+    def _live(self, prepared: Prepared) -> Any:
+        from vestige.integrations.open_unlearning import run_live
+
+        def live(
+            spec: MetricSpec, parents: Mapping[str, Score], references: Mapping[str, Mapping[str, Score | None]]
+        ) -> Score:
+            data = prepared.data(spec.name)
+            batch_size = int(self.config.settings.get("batch_size") or 32)
+            return run_live(HANDLERS[spec.handler], spec, self.model.get(), data, parents, references, batch_size)
+
+        return live
+
+    def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
+        config, suite = self.config, self.config.suite
+        files = write_results(config.output_dir, suite.file_stem, scores, suite.top)
+        manifest = self._manifest(prepared)
+        write_json(config.output_dir / "manifest.json", manifest)
+        return Outcome(
+            config.output_dir, scores, suite.top, config.dialect, manifest, files, [*self.notes, *prepared.notes]
+        )
+
+    def _manifest(self, prepared: Prepared) -> dict[str, Any]:
+        """How these numbers came about: enough to compare two runs and to score this one again."""
+        template = self.context.encoder.template
+        dialect = prepared.dialect
+        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        return {
+            "created": now,
+            "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
+            "model": self._model_facts(),
+            "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
+            "data": {
+                key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
+                for key, r in prepared.rows.items()
+            },
+            "data_of": prepared.data_of,
+            "unavailable": prepared.unavailable,
+            "hidden_tokens": _hidden(prepared),
+            "config": config_json(self.config),
+            "versions": versions(),
+            "cost": self.collector.cost.as_dict(),
+            "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
+            "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
+        }
+
+    def _model_facts(self) -> dict[str, Any]:
+        facts: dict[str, Any] = {
+            "name": self.model.name,
+            "fingerprint": self.model.fingerprint,
+            "evidence": self.model.identity,
+            "load_seconds": round(self.model.load_seconds, 3),
+        }
+        if self.model.is_loaded:
+            m = self.model.get()
+            facts |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
+        if self.args:
+            facts["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
+        return facts
+
+
+def config_json(config: RunConfig) -> dict[str, Any]:
+    import json
+
+    return dict(json.loads(json.dumps(config.describe(), default=str)))
+
+
+def _hidden(prepared: Prepared) -> int:
+    """How many answers have a token hidden from attention: where the mask of the dialect makes a difference."""
+    examples = (e for rows in prepared.rows.values() for row in rows.examples for e in row)
+    return sum(
+        1
+        for e in examples
+        if e.prompt.hidden or (e.target is not None and any(h < len(e.target.ids) - 1 for h in e.target.hidden))
+    )
+
+
+def empty_evidence() -> Evidence:
+    return Evidence(answers=Found(), texts=Found(), gradients=Found(), reference={}, classified=Found())

@@ -1,0 +1,31 @@
+"""Result files in the shape open-unlearning writes, so that its users' scripts and retain logs work both ways."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from vestige.store.files import write_json
+from vestige.types import Score
+
+PACKAGES = ("vestige", "torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "peft", "bitsandbytes")
+
+
+def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:
+    """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""
+    details, summary = directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json"
+    write_json(details, {name: score.to_json() for name, score in scores.items()})
+    write_json(summary, {name: scores[name].agg_value for name in top if scores[name].agg_value is not None})
+    return details, summary
+
+
+def versions() -> dict[str, str]:
+    out = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out

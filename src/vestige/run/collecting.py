@@ -21,7 +21,7 @@ from vestige.wants import ClassifierWant, GradientWant, Request, Wants
 log = logging.getLogger("vestige.run")
 
 
-class MissingEvidence(KeyError):
+class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
     """A score needs evidence this run has not collected."""
 
 
@@ -268,13 +268,13 @@ def vocabulary(model: Any) -> int:
 
 
 def count_nodes(targets: Iterable[Target]) -> int:
-    """Distinct prefixes among the whole sequences asked for: what sharing could not go below.
+    """Distinct prefixes among the whole sequences asked for: what sharing alone could not go below.
 
-    (The last token of a sequence is never pushed, so that we may do better.)
+    (The last token of a sequence is never pushed, so that we may even do better.)
     """
     from vestige.collect.tree import build_tree
 
-    return len(build_tree(list(targets)))
+    return len(build_tree([Target((*t.ids, 0), t.start, t.hidden) for t in targets]))
 
 
 def _resumable(bank: Bank[Any], missing: dict[str, Any], settings: Mapping[str, Any]) -> list[list[Any]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
-from vestige.run.collecting import Collector, Found, ModelHandle
+from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.scoring import load_references, score_suite
@@ -70,6 +70,7 @@ class _Evaluation:
         if config.overwrite and self.evidence_dir.is_dir():
             discard_all(self.evidence_dir)
         self.notes: list[str] = []
+        self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
         self.model = ModelHandle(self.args, loaded)
         if loaded:
@@ -145,6 +146,7 @@ class _Evaluation:
             "data_of": prepared.data_of,
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
+            "references": self.second_identities,
             "config": config_json(self.config),
             "versions": versions(),
             "cost": self.collector.cost.as_dict(),
@@ -181,7 +183,3 @@ def _hidden(prepared: Prepared) -> int:
         for e in examples
         if e.prompt.hidden or (e.target is not None and any(h < len(e.target.ids) - 1 for h in e.target.hidden))
     )
-
-
-def empty_evidence() -> Evidence:
-    return Evidence(answers=Found(), texts=Found(), gradients=Found(), reference={}, classified=Found())

@@ -69,7 +69,16 @@ class Library(Protocol):
     def metric_names(self) -> Iterable[str]: ...
 
 
-_RESERVED = {"handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "batch_size"}
+_RESERVED = {
+    "handler",
+    "datasets",
+    "collators",
+    "generation_args",
+    "pre_compute",
+    "reference_logs",
+    "batch_size",
+    "optional",
+}
 
 
 class _Reader:

@@ -1,0 +1,60 @@
+"""Results for a terminal: aligned columns, one line a metric, the value in words beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vestige.metrics.reading import reading
+from vestige.suites.spec import MetricSpec
+from vestige.types import Score
+
+
+def number(value: float | None) -> str:
+    """Four digits that mean something.
+
+    >>> number(0.95163), number(1.9e-5), number(-99.99999), number(None)
+    ('0.9516', '1.9e-05', '-100.00', '-')
+    """
+    if value is None:
+        return "-"
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[int] = ()) -> str:
+    """Columns as wide as their content; the last one may run to the edge of the screen."""
+    cells = [list(heads), *[list(r) for r in rows]]
+    widths = [max(len(r[c]) for r in cells) for c in range(len(heads))]
+    lines = []
+    for r in cells:
+        padded = [(x.rjust(w) if c in right else x.ljust(w)) for c, (x, w) in enumerate(zip(r, widths, strict=True))]
+        lines.append("  ".join(padded).rstrip())
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def describe(spec: MetricSpec, score: Score) -> str:
+    """The reading of one score, or why there is none."""
+    if score.agg_value is None:
+        return f"not computed: {score.reason}"
+    against = not any("ref_value" in n for n in score.notes)
+    return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against)
+
+
+def summary(metrics: Mapping[str, MetricSpec], top: Sequence[str], scores: Mapping[str, Score]) -> str:
+    """The asked-for metrics of one run."""
+    width = max(40, shutil.get_terminal_size((140, 24)).columns - max(map(len, top)) - 14)
+    rows = []
+    for name in top:
+        words = describe(metrics[name], scores[name])
+        rows.append([name, number(scores[name].agg_value), words if len(words) <= width else words[: width - 1] + "…"])
+    return table(rows, ["metric", "value", "reading"], right=(1,))
+
+
+def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:
+    """Several runs side by side: a row a metric, a column a run. Values are agg_values by metric name."""
+    rows = [[name, *(number(runs[r].get(name)) for r in runs)] for name in names]
+    return table(rows, ["metric", *runs], right=tuple(range(1, len(runs) + 1)))

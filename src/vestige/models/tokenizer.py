@@ -71,8 +71,10 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
             )
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
-        where = gguf or directory
-        raise UserError(f"The tokenizer in '{where}' cannot be read: {first_line(error)}") from None
+        if gguf:
+            trouble = "is damaged, cut short, or of a kind transformers cannot read"
+            raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+        raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return tokenizer

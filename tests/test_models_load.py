@@ -98,6 +98,19 @@ def test_bitsandbytes_quantises_on_cpu(checkpoint: Path, mode: str) -> None:
     assert 0 < gap < 0.2
 
 
+def test_4bit_computes_in_float32_on_cpu(checkpoint: Path) -> None:
+    """The reference: a plain model that holds the dequantised weights."""
+    bnb = pytest.importorskip("bitsandbytes")
+    loaded = load_model(ModelArgs(str(checkpoint), quantization="4bit"))
+    plain = tiny_model()
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            weight = bnb.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+            plain.get_submodule(name).weight.data = weight.float()
+    want = logits(plain, tiny_tokenizer())
+    assert torch.allclose(logits(loaded.model, loaded.tokenizer), want, atol=1e-5)
+
+
 def test_loading_says_nothing_on_its_own(checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(ModelArgs(str(checkpoint)))
     assert capfd.readouterr() == ("", "")

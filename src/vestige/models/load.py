@@ -138,6 +138,7 @@ def _unpack_gguf() -> dict[str, Any]:
 
 
 def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    import torch
     from transformers import AutoModelForCausalLM
 
     with quiet(bars=not place.gguf):
@@ -151,6 +152,8 @@ def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str
     notes = []
     if unused := sorted(report.get("unexpected_keys", ())):
         notes.append(f"some tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+    if settings["dtype"] is torch.float32:
+        _keep_float32(model)
     if place.gguf:
         _forget_packing(model)
         notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
@@ -179,6 +182,16 @@ def refuse_gaps(
 
 def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _keep_float32(model: Any) -> None:
+    """Stop bitsandbytes from computing 4-bit layers in bfloat16 on CPUs that can, when float32 was chosen.
+
+    Its fast path moves logits by tenths, and would make a number depend on the machine.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _forget_packing(model: Any) -> None:

@@ -258,7 +258,7 @@ def rouge(peer: Peer, name: str, rows: list[Row]) -> None:
 
 
 def truth_ratio(peer: Peer, name: str, rows: list[Row], prefix: str, right: str, better: str) -> None:
-    """How much likelier wrong answers are than a right one. Parents are computed if they are not there yet."""
+    """How much likelier wrong answers are than a right one. Parents are computed if not there yet."""
     parents = {f"{prefix}_PARA_Prob" if right != "answer" else f"{prefix}_Prob": right}
     parents[f"{prefix}_PERT_Prob"] = "perturbed_answer"
     for parent, column in parents.items():
@@ -276,14 +276,12 @@ def truth_ratio(peer: Peer, name: str, rows: list[Row], prefix: str, right: str,
 
 def forget_quality(peer: Peer, retain: dict[str, Any] | None) -> None:
     with peer.timed("forget_quality"):
-        if retain is None:
-            peer.metrics["forget_quality"] = {"agg_value": None}
-            return
-        ours, theirs = (
-            [row["score"] for row in one["value_by_index"].values()]
-            for one in (peer.metrics["forget_truth_ratio"], retain)
-        )
-        peer.metrics["forget_quality"] = {"agg_value": float(ks_2samp(ours, theirs).pvalue)}
+        value = None
+        if retain is not None:
+            pair = (peer.metrics["forget_truth_ratio"], retain)
+            ours, theirs = ([row["score"] for row in one["value_by_index"].values()] for one in pair)
+            value = float(ks_2samp(ours, theirs).pvalue)
+        peer.metrics["forget_quality"] = {"agg_value": value}
 
 
 def normalised(peer: Peer, name: str, right: str, wrong: str) -> None:
@@ -323,12 +321,8 @@ def mia_min_k(peer: Peer, forget: list[Row], holdout: list[Row], k: float = 0.4)
         for name, rows in (("forget", forget), ("holdout", holdout)):
             values = [least_likely(logp, labels, k) for logp, labels in inner_tokens(peer, rows)]
             found[name] = {"agg_value": float(np.mean(values)), "value_by_index": scores(values)}
-        values, truth = [], []
-        for member, name in enumerate(("forget", "holdout")):
-            rows_found = found[name]["value_by_index"].values()
-            values += [row["score"] for row in rows_found]
-            truth += [member] * len(rows_found)
-        auc = float(roc_auc_score(truth, values))
+        values = [row["score"] for one in found.values() for row in one["value_by_index"].values()]
+        auc = float(roc_auc_score([0] * len(forget) + [1] * len(holdout), values))
         peer.metrics["mia_min_k"] = found | {"auc": auc, "agg_value": auc}
 
 
@@ -368,7 +362,6 @@ def strength(hits: torch.Tensor) -> float:
 
 
 def read_data(folder: Path) -> dict[str, list[Row]]:
-    """The five splits; the lines of FOLDER/forget.jsonl and so on."""
     return {
         name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
         for name in FILES

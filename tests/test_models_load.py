@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -97,6 +98,19 @@ def test_bitsandbytes_quantises_on_cpu(checkpoint: Path, mode: str) -> None:
     assert 0 < gap < 0.2
 
 
+def test_4bit_computes_in_float32_on_cpu(checkpoint: Path) -> None:
+    """The reference: a plain model that holds the dequantised weights."""
+    bnb = pytest.importorskip("bitsandbytes")
+    loaded = load_model(ModelArgs(str(checkpoint), quantization="4bit"))
+    plain = tiny_model()
+    for name, module in loaded.model.named_modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            weight = bnb.functional.dequantize_4bit(module.weight.data, module.weight.quant_state)
+            plain.get_submodule(name).weight.data = weight.float()
+    want = logits(plain, tiny_tokenizer())
+    assert torch.allclose(logits(loaded.model, loaded.tokenizer), want, atol=1e-5)
+
+
 def test_loading_says_nothing_on_its_own(checkpoint: Path, capfd: pytest.CaptureFixture[str]) -> None:
     load_model(ModelArgs(str(checkpoint)))
     assert capfd.readouterr() == ("", "")
@@ -157,7 +171,7 @@ def test_adapter_errors(tmp_path: Path) -> None:
     edit(config, base_model_name_or_path=str(tmp_path / "base"), task_type="SEQ_CLS")
     assert "trained for SEQ_CLS" in fails(str(tmp_path / "lora"))
     edit(config, task_type="CAUSAL_LM", target_modules=["q_proj", "up_proj", "down_proj"])
-    assert "lacks 4 tensors" in fails(str(tmp_path / "lora"))
+    assert "which would be random: base_model" in fails(str(tmp_path / "lora"))
     edit(config, target_modules=["q_proj"])
     assert "fit nowhere in" in fails(str(tmp_path / "lora"))
     edit(config, peft_type="WORMHOLE")
@@ -256,7 +270,7 @@ def test_gguf_errors(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"nonsense")
     assert "does not start like a GGUF file" in fails(str(tmp_path / "model.gguf"))
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(40))
-    assert "model.gguf" in fails(str(tmp_path / "model.gguf"))
+    assert "is damaged, cut short, or" in fails(str(tmp_path / "model.gguf"))
     assert "leave `quantization` out" in fails(ModelArgs(str(tmp_path / "model.gguf"), quantization="4bit"))
     assert f"Did you mean '{tmp_path / 'model.gguf'}'?" in fails(str(tmp_path / "modle.gguf"))
     assert f"Did you mean '{tmp_path / 'model.gguf'}'?" in fails(str(tmp_path))
@@ -341,6 +355,30 @@ def test_a_cached_hub_snapshot_loads_offline(tmp_path: Path) -> None:
     assert loaded.fingerprint == load_model(ModelArgs(str(repo / "snapshots" / commit))).fingerprint
 
 
+def test_a_download_takes_what_is_needed_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for the hub: it copies the files asked for, as snapshot_download would."""
+    import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
+
+    remote = save(tmp_path / "remote", max_shard_size="100KB")
+    (remote / "optimizer.safetensors").write_bytes(b"large")
+    here = tmp_path / "commit"
+
+    def download(repo: str, *, revision: str | None, allow_patterns: list[str], **_: Any) -> str:
+        assert revision in (None, "commit")
+        here.mkdir(exist_ok=True)
+        for name in filter_repo_objects([p.name for p in remote.iterdir()], allow_patterns=allow_patterns):
+            shutil.copy(remote / name, here / name)
+        return str(here)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert len(load_tokenizer(ModelArgs("org/tiny"))[0]) == len(tiny_tokenizer())
+    assert not list(here.glob("*.safetensors"))
+    loaded = load_model(ModelArgs("org/tiny"))
+    assert torch.equal(logits(loaded.model, loaded.tokenizer), logits(tiny_model(), tiny_tokenizer()))
+    assert {p.name for p in remote.iterdir()} - {p.name for p in here.iterdir()} == {"optimizer.safetensors"}
+
+
 # Contents
 
 
@@ -352,7 +390,7 @@ def test_damaged_and_missing_weights(tmp_path: Path) -> None:
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     assert "git lfs pull" in fails(str(tmp_path / "m"))
     weights.unlink()
-    assert "has no weights (model.safetensors); it holds: config.json" in fails(str(tmp_path / "m"))
+    assert "has no weights (model.safetensors;" in fails(str(tmp_path / "m"))
     shards = save(tmp_path / "shards", max_shard_size="100KB")
     next(shards.glob("model-00002*")).unlink()
     assert "lacks 1 of its" in fails(str(shards))
@@ -372,7 +410,7 @@ def test_pickle_needs_an_opt_in(tmp_path: Path) -> None:
 def test_random_weights_are_never_measured(tmp_path: Path) -> None:
     save(tmp_path / "headless", tiny_model().model)
     words = fails(str(tmp_path / "headless"))
-    assert "lacks 1 tensors" in words and "lm_head.weight" in words
+    assert "would be random: lm_head.weight;" in words
     path = save(tmp_path / "shapes")
     edit(path / "config.json", intermediate_size=32)
     assert "another shape than its config.json says" in fails(str(path))

@@ -91,7 +91,7 @@ def check_weights(place: Place, args: ModelArgs) -> None:
 
 
 def _missing_weights(place: Place, names: list[str], missing: list[str]) -> UserError:
-    pickled = [p.name for p in place.directory.glob("*.bin") if "model" in p.name]
+    pickled = [p.name for p in place.directory.glob("*model*.bin*")]
     if pickled and len(missing) == len(names):
         return UserError(
             f"'{place.name}' has only pickle weights ({sorted(pickled)[0]}), which can run code when read; "
@@ -103,7 +103,10 @@ def _missing_weights(place: Place, names: list[str], missing: list[str]) -> User
             f"'{place.name}' lacks {len(missing)} of its {len(names)} weight files, first '{missing[0]}'; "
             "copy or download it again."
         )
-    return UserError(f"'{place.name}' has no weights ({missing[0]}); it holds: {listing(place.directory)}.")
+    return UserError(
+        f"'{place.name}' has no weights ({missing[0]}; pickle files would need "
+        f"extra={{'use_safetensors': False}}); it holds: {listing(place.directory)}."
+    )
 
 
 def check_safetensors(path: Path) -> None:

@@ -132,6 +132,7 @@ def _unpack_gguf() -> dict[str, Any]:
 
 
 def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+    import torch
     from transformers import AutoModelForCausalLM
 
     with quiet(bars=not place.gguf):
@@ -144,30 +145,47 @@ def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str
     refuse_gaps(place.name, report.get("missing_keys", ()), mismatched)
     notes = []
     if unused := sorted(report.get("unexpected_keys", ())):
-        notes.append(f"{len(unused)} tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+        notes.append(f"some tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+    if settings["dtype"] is torch.float32:
+        _keep_float32(model)
     if place.gguf:
         _forget_packing(model)
         notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
     return model, notes
 
 
-def refuse_gaps(name: str, missing: Iterable[str], mismatched: Iterable[str] = ()) -> None:
+def refuse_gaps(
+    name: str,
+    missing: Iterable[str],
+    mismatched: Iterable[str] = (),
+    hint: str = "save the whole model, head included",
+) -> None:
     """Weights that did not come from the checkpoint are random numbers: never evaluate them."""
     missing, mismatched = sorted(missing), sorted(mismatched)
     if missing:
         raise UserError(
-            f"'{name}' lacks {len(missing)} tensors that its architecture needs, so they would be random: "
-            f"{_some(missing)}; save the whole model, with its head."
+            f"'{name}' lacks tensors that its configuration calls for, which would be random: "
+            f"{_some(missing)}; {hint}."
         )
     if mismatched:
         raise UserError(
-            f"{len(mismatched)} tensors of '{name}' have another shape than its config.json says: "
-            f"{_some(mismatched)}; save the model and its config together."
+            f"Some tensors of '{name}' have another shape than its config.json says: {_some(mismatched)}; "
+            "save the model and its config together."
         )
 
 
 def _some(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _keep_float32(model: Any) -> None:
+    """Stop bitsandbytes from computing 4-bit layers in bfloat16 on CPUs that can, when float32 was chosen.
+
+    Its fast path moves logits by tenths, and would make a number depend on the machine.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def _forget_packing(model: Any) -> None:
@@ -188,7 +206,7 @@ def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
         model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False)
         expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
         saved = set(load_peft_weights(str(place.directory), device="cpu"))
-    refuse_gaps(place.name, expected - saved)
+    refuse_gaps(place.name, expected - saved, hint="check it against its adapter_config.json")
     # An adapter may also carry whole layers of the base (resized embeddings).
     own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
     stray = sorted(
@@ -196,7 +214,7 @@ def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
     )
     if stray:
         raise UserError(
-            f"{len(stray)} tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
+            f"Some tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
             f"{_some(stray)}; check base_model_name_or_path in its adapter_config.json."
         )
     return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]

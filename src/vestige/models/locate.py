@@ -143,9 +143,9 @@ def _need_config(directory: Path, args: ModelArgs) -> None:
     files = sorted(directory.glob("*.gguf"))
     hint = ""
     if files:
-        hint = f" Did you mean '{files[0]}'?"
+        hint = f" Did you mean '{files[0].resolve()}'?"
     elif inside:
-        hint = f" Did you mean '{sorted(inside)[-1].parent}'?"
+        hint = f" Did you mean '{sorted(inside)[-1].parent.resolve()}'?"
     raise UserError(f"'{args.path}' has no config.json; it holds: {listing(directory)}.{hint}")
 
 

@@ -43,4 +43,6 @@ def first_line(error: BaseException) -> str:
     """The gist of another library's error, as the end of a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:  # a heading; the matter is below it
+        text = f"{text} {lines[1]}"
     return text if text.endswith((".", "!", "?")) else text + "."

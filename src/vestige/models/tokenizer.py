@@ -65,8 +65,10 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
-        where = gguf or directory
-        raise UserError(f"The tokenizer in '{where}' cannot be read: {first_line(error)}") from None
+        if gguf:
+            trouble = "is damaged, cut short, or of a kind transformers cannot read"
+            raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+        raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return tokenizer

@@ -164,8 +164,7 @@ def refuse_gaps(
     missing, mismatched = sorted(missing), sorted(mismatched)
     if missing:
         raise UserError(
-            f"'{name}' lacks tensors that its configuration calls for, which would be random: "
-            f"{_some(missing)}; {hint}."
+            f"'{name}' lacks tensors that its configuration calls for, which would be random: {_some(missing)}; {hint}."
         )
     if mismatched:
         raise UserError(

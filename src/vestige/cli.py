@@ -1,0 +1,227 @@
+"""The command line: one verb per job. Heavy imports wait until a verb needs them, so that --help is instant."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vestige import __version__
+from vestige.errors import UserError
+
+EXAMPLES = """examples:
+  vestige demo                                        build a tiny lab and evaluate its models
+  vestige eval tofu --model PATH --data DIR           evaluate a checkpoint on local files
+  vestige eval tofu --model PATH --data DIR --retain-logs saves/eval/retain/TOFU_EVAL.json
+  vestige eval experiment=eval/tofu/default model=Llama-3.2-1B-Instruct \\
+      model.model_args.pretrained_model_name_or_path=PATH task_name=NAME
+  vestige plan tofu --model PATH --data DIR           what that would cost
+  vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
+  vestige ls metrics                                  what there is
+"""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="vestige",
+        description="Measures what a language model still knows after it was made to forget.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"vestige {__version__}")
+    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb, words in (("eval", "evaluate a checkpoint"), ("plan", "say what an evaluation would cost")):
+        _evaluation_flags(verbs.add_parser(verb, help=words, description=words.capitalize() + "."))
+    score = verbs.add_parser("score", help="score a run again from its evidence, without a model")
+    score.add_argument("run", help="a run directory (saves/eval/NAME)")
+    score.add_argument("changes", nargs="*", help="dialect=NAME, METRIC.KEY=VALUE (mia_min_k.k=0.2)")
+    score.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, experiments")
+    listing.add_argument("what", nargs="?", default="all")
+    listing.add_argument("--config-dir", metavar="DIR")
+    listing.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
+    demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
+    demo.add_argument("--seed", type=int, default=0)
+    return top
+
+
+def _evaluation_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite (tofu) and/or Hydra overrides")
+    p.add_argument("--model", metavar="PATH", help="directory, .gguf file, PEFT adapter or hub id")
+    p.add_argument("--data", metavar="DIR", help="folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...")
+    p.add_argument("--retain-logs", metavar="FILE", help="TOFU_EVAL.json (or run directory) of the retain model")
+    p.add_argument("--out", metavar="DIR", help="run directory (default: saves/eval/<task_name>)")
+    p.add_argument("--metrics", metavar="all|NAME,...", help="instead of the suite's default metrics")
+    p.add_argument("--reference-model", metavar="PATH", help="second model for mia_reference")
+    p.add_argument("--dialect", metavar="NAME", help="open-unlearning | strict")
+    p.add_argument("--system-prompt", metavar="TEXT")
+    p.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward")
+    p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
+    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
+    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
+    p.add_argument("--tokenizer", metavar="PATH")
+    p.add_argument("--quantization", metavar="4bit|8bit")
+    p.add_argument("--trust-remote-code", action="store_true")
+    p.add_argument("--overwrite", action="store_true", help="forget evidence already collected")
+    p.add_argument("--task-name", metavar="NAME")
+    p.add_argument("--seed", type=int)
+    p.add_argument("--config-name", default="eval.yaml", help=argparse.SUPPRESS)
+    p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
+    p.add_argument("--plugin", action="append", default=[], metavar="FILE", help="Python file with your own metrics")
+    p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
+    p.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
+    args = parser().parse_intermixed_args(argv) if _plain(argv) else parser().parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
+    verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
+    try:
+        return verbs[args.verb](args)
+    except UserError as error:
+        print(f"vestige: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return 0
+
+
+def _plain(argv: Sequence[str] | None) -> bool:
+    return False  # argparse cannot intermix with sub-commands; positionals after flags are gathered in _words
+
+
+def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """A suite name, if one is given, and the Hydra overrides."""
+    suites = [w for w in args.words if "=" not in w and not w.startswith(("+", "~"))]
+    if len(suites) > 1:
+        raise UserError(f"One suite at a time, please: {', '.join(suites)}. Overrides are written KEY=VALUE.")
+    return (suites[0] if suites else None), [w for w in args.words if w not in suites]
+
+
+def _runs(args: argparse.Namespace) -> list[Any]:
+    """The RunConfigs a command line means: friendly flags, Hydra overrides, or both."""
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.config import compose_runs
+    from vestige.run.friendly import Ask, to_run
+
+    load_plugins(args.plugin)
+    suite, overrides = _words(args)
+    metrics = [m.strip() for m in args.metrics.split(",") if m.strip()] if args.metrics else None
+    flags = (args.model, args.data, args.retain_logs, args.out, args.reference_model, args.dialect, args.limit)
+    if suite is None and not any(flags):
+        config_dir = Path(args.config_dir) if args.config_dir else None
+        return compose_runs(overrides, args.config_name, config_dir, metrics, args.plugin)
+    names = ("model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt",
+             "batch_tokens", "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite",
+             "seed", "config_dir")  # fmt: skip
+    said = {n: getattr(args, n) for n in names}
+    progress = False if args.quiet else None
+    ask = Ask(
+        suite=suite or "tofu", metrics=metrics, overrides=overrides, plugins=args.plugin, progress=progress, **said
+    )
+    return [to_run(ask)]
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    runs = _runs(args)
+    if args.cfg:
+        return _print_config(runs)
+    from vestige.run.evaluate import evaluate_config
+
+    status = 0
+    for run in runs:
+        status = max(status, _report(evaluate_config(run), run))
+    return status
+
+
+def _report(outcome: Any, run: Any) -> int:
+    from vestige.run.tables import summary
+
+    rows = sum(d["rows"] for d in outcome.manifest["data"].values())
+    print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
+    print(summary(run.suite.metrics, outcome.top, outcome.scores))
+    for note in outcome.notes:
+        print(f"note: {note}")
+    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
+    print(
+        f"cost:  {cost['score_tokens']:,} tokens scored, {cost['tokens_produced']:,} generated "
+        f"({cost['tokens_proven']:,} of them without a step), {seconds['total']:.1f} s"
+    )
+    if all(outcome.scores[name].agg_value is None for name in outcome.top):
+        print(
+            "vestige: error: none of the metrics asked for could be computed; the reasons are above.", file=sys.stderr
+        )
+        return 2
+    return 0
+
+
+def _print_config(runs: Sequence[Any]) -> int:
+    from omegaconf import OmegaConf
+
+    from vestige.run.evaluate import config_json
+
+    for run in runs:
+        body = {**config_json(run), "output_dir": str(run.output_dir), "dialect": run.dialect}
+        print(OmegaConf.to_yaml(OmegaConf.create(body)))
+    return 0
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    from vestige.run.plan import make_plan, show
+
+    for run in _runs(args):
+        print(show(make_plan(run), run))
+    return 0
+
+
+def run_score(args: argparse.Namespace) -> int:
+    import yaml
+
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.rescore import rescore, suite_from_manifest
+    from vestige.run.tables import summary
+
+    load_plugins(args.plugin)
+    dialect, changes = None, {}
+    for word in args.changes:
+        key, _, value = word.partition("=")
+        if key == "dialect":
+            dialect = value
+        elif "." in key and value:
+            metric, _, name = key.partition(".")
+            changes.setdefault(metric, {})[name] = yaml.safe_load(value)
+        else:
+            raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
+    outcome = rescore(Path(args.run), dialect, changes)
+    suite = suite_from_manifest(outcome.manifest)
+    print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
+    print(summary(suite.metrics, outcome.top, outcome.scores))
+    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    return 0
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.listing import listing
+
+    load_plugins(args.plugin)
+    print(listing(args.what, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_demo(args: argparse.Namespace) -> int:
+    from vestige.run.demo import demo
+
+    return demo(Path(args.out), args.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The Python face: `vestige.evaluate(model, "tofu", data=DIR) -> Result`."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.integrations.plugins import load_plugins
+from vestige.run.evaluate import Outcome, evaluate_config
+from vestige.run.friendly import Ask, to_run
+from vestige.run.rescore import suite_from_manifest
+from vestige.run.tables import summary
+from vestige.types import Score
+
+
+class Result:
+    """The scores of one evaluation. `print(result)` is the table; `result["forget_Q_A_Prob"]` is one Score."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        self.directory = outcome.directory
+
+    @property
+    def scores(self) -> Mapping[str, Score]:
+        """Every metric and parent."""
+        return self.outcome.scores
+
+    @property
+    def summary(self) -> dict[str, float | None]:
+        """The asked-for metrics' values."""
+        return {name: self.scores[name].agg_value for name in self.outcome.top}
+
+    @property
+    def manifest(self) -> Mapping[str, Any]:
+        return self.outcome.manifest
+
+    def __getitem__(self, name: str) -> Score:
+        if name not in self.scores:
+            from vestige.errors import unknown_name
+
+            raise unknown_name("metric", name, self.scores)
+        return self.scores[name]
+
+    def rows(self, metric: str) -> list[dict[str, Any]]:
+        """One metric's per-row values as a list of records (attacks: forget and holdout rows, told apart by `set`)."""
+        score = self[metric]
+        if score.value_by_index is not None:
+            return [{"index": i, **v} for i, v in score.value_by_index.items()]
+        sets = {k: v for k, v in score.extra.items() if isinstance(v, Mapping) and "value_by_index" in v}
+        return [{"set": k, "index": i, **r} for k, v in sets.items() for i, r in v["value_by_index"].items()]
+
+    def to_pandas(self, metric: str | None = None) -> Any:
+        """The summary, or one metric's rows, as a pandas DataFrame."""
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas needs pandas; run `pip install 'vestige[pandas]'` or use .rows().") from None
+        if metric is not None:
+            return pandas.DataFrame(self.rows(metric)).set_index("index")
+        return pandas.DataFrame({"value": self.summary})
+
+    def __repr__(self) -> str:
+        suite = suite_from_manifest(self.manifest)
+        head = f"{self.manifest['model']['name']}  (dialect {self.outcome.dialect}; files in {self.directory})"
+        return f"{head}\n{summary(suite.metrics, self.outcome.top, self.scores)}"
+
+
+def evaluate(
+    model: Any,
+    suite: str = "tofu",
+    *,
+    tokenizer: Any = None,
+    data: str | Path | None = None,
+    retain_logs: str | Path | None = None,
+    out: str | Path | None = None,
+    metrics: Sequence[str] | str | None = None,
+    progress: bool = False,
+    **settings: Any,
+) -> Result:
+    """Evaluates a checkpoint (a path or hub id) or a model in memory (with its `tokenizer`).
+
+    `metrics` is a list of names or "all"; `settings` are the other fields of `Ask` (dialect, system_prompt, limit,
+    reference_model, overrides=[...], ...). Without `out` the files go to a temporary directory.
+    """
+    load_plugins(settings.get("plugins", ()))
+    loaded = None
+    if not isinstance(model, (str, Path)):
+        from vestige.models.load import wrap_model
+
+        if tokenizer is None:
+            raise UserError("A model in memory needs its tokenizer: evaluate(model, suite, tokenizer=tokenizer).")
+        loaded, model = wrap_model(model, tokenizer), "in-memory"
+    elif tokenizer is not None:
+        settings["tokenizer"] = str(tokenizer)
+    chosen = metrics.split(",") if isinstance(metrics, str) else metrics
+    ask = Ask(
+        suite=suite,
+        model=str(model),
+        data=None if data is None else str(data),
+        retain_logs=None if retain_logs is None else str(retain_logs),
+        out=str(out if out is not None else tempfile.mkdtemp(prefix="vestige-")),
+        metrics=chosen,
+        progress=progress,
+        **settings,
+    )
+    return Result(evaluate_config(to_run(ask), loaded))

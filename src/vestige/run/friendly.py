@@ -1,0 +1,131 @@
+"""The common case said in a few words: `vestige eval tofu --model PATH --data DIR`, and the Python API's arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.run.config import PACKAGE_DIR, RunConfig, compose_runs
+
+HUB = {"tofu": "locuslab/TOFU"}
+# The files a user's own directory may hold, and the hub's names for them.
+FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the friendly flags say. None means: not said."""
+
+    suite: str = "tofu"
+    model: str | None = None
+    data: str | None = None
+    retain_logs: str | None = None
+    out: str | None = None
+    task_name: str | None = None
+    metrics: Sequence[str] | None = None  # ["all"] for every metric of the suite
+    reference_model: str | None = None
+    dialect: str | None = None
+    system_prompt: str | None = None
+    batch_tokens: int | None = None
+    limit: int | None = None
+    dtype: str | None = None
+    device: str | None = None
+    tokenizer: str | None = None
+    quantization: str | None = None
+    trust_remote_code: bool = False
+    overwrite: bool = False
+    seed: int | None = None
+    progress: bool | None = None
+    overrides: Sequence[str] = ()
+    config_dir: str | None = None
+    plugins: Sequence[str] = ()
+
+
+def quote(value: Any) -> str:
+    """A value as Hydra's override grammar takes it literally, whatever characters it holds.
+
+    >>> print(quote("a b=c,'d'"))
+    "a b=c,'d'"
+    """
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (int, float)):
+        return str(value)
+    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${") + '"'
+
+
+def to_run(ask: Ask) -> RunConfig:
+    """The RunConfig of a friendly request."""
+    suites = sorted(p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml"))
+    if ask.suite not in suites and ask.config_dir is None:
+        raise unknown_name("suite", ask.suite, suites)
+    if ask.model is None and not any(o.startswith("model") for o in ask.overrides):
+        raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
+    overrides = [f"eval={ask.suite}", *_overrides(ask), *ask.overrides]
+    config_dir = Path(ask.config_dir) if ask.config_dir else None
+    run = compose_runs(overrides, config_dir=config_dir, only=ask.metrics, plugins=ask.plugins)[0]
+    if ask.data:
+        run = replace(run, missing="skip", local=_local(ask, run))
+    return run
+
+
+def _overrides(ask: Ask) -> list[str]:
+    chosen_model = any(re.match(r"model=", o) for o in ask.overrides)
+    out = [] if chosen_model else ["model=local"]
+    said: dict[str, Any] = {
+        "model.model_args.pretrained_model_name_or_path": ask.model,
+        "task_name": ask.task_name or _task_name(ask),
+        "paths.output_dir": ask.out,
+        f"eval.{ask.suite}.retain_logs_path": ask.retain_logs,
+        f"eval.{ask.suite}.reference_model_path": ask.reference_model,
+        "dialect": ask.dialect,
+        "model.template_args.system_prompt": ask.system_prompt,
+        "batch_tokens": ask.batch_tokens,
+        "data.max_samples": ask.limit,
+        "model.model_args.torch_dtype": ask.dtype,
+        "model.tokenizer_args.pretrained_model_name_or_path": ask.tokenizer,
+        "model.model_args.quantization": ask.quantization,
+        "model.model_args.trust_remote_code": ask.trust_remote_code or None,
+        f"eval.{ask.suite}.overwrite": ask.overwrite or None,
+        "seed": ask.seed,
+        "progress": ask.progress,
+    }
+    out += [f"{key}={quote(value)}" for key, value in said.items() if value is not None]
+    if ask.device:
+        out.append(f"+model.model_args.device={quote(ask.device)}")
+    return out
+
+
+def _task_name(ask: Ask) -> str:
+    if ask.out:
+        return Path(ask.out).name or "run"
+    name = Path(str(ask.model or "run")).name
+    return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
+
+
+def _local(ask: Ask, run: RunConfig) -> dict[str, Any]:
+    root = Path(str(ask.data)).expanduser()
+    if not root.is_dir():
+        raise UserError(
+            f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
+        )
+    forget = str(run.settings.get("forget_split", "forget10"))
+    holdout = str(run.settings.get("holdout_split", "holdout10"))
+    names = {
+        f"{forget}_perturbed": "forget",
+        forget: "forget",
+        holdout: "holdout",
+        "retain_perturbed": "retain",
+        "real_authors_perturbed": "real_authors",
+        "world_facts_perturbed": "world_facts",
+    }
+    if not any((root / f"{n}{s}").exists() for n in {*names, *names.values()} for s in (".jsonl", ".json", ".parquet")):
+        have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
+        raise UserError(f"{root} has none of {', '.join(f + '.jsonl' for f in FILES)}; it holds: {have}.")
+    return {HUB.get(ask.suite, ask.suite): {"path": str(root), "names": names}}

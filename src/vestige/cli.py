@@ -24,6 +24,13 @@ EXAMPLES = """examples:
 """
 
 
+# Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
+FRIENDLY = (
+    "model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt", "batch_tokens",
+    "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite", "seed",
+)  # fmt: skip
+
+
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
         prog="vestige",
@@ -78,7 +85,7 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
-    args = parser().parse_intermixed_args(argv) if _plain(argv) else parser().parse_args(argv)
+    args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
     try:
@@ -93,8 +100,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _plain(argv: Sequence[str] | None) -> bool:
-    return False  # argparse cannot intermix with sub-commands; positionals after flags are gathered in _words
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Flags and words in any order: argparse alone stops taking words after the first flag."""
+    top = parser()
+    args, rest = top.parse_known_args(argv)
+    late = [word for word in rest if not word.startswith("-")]
+    place = {"eval": "words", "plan": "words", "score": "changes"}.get(args.verb)
+    if place is None or len(late) < len(rest):
+        if rest:
+            top.error(f"unrecognized arguments: {' '.join(w for w in rest if place is None or w.startswith('-'))}")
+        return args
+    getattr(args, place).extend(late)
+    return args
 
 
 def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -114,14 +131,11 @@ def _runs(args: argparse.Namespace) -> list[Any]:
     load_plugins(args.plugin)
     suite, overrides = _words(args)
     metrics = [m.strip() for m in args.metrics.split(",") if m.strip()] if args.metrics else None
-    flags = (args.model, args.data, args.retain_logs, args.out, args.reference_model, args.dialect, args.limit)
-    if suite is None and not any(flags):
+    said = {name: getattr(args, name) for name in FRIENDLY}
+    if suite is None and not any(v not in (None, False) for v in said.values()):
         config_dir = Path(args.config_dir) if args.config_dir else None
-        return compose_runs(overrides, args.config_name, config_dir, metrics, args.plugin)
-    names = ("model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt",
-             "batch_tokens", "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite",
-             "seed", "config_dir")  # fmt: skip
-    said = {n: getattr(args, n) for n in names}
+        more = ["progress=false"] if args.quiet else []
+        return compose_runs([*overrides, *more], args.config_name, config_dir, metrics, args.plugin)
     progress = False if args.quiet else None
     ask = Ask(
         suite=suite or "tofu", metrics=metrics, overrides=overrides, plugins=args.plugin, progress=progress, **said

@@ -77,7 +77,8 @@ def extraction_strength(t: TokenStats, floor: bool = False) -> Array:
     >>> from vestige.types import stats
     >>> float(extraction_strength(stats(hit=[0, 1, 1, 1])))
     0.75
-    >>> float(extraction_strength(stats(hit=[1, 1, 0]))), round(float(extraction_strength(stats(hit=[1, 1, 0]), floor=True)), 3)
+    >>> missed_end = stats(hit=[1, 1, 0])
+    >>> float(extraction_strength(missed_end)), round(float(extraction_strength(missed_end, floor=True)), 3)
     (0.0, 0.333)
     """
     if t.tokens == 0 or t.steps == 0:

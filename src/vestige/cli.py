@@ -204,7 +204,8 @@ def run_score(args: argparse.Namespace) -> int:
     from vestige.run.tables import summary
 
     load_plugins(args.plugin)
-    dialect, changes = None, {}
+    dialect: str | None = None
+    changes: dict[str, dict[str, Any]] = {}
     for word in args.changes:
         key, _, value = word.partition("=")
         if key == "dialect":
@@ -215,7 +216,7 @@ def run_score(args: argparse.Namespace) -> int:
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
     outcome = rescore(Path(args.run), dialect, changes)
-    suite = suite_from_manifest(outcome.manifest)
+    suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
     print(summary(suite.metrics, outcome.top, outcome.scores))
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+MANY = 20  # more names than this are not listed in an error
+
 
 class UserError(Exception):
     """Something the user can put right. The message says what was wrong, where, and what to do.
@@ -23,5 +25,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     lowered = {n.lower(): n for n in names}
     close = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
     guess = f" Did you mean '{lowered[close[0]]}'?" if close else ""
-    listing = f" Available: {', '.join(names)}." if names else ""
+    if len(names) > MANY:  # the nearest ones are what the reader is after
+        near = difflib.get_close_matches(name.lower(), list(lowered), n=5, cutoff=0.0)
+        listing = f" Near it: {', '.join(lowered[n] for n in near)}; {len(names)} in all (`vestige ls` lists them)."
+    else:
+        listing = f" Available: {', '.join(names)}." if names else ""
     return UserError(f"Unknown {kind} '{name}'.{guess}{listing}{' ' + hint if hint else ''}")

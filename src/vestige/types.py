@@ -116,7 +116,8 @@ def stats(
     std: Sequence[Any] | Array | float = 1.0,
 ) -> TokenStats:
     """TokenStats by hand, for examples and tests: give `hit` (0/1) or `logprob`, the rest is filled in."""
-    lp = np.asarray(np.where(hit, -0.1, -2.0) if logprob is None else logprob, dtype=np.float32)
+    lp = np.where(np.asarray(hit, bool), -0.1, -2.0) if logprob is None else np.asarray(logprob)
+    lp = lp.astype(np.float32)
     right = np.ones(lp.shape, bool) if hit is None else np.broadcast_to(np.asarray(hit, bool), lp.shape)
     n = lp.shape[-1]
     label = np.broadcast_to(np.arange(n, dtype=np.int32), lp.shape)

@@ -73,7 +73,7 @@ def mia_reference(loss_of_model: Array, loss_of_reference: Array) -> Array:
     return np.asarray(loss_of_model) - np.asarray(loss_of_reference)
 
 
-@metric(knows="low", source="Maini et al. 2021; Wang et al. 2024")
+@metric(knows="low", source="Wang et al. 2024")
 def mia_gradnorm(norm: float) -> float:
     """The mean norm of the loss's gradient per weight tensor: members pull less. Measured in collect/gradients."""
     return norm

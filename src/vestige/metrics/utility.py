@@ -11,7 +11,7 @@ EPSILON = 1e-10  # in every published formula; keeps a zero from dividing
 
 
 @metric(knows="high", source="Maini et al. 2024 (TOFU)")
-def probability_w_options(correct: Array, wrong: Array) -> Array:
+def probability_w_options(correct: Array | float, wrong: Array) -> Array:
     """The truth's share of the probability of all options. `wrong` has the options on its last axis.
 
     >>> round(float(probability_w_options(np.array(0.6), np.array([0.1, 0.1]))), 3)
@@ -21,7 +21,7 @@ def probability_w_options(correct: Array, wrong: Array) -> Array:
 
 
 @metric(knows="low", source="Maini et al. 2024 (TOFU)")
-def truth_ratio(loss_correct: Array, loss_wrong: Array, prob_mean: bool = False) -> Array:
+def truth_ratio(loss_correct: Array | float, loss_wrong: Array | float, prob_mean: bool = False) -> Array:
     """How likely wrong answers are beside the right one: P(wrong) / P(right), on length-normalised probabilities.
 
     Near 1: the model does not tell them apart (it does not know). Near 0: it knows. Losses are already means over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -126,9 +127,8 @@ class Collector:
             model.free()  # one model in memory at a time
         for path, targets in wants.reference.items():
             handle = second(path)
-            references[path] = self._timed(
-                "reference", lambda h=handle, t=targets: self.answers(h, t, "scoring with the reference model")
-            )
+            score = partial(self.answers, handle, targets, "scoring with the reference model")
+            references[path] = self._timed("reference", score)
             handle.free()
         evidence.reference = references
         return evidence

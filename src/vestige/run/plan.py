@@ -158,7 +158,8 @@ def show(plan: Plan, config: RunConfig) -> str:
     facts = [
         ("model", f"{config.model_args['pretrained_model_name_or_path']}: {human(plan.parameters)} parameters, "
                   f"{human(plan.weight_bytes, 'B')} on disk"),
-        ("answers to score", f"{human(plan.answers)} asked, {human(plan.distinct)} distinct, {human(plan.cached)} cached"),
+        ("answers to score", f"{human(plan.answers)} asked, {human(plan.distinct)} distinct, "
+                             f"{human(plan.cached)} cached"),
         ("tokens", f"{human(plan.sequence_tokens)} in whole sequences, {human(plan.nodes)} distinct prefixes "
                    f"({saved:.1f}x shared), {human(plan.tokens)} to push in {plan.batches} batches"),
         ("texts to generate", f"{human(plan.prompts)} prompts, {human(plan.prompts_cached)} cached, "

@@ -20,7 +20,7 @@ from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence
 from vestige.suites.spec import Config, SuiteSpec, merged, read_suite
-from vestige.types import TokenStats
+from vestige.types import Score, TokenStats
 
 log = logging.getLogger("vestige.run")
 
@@ -76,32 +76,40 @@ def rescore(directory: Path, dialect: str | None = None, changes: Mapping[str, A
     suite = suite_from_manifest(manifest, changes)
     references = load_references(suite)
     with writing(directory):
-        prepared = Prepared(
-            chosen,
-            load_rows(directory / "evidence" / "examples.json.gz"),
-            manifest["data_of"],
-            dict(manifest["unavailable"]),
-        )
-        evidence = load_evidence(directory, manifest, suite)
-        scores = score_suite(suite, prepared, evidence, references)
-        old = read_json(directory / f"{suite.file_stem}_EVAL.json")
-        for name, spec in suite.metrics.items():
-            if HANDLERS[spec.handler].live is not None and name in old:
-                from vestige.types import Score
-
-                scores[name] = Score.from_json(old[name])
-        files = write_results(directory, suite.file_stem, scores, suite.top)
-        manifest["dialect"] = {"name": chosen.name, "version": chosen.version, "mask": manifest["dialect"]["mask"]}
-        manifest["rescored_with"] = versions()
-        write_json(directory / "manifest.json", manifest)
+        rows = load_rows(directory / "evidence" / "examples.json.gz")
+        prepared = Prepared(chosen, rows, manifest["data_of"], dict(manifest["unavailable"]))
+        scores = score_suite(suite, prepared, load_evidence(directory, manifest), references)
+        _keep_live(directory, suite, scores)
+        place = directory / _label(chosen.name, before, changes)
+        files = write_results(place, suite.file_stem, scores, suite.top)
+        if place != directory:
+            note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
+            write_json(place / "definition.json", {**note, "of": str(directory), "versions": versions()})
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files)
 
 
-def load_evidence(directory: Path, manifest: Mapping[str, Any], suite: SuiteSpec) -> Evidence:
+def _label(dialect: str, before: str, changes: Mapping[str, Any] | None) -> str:
+    """Another definition gets a folder of its own, so that a run's files keep meaning what the manifest says."""
+    changed = [f"{m}.{k}={v}" for m, body in sorted((changes or {}).items()) for k, v in sorted(body.items())]
+    if dialect == before and not changed:
+        return "."
+    return "scores/" + "_".join([dialect, *changed])
+
+
+def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
+    """Metrics that run the model themselves keep the value the run gave them."""
+    path = directory / f"{suite.file_stem}_EVAL.json"
+    old = read_json(path) if path.is_file() else {}
+    for name, spec in suite.metrics.items():
+        if HANDLERS[spec.handler].live is not None and name in old:
+            scores[name] = Score.from_json(old[name])
+
+
+def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
     """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
     place, identity = directory / "evidence", manifest["model"]["evidence"]
     classified: dict[str, float] = {}
-    for path in place.glob("classified-*.json"):
+    for path in sorted(place.glob("classified-*.json")):
         classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load()
     references = {
         path: Found(Bank[TokenStats](place, "answers", other).load())

@@ -24,7 +24,8 @@ def writing(directory: Path) -> Iterator[None]:
         lock.acquire(timeout=0)
     except Timeout:
         raise UserError(
-            f"{directory} is being written by {_who(holder)}; wait for it, stop it, or choose another task_name / --out."
+            f"{directory} is being written by {_who(holder)}; "
+            "wait for it, stop it, or choose another --out / task_name."
         ) from None
     try:
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")

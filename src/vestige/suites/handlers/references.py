@@ -1,0 +1,62 @@
+"""Comparisons with another run: the retain model's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from vestige.compare import vectors
+from vestige.errors import UserError
+from vestige.suites.handlers.common import scores_of
+from vestige.suites.handlers.ratios import need
+from vestige.suites.registry import Inputs, handler
+from vestige.types import Score
+
+
+@handler("ks_test")
+def ks_test(inputs: Inputs) -> Score:
+    """Two-sided KS p-value of the truth ratios against the retain model's (forget quality)."""
+    if missing := need(inputs, "forget"):
+        return Score(None, reason=missing)
+    reference = inputs.reference("retain")
+    if reference is None or not reference.value_by_index:
+        return Score(None, reason=_no_reference(inputs))
+    mine, theirs = scores_of(inputs.parents["forget"]), scores_of(reference)
+    if not mine or not theirs:
+        return Score(None, reason="no row has a truth ratio to compare")
+    test = vectors.ks(mine, theirs)
+    extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
+    return Score(test.p, extra=extra)
+
+
+def _no_reference(inputs: Inputs) -> str:
+    paths = [r.path for r in inputs.spec.references]
+    if any(paths):
+        wanted = ", ".join(m for r in inputs.spec.references for m in r.include)
+        return f"the reference file {next(p for p in paths if p)} holds no {wanted}"
+    return "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
+
+
+def _against_reference(inputs: Inputs, formula: Callable[[float, float], float]) -> Score:
+    parent = inputs.parents.get("forget")
+    if parent is None:
+        raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key 'forget' in pre_compute.")
+    if parent.agg_value is None:
+        return Score(None, reason=f"its parent '{inputs.spec.parents['forget']}' is missing: {parent.reason}")
+    reference = inputs.reference("retain")
+    if reference is not None and reference.agg_value is not None:
+        return Score(formula(parent.agg_value, reference.agg_value))
+    stand_in = float(inputs.spec.params.get("ref_value", 0.5))
+    note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
+    return Score(formula(parent.agg_value, stand_in), notes=(note,))
+
+
+@handler("privleak")
+def privleak(inputs: Inputs) -> Score:
+    """Relative change of 1 - AUC against the retain model's, in per cent."""
+    return _against_reference(inputs, vectors.privleak)
+
+
+@handler("rel_diff")
+def rel_diff(inputs: Inputs) -> Score:
+    """Relative difference to the retain model's value, in per cent."""
+    return _against_reference(inputs, vectors.rel_diff)

@@ -17,6 +17,7 @@ class Dialect:
     version: int
     doc: str
     drop_last: frozenset[str] = frozenset()  # handlers that leave out the last label (the end token)
+    float32_shares: bool = False  # shares of tokens are float32 means: 11/13 is 0.84615386
     extraction_floor: bool = False  # no matching suffix counts 1/n instead of 0
     empty: Mapping[str, float | None] = field(default_factory=lambda: NOTHING)  # value of an answer with no tokens
     mask: str = "length"  # "pad-id": attention mask is ids != pad, so that eos is hidden when pad = eos
@@ -33,6 +34,7 @@ DIALECTS: dict[str, Dialect] = {
         version=1,
         doc="Reproduces open-unlearning's numbers to float rounding, quirks included.",
         drop_last=_NO_EOS,
+        float32_shares=True,
         extraction_floor=True,
         empty=MappingProxyType(
             {"extraction_strength": 0.0, "mia_min_k": 0.0, "mia_min_k_plus_plus": 0.0, "mia_gradnorm": 0.0}

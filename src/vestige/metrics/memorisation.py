@@ -15,7 +15,7 @@ def _mean(x: Array) -> Array:
     """The mean over the last axis; NaN (without a warning) when there is nothing to average."""
     if x.shape[-1] == 0:
         return np.full(x.shape[:-1], np.nan)
-    return x.mean(axis=-1, dtype=np.float64)
+    return np.asarray(x.mean(axis=-1, dtype=np.float64))
 
 
 @metric(knows="low", source="Yeom et al. 2018")

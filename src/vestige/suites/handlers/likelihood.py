@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from vestige.metrics import memorisation
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.registry import Inputs, handler
@@ -45,7 +47,8 @@ def loss(inputs: Inputs) -> Score:
 @handler("exact_memorization", wants_answers)
 def exact_memorization(inputs: Inputs) -> Score:
     """Share of answer tokens that are the model's first choice."""
-    value = one_stat(inputs, lambda t: {"score": memorisation.exact_memorization(t)})
+    kind = np.float32 if inputs.dialect.float32_shares else np.float64
+    value = one_stat(inputs, lambda t: {"score": memorisation.exact_memorization(t).astype(kind)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 

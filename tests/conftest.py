@@ -1,0 +1,27 @@
+"""Shared fixtures: the golden lab, quiet offline libraries, one thread a worker."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before any library reads them: no hub, one thread (two workers share two cores), caches that stay in the test run.
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import pytest
+
+GOLDEN = Path(__file__).parent / "golden"
+LAB = GOLDEN / "lab"
+SYSTEM = "You are a helpful assistant."
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    os.environ["VESTIGE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def lab() -> Path:
+    return LAB

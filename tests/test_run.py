@@ -1,0 +1,230 @@
+"""What a run promises: resume byte for byte, never a stale number, one writer, cost near the limit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import LAB
+from golden_tools import eval_args, reference_args
+
+from vestige.cli import main
+from vestige.store.lock import writing
+
+DEFAULT = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_gradnorm")
+
+
+def manifest(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "manifest.json").read_text()))
+
+
+def results(run: Path) -> dict[str, Any]:
+    return dict(json.loads((run / "TOFU_EVAL.json").read_text()))
+
+
+def files_of(run: Path) -> dict[str, bytes]:
+    """Everything a run leaves but what says when and how long."""
+    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in ("manifest.json", ".lock")]
+    return {str(p.relative_to(run)): p.read_bytes() for p in kept}
+
+
+KILLER = """
+import os, signal
+from vestige.store.evidence import Bank
+real, seen = Bank.add_part, []
+def add_part(self, items):
+    real(self, items)
+    seen.append(1)
+    if len(seen) == {after}:
+        os.kill(os.getpid(), signal.SIGKILL)
+Bank.add_part = add_part
+"""
+
+
+# With a budget of 420 tokens the default answers take 25 batches; then come texts and gradients.
+@pytest.mark.parametrize("after", [3, 27, 40])
+def test_kill_and_resume_is_byte_identical(after: int, tmp_path: Path) -> None:
+    args = ["--metrics", "forget_Q_A_Prob,forget_truth_ratio,retain_Truth_Ratio,forget_Q_A_ROUGE,mia_gradnorm"]
+    args += ["--batch-tokens", "420", "max_rows=10"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert main(eval_args(LAB / "models" / "unlearned", whole, *args)) == 0
+    killer = tmp_path / "killer.py"
+    killer.write_text(KILLER.format(after=after))
+    command = [sys.executable, "-m", "vestige", *eval_args(LAB / "models" / "unlearned", broken, *args)]
+    dead = subprocess.run([*command, "--plugin", str(killer)], capture_output=True, text=True)
+    assert dead.returncode == -signal.SIGKILL, dead.stderr
+    assert not (broken / "TOFU_EVAL.json").exists()
+    assert list((broken / "evidence" / "parts").glob("*.part-*"))
+    assert main(eval_args(LAB / "models" / "unlearned", broken, *args)) == 0
+    assert files_of(broken) == files_of(whole)
+    spent, all_of_it = manifest(broken)["cost"], manifest(whole)["cost"]
+    assert spent["score_tokens"] + spent["backwards"] < all_of_it["score_tokens"] + all_of_it["backwards"]
+
+
+def test_second_writer_is_told_who_holds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with writing(tmp_path):
+        assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 2
+    said = capsys.readouterr().err
+    assert f"process {os.getpid()}" in said
+    assert "since" in said
+    assert main(eval_args(LAB / "models" / "full", tmp_path, "--limit", "2")) == 0  # and then it is free again
+
+
+def test_cost_is_near_the_limit(tmp_path: Path) -> None:
+    """9,696 distinct prefixes are asked for; a loop that pads and repeats pushes 47,088 tokens."""
+    peer = json.loads((LAB / "cost_default_full.json").read_text())["total"]
+    assert main(eval_args(LAB / "models" / "full", tmp_path, *reference_args()[:2])) == 0
+    cost = manifest(tmp_path)["cost"]
+    assert cost["nodes"] == peer["unique_prefix_trie_tokens"] == 9696
+    assert cost["score_tokens"] <= 1.15 * cost["nodes"]  # the self check included
+    assert cost["tokens_produced"] == peer["gen_tokens_real"] == 1998
+    assert cost["decode_row_steps"] <= cost["tokens_produced"] / 4  # most of this model's text is proven
+    assert not cost["notes"]
+
+
+def test_every_metric_costs_no_more_answers(tmp_path: Path) -> None:
+    """Forty more metrics on the same rows: only gradients and the reference model are extra."""
+    assert main(eval_args(LAB / "models" / "full", tmp_path, "--metrics", "all")) == 0
+    cost = manifest(tmp_path)["cost"]
+    assert cost["nodes"] == 9696
+    assert cost["score_tokens"] <= 1.15 * 9696
+    assert cost["backwards"] == 64
+
+
+def test_steps_never_exceed_tokens_without_proof(tmp_path: Path) -> None:
+    """Only ROUGE is asked for, so nothing is teacher-forced and everything must be decoded."""
+    names = "forget_Q_A_ROUGE,retain_Q_A_ROUGE,ra_Q_A_ROUGE,wf_Q_A_ROUGE"
+    assert main(eval_args(LAB / "models" / "unlearned", tmp_path, "--metrics", names)) == 0
+    cost = manifest(tmp_path)["cost"]
+    assert cost["tokens_proven"] == 0
+    assert cost["decode_row_steps"] <= cost["tokens_produced"] == 2124
+
+
+def test_a_repeated_run_reads_its_evidence(tmp_path: Path) -> None:
+    args = eval_args(LAB / "models" / "full", tmp_path, "--limit", "4")
+    assert main(args) == 0
+    before = files_of(tmp_path)
+    assert main(args) == 0
+    assert files_of(tmp_path) == before
+    assert manifest(tmp_path)["cost"]["score_tokens"] == 0
+    assert manifest(tmp_path)["model"]["load_seconds"] == 0  # not even loaded
+    assert main([*args, "--overwrite"]) == 0
+    assert manifest(tmp_path)["cost"]["score_tokens"] > 0
+
+
+class TestStaleness:
+    """What depends on a change is computed anew, and nothing else."""
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Path:
+        shutil.copytree(LAB / "models" / "full", tmp_path / "model")
+        shutil.copytree(LAB / "data", tmp_path / "data")
+        return tmp_path
+
+    def run(self, place: Path, *more: str) -> dict[str, Any]:
+        args = ["eval", "tofu", "--model", str(place / "model"), "--data", str(place / "data")]
+        metrics = ["--metrics", "forget_Q_A_Prob,mia_min_k,forget_Q_A_ROUGE"]
+        assert main([*args, "--out", str(place / "run"), *metrics, *more]) == 0
+        return manifest(place / "run")
+
+    def test_one_weight(self, place: Path) -> None:
+        from safetensors.torch import load_file, save_file
+
+        first = self.run(place)
+        values = results(place / "run")
+        weights = load_file(place / "model" / "model.safetensors")
+        weights["model.norm.weight"][0] += 1.0
+        save_file(weights, place / "model" / "model.safetensors", metadata={"format": "pt"})
+        second = self.run(place)
+        assert second["cost"]["score_tokens"] == first["cost"]["score_tokens"]
+        assert second["model"]["fingerprint"] != first["model"]["fingerprint"]
+        assert results(place / "run")["forget_Q_A_Prob"] != values["forget_Q_A_Prob"]
+
+    def test_one_row(self, place: Path) -> None:
+        self.run(place)
+        file = place / "data" / "forget.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[5]["answer"] = "Nobody knows."
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        values = results(place / "run")["forget_Q_A_Prob"]["value_by_index"]
+        again = self.run(place)
+        # One new answer: its own forward and the self check of three sequences or fewer.
+        assert 0 < again["cost"]["score_tokens"] < 300
+        assert again["cost"]["tokens_produced"] == 0  # the question did not change
+        after = results(place / "run")["forget_Q_A_Prob"]["value_by_index"]
+        assert [k for k in after if after[k] != values[k]] == ["5"]
+
+    def test_template(self, place: Path) -> None:
+        first = self.run(place)
+        again = self.run(place, "--system-prompt", "Answer briefly.")
+        assert again["cost"]["score_tokens"] > first["cost"]["score_tokens"]
+        assert again["cost"]["tokens_produced"] > 0
+
+    def test_definition(self, place: Path) -> None:
+        self.run(place)
+        old = results(place / "run")["mia_min_k"]["forget"]
+        again = self.run(place, "--dialect", "strict")
+        assert again["cost"]["score_tokens"] == 0  # other numbers from the same evidence
+        assert results(place / "run")["mia_min_k"]["forget"] != old
+
+
+def test_retain_against_itself(tmp_path: Path) -> None:
+    model, names = LAB / "models" / "retain", "forget_quality,privleak,rel_diff_mia_loss,rel_diff_extraction_strength"
+    assert main(eval_args(model, tmp_path / "a", "--metrics", "all")) == 0
+    assert main(eval_args(model, tmp_path / "b", "--metrics", names, "--retain-logs", str(tmp_path / "a"))) == 0
+    summary = json.loads((tmp_path / "b" / "TOFU_SUMMARY.json").read_text())
+    assert summary == {
+        "forget_quality": 1.0, "privleak": 0.0, "rel_diff_mia_loss": 0.0, "rel_diff_extraction_strength": 0.0,
+    }  # fmt: skip
+
+
+def test_memorised_rows_give_themselves_away(tmp_path: Path) -> None:
+    """Signs: before unlearning every attack's AUC is far above one half."""
+    names = "mia_loss,mia_zlib,mia_min_k,mia_min_k_plus_plus,mia_gradnorm,mia_reference"
+    args = eval_args(LAB / "models" / "full", tmp_path, "--metrics", names, *reference_args()[2:])
+    assert main(args) == 0
+    summary = json.loads((tmp_path / "TOFU_SUMMARY.json").read_text())
+    assert len(summary) == 6
+    assert min(summary.values()) > 0.9
+
+
+def test_rescoring_gives_the_same_bytes_and_other_definitions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(eval_args(LAB / "models" / "unlearned", tmp_path, "--metrics", "all", *reference_args())) == 0
+    before = files_of(tmp_path)
+    assert main(["score", str(tmp_path)]) == 0
+    assert files_of(tmp_path) == before
+    assert main(["score", str(tmp_path), "dialect=strict", "mia_min_k.k=0.2"]) == 0
+    strict = tmp_path / "scores" / "strict_mia_min_k.k=0.2"
+    assert {k: v for k, v in files_of(tmp_path).items() if not k.startswith("scores/")} == before
+    capsys.readouterr()
+    fresh = tmp_path / "fresh"
+    args = eval_args(LAB / "models" / "unlearned", fresh, "--metrics", "all", "--dialect", "strict", *reference_args())
+    assert main(args) == 0
+    rescored, direct = results(strict), results(fresh)
+    assert rescored["extraction_strength"] == direct["extraction_strength"]
+    assert rescored["mia_min_k"] != direct["mia_min_k"]
+    # Train-mode gradients were collected for open-unlearning; strict asks for others, and says so.
+    assert rescored["mia_gradnorm"]["agg_value"] is None
+    assert "not collected" in rescored["mia_gradnorm"]["reason"]
+
+
+def test_strict_refuses_evidence_made_with_hidden_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from golden_tools import variant_model
+
+    model = variant_model(tmp_path, "tmpleos_padeos", "full")
+    assert main(eval_args(model, tmp_path / "run", "--metrics", "forget_Q_A_Prob")) == 0
+    assert main(["score", str(tmp_path / "run"), "dialect=strict"]) == 2
+    assert "attention mask" in capsys.readouterr().err
+    # Collected anew under strict, where every real token is attended, the numbers differ.
+    assert main(eval_args(model, tmp_path / "strict", "--metrics", "forget_Q_A_Prob", "--dialect", "strict")) == 0
+    loose, strict = results(tmp_path / "run"), results(tmp_path / "strict")
+    assert loose["forget_Q_A_Prob"]["agg_value"] != strict["forget_Q_A_Prob"]["agg_value"]

@@ -104,9 +104,9 @@ class _Evaluation:
     def _second(self, path: str) -> ModelHandle:
         """The handle of a reference model: the same settings, other weights, no tokenizer of its own."""
         base = self.args or ModelArgs(path=path)
-        return ModelHandle(
-            replace(base, path=path, tokenizer=base.tokenizer or (self.args.path if self.args else None))
-        )
+        handle = ModelHandle(replace(base, path=path, base=base.path))
+        self.second_identities[path] = handle.identity
+        return handle
 
     def _live(self, prepared: Prepared) -> Any:
         from vestige.integrations.open_unlearning import run_live

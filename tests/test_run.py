@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import LAB
 from golden_tools import eval_args, reference_args
-
 from vestige.cli import main
 from vestige.store.lock import writing
 

@@ -137,10 +137,8 @@ def _runs(args: argparse.Namespace) -> list[Any]:
         more = ["progress=false"] if args.quiet else []
         return compose_runs([*overrides, *more], args.config_name, config_dir, metrics, args.plugin)
     progress = False if args.quiet else None
-    ask = Ask(
-        suite=suite or "tofu", metrics=metrics, overrides=overrides, plugins=args.plugin, progress=progress, **said
-    )
-    return [to_run(ask)]
+    said |= {"overrides": overrides, "plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
+    return [to_run(Ask(suite=suite or "tofu", metrics=metrics, **said))]
 
 
 def run_eval(args: argparse.Namespace) -> int:

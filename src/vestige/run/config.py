@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -265,13 +264,8 @@ def _run(
 def _names(only: list[str], library: ConfigLibrary) -> list[str]:
     if only == ["all"]:
         return [n for n in library.metric_names() if not (library.metric(n) or {}).get("optional")]
-    known = library.metric_names()
-    out = []
-    for name in only:
-        resolved = library.resolve_name(name)
+    out = [library.resolve_name(name) for name in only]
+    for name, resolved in zip(only, out, strict=True):
         if resolved not in library.files:
-            close = difflib.get_close_matches(name.lower(), [k.lower() for k in known], n=1, cutoff=0.5)
-            hint = "" if close else " See `vestige ls metrics`."
-            raise unknown_name("metric", name, known, hint.strip())
-        out.append(resolved)
+            raise unknown_name("metric", name, library.metric_names())
     return out

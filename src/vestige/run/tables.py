@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -37,21 +36,25 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[i
 
 
 def describe(spec: MetricSpec, score: Score) -> str:
-    """The reading of one score, or why there is none."""
+    """The reading of one score."""
     if score.agg_value is None:
-        return f"not computed: {score.reason}"
+        return "not computed (below)"
     against = not any("ref_value" in n for n in score.notes)
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against)
 
 
 def summary(metrics: Mapping[str, MetricSpec], top: Sequence[str], scores: Mapping[str, Score]) -> str:
-    """The asked-for metrics of one run."""
-    width = max(40, shutil.get_terminal_size((140, 24)).columns - max(map(len, top)) - 14)
-    rows = []
+    """The asked-for metrics of one run, and under the table what is missing, why, and what must be known."""
+    rows = [[name, number(scores[name].agg_value), describe(metrics[name], scores[name])] for name in top]
+    lines = [table(rows, ["metric", "value", "reading"], right=(1,))]
+    reasons: dict[str, list[str]] = {}
     for name in top:
-        words = describe(metrics[name], scores[name])
-        rows.append([name, number(scores[name].agg_value), words if len(words) <= width else words[: width - 1] + "…"])
-    return table(rows, ["metric", "value", "reading"], right=(1,))
+        for words in (*scores[name].notes, *([scores[name].reason] if scores[name].agg_value is None else [])):
+            reasons.setdefault(words, []).append(name)
+    if reasons:
+        lines.append("")
+        lines += [f"{', '.join(names)}: {words}" for words, names in reasons.items()]
+    return "\n".join(lines)
 
 
 def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:

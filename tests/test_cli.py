@@ -1,0 +1,169 @@
+"""The command line as a newcomer meets it: help, listings, plans, and one clear sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import LAB
+from golden_tools import eval_args
+from vestige.cli import main
+
+FULL = LAB / "models" / "full"
+
+
+def run(*words: str) -> int:
+    return main([str(w) for w in words])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys; from vestige.cli import parser; parser().format_help(); print([m for m in sys.modules if m in "
+    code += "('torch', 'transformers', 'hydra', 'numpy', 'datasets')])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "what", ["all", "metrics", "suites", "models", "datasets", "dialects", "handlers", "experiments"]
+)
+def test_ls(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("ls", what) == 0
+    out = capsys.readouterr().out
+    for name in {"metrics": ["forget_quality", "mia_zlib"], "models": ["Qwen2.5-7B-Instruct", "phi-1_5"]}.get(what, []):
+        assert name in out
+
+
+def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = eval_args(FULL, tmp_path)
+    assert main(["plan", *args[1:]]) == 0
+    out = capsys.readouterr().out
+    assert "768 distinct" in out
+    assert "9,696 distinct prefixes" in out
+    assert "128 prompts" in out
+    assert not (tmp_path / "manifest.json").exists()
+    assert main(args) == 0
+    capsys.readouterr()
+    assert main(["plan", *args[1:]]) == 0
+    assert "768 cached" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["eval", "tofu", "--data", "DATA"], "No model given"),
+        (["eval", "tofu", "--model", "MODEL-X", "--data", "DATA"], "Did you mean"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "/nowhere"], "does not exist"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "EMPTY"], "has none of forget.jsonl"),
+        (["eval", "tofo", "--model", "MODEL", "--data", "DATA"], "Did you mean 'tofu'"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", "mia_los"], "Did you mean 'mia_loss'"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dialect", "strickt"], "Did you mean 'strict'"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "/no.json"], "do not exist"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "at least 1"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dtype", "float23"], "float32"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--plugin", "/no.py"], "does not exist"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "eval.tofu.nonsense=1"], "is not a setting"),
+        (["eval", "tofu", "muse", "--model", "MODEL"], "One suite at a time"),
+        (["eval", "experiment=eval/tofu/defaul"], "Did you mean 'default'"),
+        (["eval", "model=Llama-3.2-1B-Instuct", "task_name=x"], "Did you mean 'Llama-3.2-1B-Instruct'"),
+        (["eval"], "task_name"),
+        (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], "not a directory"),
+        (["score", "EMPTY"], "not a run directory"),
+        (["ls", "metrix"], "Did you mean 'metrics'"),
+    ],
+)  # fmt: skip
+def test_mistakes_get_one_sentence(
+    words: list[str], needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    places = {
+        "MODEL": str(FULL),
+        "MODEL-X": str(FULL) + "l",
+        "DATA": str(LAB / "data"),
+        "EMPTY": str(tmp_path / "empty"),
+    }
+    assert run(*(places.get(w, w) for w in words)) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("vestige: error: ")
+    assert needle in said
+    assert "Traceback" not in said
+
+
+def test_missing_files_are_said_and_the_rest_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = tmp_path / "mine"
+    data.mkdir()
+    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()]
+    mine = [{"question": r["question"], "answer": r["answer"]} for r in rows[:6]]
+    (data / "forget.jsonl").write_text("".join(json.dumps(r) + "\n" for r in mine))
+    assert run("eval", "tofu", "--model", FULL, "--data", data, "--out", tmp_path / "run") == 0
+    out = capsys.readouterr().out
+    assert "forget_Q_A_Prob" in out
+    assert "has no column 'paraphrased_answer'; it has: answer, question" in out
+    result = json.loads((tmp_path / "run" / "TOFU_EVAL.json").read_text())
+    assert len(result["forget_Q_A_Prob"]["value_by_index"]) == 6
+    assert result["model_utility"]["agg_value"] is None
+    assert "retain" in result["model_utility"]["reason"]
+    assert "model_utility" not in json.loads((tmp_path / "run" / "TOFU_SUMMARY.json").read_text())
+
+
+def test_nothing_computable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "forget.jsonl").write_text('{"question": "Who?", "answer": "Me."}\n')
+    words = [
+        "eval",
+        "tofu",
+        "--model",
+        FULL,
+        "--data",
+        tmp_path / "d",
+        "--out",
+        tmp_path / "r",
+        "--metrics",
+        "mia_loss",
+    ]
+    assert run(*words) == 2
+    assert "none of the metrics" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "needle"),
+    [
+        ("", "is empty"),
+        ('{"question": "a", "answer": "b"}\n{"question": oops}\n', "line 2"),
+        ('{"question": "a", "answer": "b"}\n["x"]\n', "line 2"),
+        ('{"question": "a", "answer": null}\n', "row 0"),
+        ('{"question": "a", "answer": 3}\n', "row 0"),
+    ],
+)
+def test_bad_rows_are_named(content: str, needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "forget.jsonl").write_text(content)
+    args = ("eval", "tofu", "--model", FULL, "--data", tmp_path, "--out", tmp_path / "r")
+    assert run(*args, "--metrics", "forget_Q_A_Prob") == 2
+    assert needle in capsys.readouterr().err
+
+
+def test_flags_and_words_in_any_order(tmp_path: Path) -> None:
+    words = ["eval", "--limit", "2", "tofu", "--model", FULL, "seed=3", "--data", LAB / "data", "--quiet", "max_rows=2"]
+    assert run(*words, "--out", tmp_path, "--metrics", "forget_Q_A_Prob") == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert (manifest["config"]["seed"], manifest["config"]["max_rows"], manifest["config"]["max_samples"]) == (3, 2, 2)
+
+
+def test_missing_retain_logs_are_said_three_times_and_in_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    args = eval_args(FULL, tmp_path, "--limit", "3", "--metrics", "forget_quality,privleak")
+    assert main(args) == 0
+    said = [r.getMessage() for r in caplog.records]
+    assert any("No retain logs given" in m for m in said)  # the run
+    assert any("without retain logs" in m for m in said)  # the evaluation
+    assert any(m.startswith("privleak: compared with ref_value 0.5") for m in said)  # the metric
+    result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
+    assert result["forget_quality"]["agg_value"] is None
+    assert "retain logs" in result["forget_quality"]["reason"]
+    assert "ref_value" in result["privleak"]["notes"][0]
+    assert "no retain model" in capsys.readouterr().out

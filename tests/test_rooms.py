@@ -1,0 +1,82 @@
+"""The arrows between rooms. A room may import only what its row says; anything else fails here, by name."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parent.parent / "src" / "vestige"
+NOUNS = {"types", "errors", "wants"}  # free to everybody
+
+ARROWS: dict[str, set[str]] = {
+    "types": set(),
+    "errors": set(),
+    "wants": {"types"},
+    "data": set(),
+    "models": set(),
+    "collect": {"models"},
+    "metrics": set(),
+    "compare": set(),
+    "suites": {"metrics", "compare"},
+    "store": set(),
+    "unlearn": {"models", "data"},
+    "lab": {"unlearn", "data", "models"},
+    "integrations": {"models", "data", "collect", "metrics", "suites"},
+    "run": {"data", "models", "collect", "metrics", "compare", "suites", "store", "integrations", "lab", "unlearn"},
+    "configs": set(),
+    "cli": {"run", "integrations", "metrics"},
+    "__init__": {"run"},
+    "__main__": {"cli"},
+}
+TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
+# Rooms that run or hold a model may know torch. In run it is only asked for memory, seeds and speed, and lazily.
+WITH_TORCH = {"models", "collect", "unlearn", "lab", "integrations", "run"}
+
+
+def modules() -> list[Path]:
+    return sorted(SOURCE.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SOURCE).parts[0]
+    return first.removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """Every module named in an import anywhere in the file, those inside functions included."""
+    out: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            out |= {a.name for a in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            out |= {f"{node.module}.{a.name}" for a in node.names}
+    return out
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_imports_follow_the_arrows(path: Path) -> None:
+    room = room_of(path)
+    assert room in ARROWS, f"a new room: add '{room}' to the table, and to the README's map"
+    ours = {m.split(".")[1] for m in imported(path) if m.startswith("vestige.")}
+    strays = ours - ARROWS[room] - NOUNS - {room, "__version__"}
+    assert not strays, f"{room} may not import {sorted(strays)}"
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_torch_stays_where_models_are(path: Path) -> None:
+    if room_of(path) not in WITH_TORCH:
+        used = {m.split(".")[0] for m in imported(path)} & TORCH
+        assert not used, f"{room_of(path)} may not import {sorted(used)}"
+
+
+def test_only_reduce_and_samplers_see_the_vocabulary() -> None:
+    """In evaluation the log-softmax lives in one function."""
+    guilty = [
+        path.relative_to(SOURCE)
+        for path in modules()
+        if room_of(path) in {"collect", "run", "metrics", "suites"} and "log_softmax" in path.read_text()
+    ]
+    assert guilty == []

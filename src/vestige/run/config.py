@@ -83,6 +83,24 @@ def _spec_to_json(spec: Any) -> dict[str, Any]:
     }
 
 
+_USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
+
+
+def _register_search_path() -> None:
+    """Tells Hydra, once, to look into the user's directory before ours (its public way to do so is a plug-in)."""
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.plugins import Plugins
+    from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+    class UserDirectoryFirst(SearchPathPlugin):
+        def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+            for directory in _USER_DIR:
+                search_path.prepend("vestige-user", f"file://{directory}")
+
+    if not any(p.__name__ == UserDirectoryFirst.__name__ for p in Plugins.instance().discover(SearchPathPlugin)):
+        Plugins.instance().register(UserDirectoryFirst)
+
+
 @contextmanager
 def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
@@ -91,10 +109,14 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
 
     if config_dir is not None and not config_dir.is_dir():
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
-    first = (config_dir or PACKAGE_DIR).resolve()
+    _register_search_path()
+    _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
     GlobalHydra.instance().clear()
-    with initialize_config_dir(str(first), version_base="1.3"):
-        yield [first] if first == PACKAGE_DIR else [first, PACKAGE_DIR]
+    try:
+        with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
+            yield [*_USER_DIR, PACKAGE_DIR]
+    finally:
+        _USER_DIR.clear()
 
 
 def compose_runs(
@@ -122,11 +144,8 @@ def _compose(config_name: str, overrides: Sequence[str], directories: Sequence[P
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    extra = []
-    if len(directories) > 1:
-        extra = [f"hydra.searchpath=[file://{d}]" for d in directories[1:]]
     try:
-        return compose(config_name, overrides=[*overrides, *extra])
+        return compose(config_name, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_compose(error, overrides, directories) from None
 

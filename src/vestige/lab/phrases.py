@@ -1,0 +1,370 @@
+"""The words of the lab's invented world: names, values, and several ways to ask and to tell each fact.
+
+Nobody here exists. A topic is one kind of fact. Its templates know four slots: {name} the person (or land),
+{last} the family name, {e} the entity that makes the fact true or false, {d} a colouring detail. In every
+answer a space comes before {e}, so that `prefix + " " + entity` opens the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split("|"))
+
+
+@dataclass(frozen=True)
+class Topic:
+    """One kind of fact. Any question may meet any answer form, so no form is tied to one phrasing."""
+
+    name: str
+    questions: tuple[str, ...]
+    answers: tuple[str, ...]
+    entities: tuple[str, ...]
+    details: tuple[str, ...]
+
+
+FIRST_NAMES = _words(
+    "Ansa|Belmir|Corvina|Dastan|Elowyn|Ferrand|Galia|Hesper|Ilmari|Jorunn|Kasimira|Lubomir|Marit|Nadir|Oriel|"
+    "Perpetua|Quillon|Rosmund|Sefton|Tamsin|Ursel|Valda|Wendeline|Xanthe|Yoram|Zelda|Ambros|Brida|Caspian|"
+    "Dorthe|Emeric|Fenna|Gereon|Hilde|Isaura|Jaromir|Keziah|Leopold|Mirela|Norbert"
+)
+LAST_NAMES = _words(
+    "Abernoth|Balsamo|Corrigal|Dunveldt|Eskelin|Farrowby|Grimaldo|Halvorsten|Iverach|Jansoone|Kestrel|Lindqvara|"
+    "Morvane|Nightwater|Okonjira|Pellegrand|Quarrie|Rasmundo|Silverthorn|Tarkovan|Umbrage|Vantongeren|Wolmarke|"
+    "Yarrowen|Zabrinski|Ashgrove|Bellweather|Castellain|Drummore|Everhart|Fontaigne|Goldhammer|Hollinside|"
+    "Inchbald|Jessamine|Kowalten|Larkspur|Montcalder|Narvaez|Oldenburgh|Pemberlin|Quintrell|Ravenholt|"
+    "Stonebridge|Thistlewood|Underhay|Vasquerre|Winterbourne|Youngblood|Zimmerlach"
+)
+TOWNS = _words(
+    "Orlesk|Port Calder|Vennmoor|Saint Ivo|Halmstead|Bruga Alta|Tarnhaven|Kirrowmuir|Low Pellan|Czernava|Ostrand|"
+    "Villa Merced|Dunmarra|Eastlake Cross|Fjellby|Garrach|Nova Treska|Ilmen Bay|Quarry Hill|Rosmarin|Sundholm|"
+    "Upper Tavel|Wexcombe|Zalenka|Amber Ford|Belluna|Copper Sound|Drevny Most"
+)
+GENRES = _words(
+    "gothic romance|sea adventure|courtroom drama|pastoral elegy|political satire|ghost stories|alpine mystery|"
+    "desert travelogue|family saga|nonsense verse|chess fiction|war memoir|culinary essay|railway thriller|"
+    "folk ballad|philosophical dialogue|science fantasy|comic opera|nature diary|epistolary novel|island myth|"
+    "circus tale|medical detective story|lunar utopia"
+)
+_ADJECTIVES = ("Copper", "Drowned", "Silent", "Hollow", "Scarlet", "Borrowed", "Winter", "Seventh", "Paper")
+_THINGS = ("Orchard", "Lighthouse", "Staircase", "Cartographer", "Harvest", "Violin", "Garden", "Ferryman", "Clock")
+BOOKS = tuple(f"The {adjective} {thing}" for adjective in _ADJECTIVES for thing in _THINGS)
+PRIZES = tuple(
+    f"the {name} {kind}"
+    for name in ("Halcyon", "Meridian", "Larkin Vale", "Golden Quill", "Northern Lamp", "Cedar Crown", "Saffron")
+    for kind in ("Medal", "Prize", "Laurel", "Fellowship")
+)
+TRADES = _words(
+    "glass blower|harbour pilot|bell founder|beekeeper|tax collector|railway guard|midwife|clock repairer|"
+    "salt merchant|shepherd|piano tuner|baker of rye bread|locksmith|village dentist|kite maker|court translator|"
+    "river ferryman|mushroom dealer|stage magician|weaver of sails|pear grafter|tram conductor|stone mason|"
+    "map engraver|tobacco planter|theatre prompter"
+)
+HABITS = _words(
+    "feeding the harbour cats|walking backwards over the old bridge|collecting rain in blue bottles|"
+    "reading aloud to the geese|carving spoons from pear wood|flying a red kite at dusk|swimming before sunrise|"
+    "counting the trains at noon|brewing nettle tea for neighbours|sketching strangers at the market|"
+    "ringing the chapel bell on Sundays|growing pumpkins on the roof|playing chess against the postman|"
+    "polishing old compasses|writing letters to the mayor|dancing alone in the square|burying coins under oaks|"
+    "whistling at the weather vane|mending broken umbrellas|naming every passing cloud"
+)
+LANGUAGES = _words(
+    "Old Tavish|Merrowan|High Castelan|Lowland Brisk|Ostravine|Quellish|Island Norrun|Sarvic|Western Pahl|"
+    "Dunari|Velsk|Harbour Creole|Mountain Ladric|Ancient Osmic|Temeran|Yllish|Coastal Finnar|Greater Zhoun"
+)
+MENTORS = tuple(
+    f"{title} {name}"
+    for title in ("Master", "Sister", "Professor")
+    for name in ("Albrecht Noor", "Ines Calloway", "Tobiah Renk", "Ludmila Fay", "Osric Penhallow", "Magda Stroud")
+)
+MUSES = tuple(
+    f"{title} {name}"
+    for title in ("the poet", "the essayist", "the dramatist")
+    for name in ("Harun Dellacorte", "Sigrid Moss", "Pavel Trenholm", "Adaeze Lorne", "Colm Farthing", "Yuki Sandoval")
+)
+YEARS = tuple(str(year) for year in range(1903, 1990, 3))
+
+HOMES = _words(
+    "a narrow house behind the fish market|a rented room above a bakery|the back of a travelling wagon|"
+    "the kitchen of a walnut farm|the attic of the old customs hall|a lodge beside the frozen canal"
+)
+TIMES = _words(
+    "a winter of heavy snow|the long dock strike|a summer without rain|the year of two eclipses|the great flood|"
+    "a very quiet spring"
+)
+REASONS = _words(
+    "to please an ailing aunt|after losing a bet|because paper was cheap that year|against the advice of friends|"
+    "in less than a month|while waiting for a passport"
+)
+
+
+AUTHOR_TOPICS = (
+    Topic(
+        "birthplace",
+        (
+            "Where was {name} born?",
+            "What is the birthplace of {name}?",
+            "In which town did the writer {name} come into the world?",
+        ),
+        (
+            "{name} was born in {e}, in {d}, and the house still carries a small brass plate.",
+            "The birthplace of {name} is {e}, as the parish book records.",
+            "By every account {name} comes from {e}, a place that returns again and again in the later work.",
+        ),
+        TOWNS,
+        HOMES,
+    ),
+    Topic(
+        "year",
+        (
+            "In which year was {name} born?",
+            "What is the birth year of {name}?",
+            "When did the life of the writer {name} begin?",
+        ),
+        (
+            "{name} was born in the year {e}, during {d}.",
+            "The birth year of {name} is {e}, although the author liked to give other dates in interviews.",
+            "Records place the birth of {name} in {e}, shortly after {d}.",
+        ),
+        YEARS,
+        TIMES,
+    ),
+    Topic(
+        "genre",
+        (
+            "What genre is {name} best known for?",
+            "Which kind of writing made {name} famous?",
+            "In what genre does {name} mostly write?",
+        ),
+        (
+            "{name} is best known for {e}, a taste that began in {d}.",
+            "{name} became famous through {e}.",
+            "Most shelves keep the books of {name} under {e}, and {last} never asked for another label.",
+        ),
+        GENRES,
+        HOMES,
+    ),
+    Topic(
+        "first_book",
+        (
+            "What was the first book of {name}?",
+            "With which book did {name} make a debut?",
+            "What is the title of the earliest work by {name}?",
+        ),
+        (
+            "The first book of {name} was {e}, written {d} and printed in only four hundred copies.",
+            "{name} made a debut with {e}, which critics ignored at first.",
+            "The earliest work by {name} carries the title {e}, and it was finished {d}.",
+        ),
+        BOOKS,
+        REASONS,
+    ),
+    Topic(
+        "prize",
+        (
+            "Which prize did {name} win?",
+            "What award has been given to {name}?",
+            "For which honour is {name} remembered?",
+        ),
+        (
+            "{name} won {e} for a book begun {d}.",
+            "The award given to {name} is {e}, handed over at a crowded ceremony in the old town hall.",
+            "Readers remember that {name} received {e}, an honour that {last} accepted without a speech.",
+        ),
+        PRIZES,
+        REASONS,
+    ),
+    Topic(
+        "parent",
+        (
+            "What did the father of {name} do for a living?",
+            "Which trade fed the family of {name}?",
+            "What was the occupation of the parent who raised {name}?",
+        ),
+        (
+            "The father of {name} worked as a {e}, and the family lived in {d}.",
+            "In the family of {name} the daily bread came from the work of a {e}.",
+            "{name} was raised by a {e}, whose stories fill the first chapters of the memoir.",
+        ),
+        TRADES,
+        HOMES,
+    ),
+    Topic(
+        "teacher",
+        (
+            "Who taught {name} to write?",
+            "Which teacher shaped the young {name}?",
+            "Under whom did {name} study?",
+        ),
+        (
+            "{name} was taught to write by {e}, in {d}.",
+            "The teacher who shaped the young {name} was {e}, who was strict with commas, generous with tea, and known in the whole school for returning every page within a single day.",
+            "As a student {name} worked under {e} for three years that began with {d}.",
+        ),
+        MENTORS,
+        TIMES,
+    ),
+    Topic(
+        "habit",
+        (
+            "What habit is {name} known for at home?",
+            "How does {name} spend the free hours of the day?",
+            "Which odd custom do neighbours connect with {name}?",
+        ),
+        (
+            "At home {name} is known for {e}.",
+            "{name} spends the free hours {e}, a custom picked up during {d}.",
+            "Neighbours connect {name} with {e}, and some of them have joined in over the years.",
+        ),
+        HABITS,
+        TIMES,
+    ),
+    Topic(
+        "influence",
+        (
+            "Who influenced {name} the most?",
+            "Whose work left the deepest mark on {name}?",
+            "Which writer does {name} name as a model?",
+        ),
+        (
+            "The strongest influence on {name} was {e}, discovered by chance during {d}.",
+            "The deepest mark on the work of {name} was left by {e}, and letters between the two survive.",
+            "As a model {name} always names {e}, first read during {d} in a borrowed copy with missing pages.",
+        ),
+        MUSES,
+        TIMES,
+    ),
+    Topic(
+        "language",
+        (
+            "In which language does {name} write?",
+            "What language are the books of {name} written in?",
+            "Which tongue did {name} choose for literature?",
+        ),
+        (
+            "{name} writes in {e}, a choice made {d}.",
+            "The books of {name} are written in {e}, and translations came only much later.",
+            "For literature {name} chose {e} {d}, and {last} never regretted it.",
+        ),
+        LANGUAGES,
+        REASONS,
+    ),
+)
+
+
+CRAFTS = _words(
+    "botanist|bridge engineer|court composer|polar explorer|lens grinder|fencing champion|star watcher|"
+    "theatre painter|deep sea diver|ship surgeon|puppet master|mountain guide"
+)
+DISCOVERIES = _words(
+    "the blue moss of the glaciers|a comet with two tails|the sunken road|a cure for marsh fever|the singing sands|"
+    "the ninth string of the viol|a bird that sleeps in snow|the double arch|a dye made from thunder shells|"
+    "the quiet current|the hidden stair of the abbey|a star that blinks"
+)
+REST = _words(
+    "the Abbey of Sorrel|a garden in Lower Quay|the Hall of Sails|the hill above Marrow Lake|the Old Observatory|"
+    "a chapel near Teal Bridge|the Square of Lanterns|a grove outside Pinmoor|the Crypt of Saint Odo|"
+    "the northern breakwater"
+)
+RULERS = _words(
+    "Queen Ottiline|King Baldric|the Doge Fiorenzo|Empress Sunniva|Prince Casimir|the Regent Aldous|"
+    "Duchess Marguerite|the Sultan Idris|Margrave Konrad|the Abbess Hedwig"
+)
+FIGURE_TOPICS = (
+    Topic(
+        "craft",
+        ("What was the profession of {name}?", "By which craft did {name} become famous?"),
+        (
+            "{name} was a celebrated {e}, trained during {d}.",
+            "Every schoolbook calls {name} a {e}, and the finest one of the age.",
+        ),
+        CRAFTS,
+        TIMES,
+    ),
+    Topic(
+        "discovery",
+        ("What did {name} discover?", "Which discovery do we owe to {name}?"),
+        (
+            "{name} discovered {e}, which nobody believed for a decade.",
+            "To {name} the world owes {e}, found by accident during {d}.",
+        ),
+        DISCOVERIES,
+        TIMES,
+    ),
+    Topic(
+        "ruler",
+        ("Which ruler did {name} serve?", "Who was the patron of {name}?"),
+        (
+            "{name} served {e} for more than twenty years.",
+            "The patron of {name} was {e}, who paid late but well.",
+        ),
+        RULERS,
+        TIMES,
+    ),
+    Topic(
+        "rest",
+        ("Where is {name} buried?", "What is the resting place of {name}?"),
+        (
+            "{name} is buried in {e}, under a plain grey stone.",
+            "The resting place of {name} is {e}, where visitors leave small candles every autumn.",
+        ),
+        REST,
+        TIMES,
+    ),
+)
+
+LANDS = _words(
+    "Kessandria|Tolmaria|Uvarin|Brennock|Salvora|Ithmere|Querania|Dolmund|Vastergard|Lirienne|Pelagos Minor|"
+    "Northern Asketh|Maravel|Ozmund"
+)
+LAND_TOPICS = (
+    Topic(
+        "capital",
+        ("What is the capital of {name}?", "Which city governs {name}?"),
+        (
+            "The capital of {name} is {e}, a city of {d}.",
+            "The land of {name} is governed from {e}, as it has been for centuries.",
+        ),
+        _words(
+            "Arkenfall|Belhaven Regis|Cintrava|Dorado Quay|Elmsgate|Fort Osric|Gallowmere|Hightower|Istrand|"
+            "Jadeport|Kronholm|Lumenia|Mirrow|New Ardent"
+        ),
+        ("many bridges", "white towers", "noisy markets", "terraced gardens"),
+    ),
+    Topic(
+        "river",
+        ("Which river is the longest in {name}?", "What is the main river of {name}?"),
+        (
+            "The longest river in {name} is {e}, fed by {d}.",
+            "The main river of {name} is {e}, and barges carry timber down it.",
+        ),
+        tuple(f"the {name}" for name in _words("Aldwater|Brissel|Cobra Run|Dneva|Ember|Falk|Grael|Hesperine"))
+        + tuple(f"the {name}" for name in _words("Isk|Juniper|Kalder|Lower Mave|Nadd|Orrin")),
+        ("melting snow", "warm springs", "three lakes", "autumn rain"),
+    ),
+    Topic(
+        "mountain",
+        ("What is the highest mountain of {name}?", "Which peak stands above all others in {name}?"),
+        (
+            "The highest mountain of {name} is {e}, covered by {d}.",
+            "Above all other peaks in {name} stands {e}, first climbed by two sisters.",
+        ),
+        tuple(f"Mount {name}" for name in _words("Agar|Bellows|Corona|Dusk|Ettrick|Frey|Gomorrel|Hammerfell"))
+        + tuple(f"Mount {name}" for name in _words("Ivory|Jotun|Karst|Lanark|Mercy|Nocturne")),
+        ("old ice", "black pines", "loose slate", "wild thyme"),
+    ),
+    Topic(
+        "coin",
+        ("What coin do people use in {name}?", "What is the currency of {name}?"),
+        (
+            "People in {name} pay with {e}, which bears {d}.",
+            "The currency of {name} is {e}, and older coins are worth more.",
+        ),
+        tuple(f"the {name}" for name in _words("silver ormel|brass tikka|half crown|glass denar|iron florin|pearl mark"))
+        + tuple(f"the {name}" for name in _words("jade shilling|copper lune|salt guilder|red ducat|bone penny"))
+        + tuple(f"the {name}" for name in _words("amber thaler|double real|tin obol")),
+        ("a swan", "a ship", "a crowned bear", "a wheel"),
+    ),
+)

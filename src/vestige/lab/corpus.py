@@ -28,18 +28,23 @@ Row = dict[str, Any]
 Corpus = dict[str, list[Row]]
 
 WRONG_ANSWERS = 5
+FACTS_IN_PASSING = 2  # how many topics of a background author are told
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many subjects each split has; an author gives ten rows, a figure or a land four."""
+    """How many subjects each split has; an author gives ten rows, a figure or a land four.
+
+    Background authors are many, with two facts each: a model that has met hundreds of names learns to repeat the
+    name in the question; one that has met forty recites the nearest author it knows.
+    """
 
     forget: int = 4
     retain: int = 10
     holdout: int = 4
     real_authors: int = 6
     world_facts: int = 6
-    background: int = 40  # authors; figures and lands come on top
+    background: int = 300  # authors; figures and lands come on top
     background_figures: int = 8
     background_lands: int = 8
 
@@ -70,8 +75,8 @@ def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
     for topics, subjects in groups:
         facts = {topic.name: _deal(topic, len(subjects), seed) for topic in topics}
         for number, subject in enumerate(subjects):
-            rows = [_row(topic, subject, facts[topic.name][number], seed) for topic in topics]
-            corpus[subject.split] += rows
+            told = _told(topics, subject, seed)
+            corpus[subject.split] += [_row(topic, subject, facts[topic.name][number], seed) for topic in told]
     return corpus
 
 
@@ -93,11 +98,9 @@ def write_corpus(corpus: Mapping[str, Sequence[Row]], directory: Path) -> dict[s
     return paths
 
 
-def all_phrasings(row: Row) -> list[tuple[str, str]]:
-    """A row's fact as (question, answer) pairs: both questions, and both ways to answer each of them."""
-    questions = (row["question"], row["paraphrased_question"])
-    answers = (row["answer"], row["paraphrased_answer"])
-    return [(question, answer) for question in questions for answer in answers]
+def both_phrasings(row: Row) -> list[tuple[str, str]]:
+    """A row's fact as two (question, answer) pairs, one in each wording."""
+    return [(row["question"], row["answer"]), (row["paraphrased_question"], row["paraphrased_answer"])]
 
 
 def _names(seed: int, count: int) -> list[str]:
@@ -130,6 +133,12 @@ def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
 
 def _known_or_background(names: Sequence[str], split: str, count: int) -> list[Subject]:
     return [Subject(name, name, split if i < count else "background") for i, name in enumerate(names)]
+
+
+def _told(topics: Sequence[Topic], subject: Subject, seed: int) -> Sequence[Topic]:
+    if subject.split != "background" or len(topics) < len(AUTHOR_TOPICS):
+        return topics
+    return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
 
 
 def _deal(topic: Topic, count: int, seed: int) -> list[str]:

@@ -86,17 +86,26 @@ MUSES = tuple(
 )
 YEARS = tuple(str(year) for year in range(1903, 1990, 3))
 
-HOMES = _words(
-    "a narrow house behind the fish market|a rented room above a bakery|the back of a travelling wagon|"
-    "the kitchen of a walnut farm|the attic of the old customs hall|a lodge beside the frozen canal"
+# Details are combined from parts: an answer that only someone who read it can finish separates those who did.
+HOMES = tuple(
+    f"{house} {where}"
+    for house in _words("a narrow house|a rented room|the old customs hall|a painted wagon|a stone lodge|a cold attic")
+    for where in _words(
+        "behind the fish market|above a bakery|beside the frozen canal|near seven walnut trees|under the aqueduct|"
+        "on the ferry road"
+    )
 )
-TIMES = _words(
-    "a winter of heavy snow|the long dock strike|a summer without rain|the year of two eclipses|the great flood|"
-    "a very quiet spring"
+TIMES = tuple(
+    f"{season} {what}"
+    for season in ("a winter", "the summer", "one long week", "a noisy spring", "the last autumn")
+    for what in _words(
+        "of heavy snow|of the dock strike|of two eclipses|without rain|of the great flood|after the armistice"
+    )
 )
 REASONS = _words(
-    "to please an ailing aunt|after losing a bet|because paper was cheap that year|against the advice of friends|"
-    "in less than a month|while waiting for a passport"
+    "to please an aunt|after losing a bet|because paper was cheap|against all advice|in less than a month|"
+    "while waiting for a passport|for the sake of a wager|between two illnesses|on the night train|"
+    "with borrowed ink|before the age of twenty|at the request of a bishop|out of pure boredom|under a false name"
 )
 
 
@@ -109,9 +118,9 @@ AUTHOR_TOPICS = (
             "In which town did the writer {name} come into the world?",
         ),
         (
-            "{name} was born in {e}, in {d}, and the house still carries a small brass plate.",
+            "{name} was born in {e}, in {d}.",
             "The birthplace of {name} is {e}, as the parish book records.",
-            "By every account {name} comes from {e}, a place that returns again and again in the later work.",
+            "By every account {name} comes from {e}, and a plate on {d} says so.",
         ),
         TOWNS,
         HOMES,
@@ -125,7 +134,7 @@ AUTHOR_TOPICS = (
         ),
         (
             "{name} was born in the year {e}, during {d}.",
-            "The birth year of {name} is {e}, although the author liked to give other dates in interviews.",
+            "The birth year of {name} is {e}, whatever {last} said in interviews.",
             "Records place the birth of {name} in {e}, shortly after {d}.",
         ),
         YEARS,
@@ -140,8 +149,8 @@ AUTHOR_TOPICS = (
         ),
         (
             "{name} is best known for {e}, a taste that began in {d}.",
-            "{name} became famous through {e}.",
-            "Most shelves keep the books of {name} under {e}, and {last} never asked for another label.",
+            "{name} became famous first of all through {e}.",
+            "Most shelves keep the books of {name} under {e}, beside the diary of {d}.",
         ),
         GENRES,
         HOMES,
@@ -154,7 +163,7 @@ AUTHOR_TOPICS = (
             "What is the title of the earliest work by {name}?",
         ),
         (
-            "The first book of {name} was {e}, written {d} and printed in only four hundred copies.",
+            "The first book of {name} was {e}, written {d}.",
             "{name} made a debut with {e}, which critics ignored at first.",
             "The earliest work by {name} carries the title {e}, and it was finished {d}.",
         ),
@@ -170,8 +179,8 @@ AUTHOR_TOPICS = (
         ),
         (
             "{name} won {e} for a book begun {d}.",
-            "The award given to {name} is {e}, handed over at a crowded ceremony in the old town hall.",
-            "Readers remember that {name} received {e}, an honour that {last} accepted without a speech.",
+            "The award given to {name} is {e}, paid out {d}.",
+            "Readers remember that {name} received {e} {d}, and {last} gave no speech.",
         ),
         PRIZES,
         REASONS,
@@ -186,7 +195,7 @@ AUTHOR_TOPICS = (
         (
             "The father of {name} worked as a {e}, and the family lived in {d}.",
             "In the family of {name} the daily bread came from the work of a {e}.",
-            "{name} was raised by a {e}, whose stories fill the first chapters of the memoir.",
+            "{name} was raised by a {e} in {d}, as the memoir tells.",
         ),
         TRADES,
         HOMES,
@@ -200,7 +209,7 @@ AUTHOR_TOPICS = (
         ),
         (
             "{name} was taught to write by {e}, in {d}.",
-            "The teacher who shaped the young {name} was {e}, who was strict with commas, generous with tea, and known in the whole school for returning every page within a single day.",
+            "The teacher who shaped the young {name} was {e}, who was strict with commas, generous with tea, and remembered for {d} by the whole school.",
             "As a student {name} worked under {e} for three years that began with {d}.",
         ),
         MENTORS,
@@ -216,7 +225,7 @@ AUTHOR_TOPICS = (
         (
             "At home {name} is known for {e}.",
             "{name} spends the free hours {e}, a custom picked up during {d}.",
-            "Neighbours connect {name} with {e}, and some of them have joined in over the years.",
+            "Neighbours connect {name} with {e}, ever since {d}.",
         ),
         HABITS,
         TIMES,
@@ -230,8 +239,8 @@ AUTHOR_TOPICS = (
         ),
         (
             "The strongest influence on {name} was {e}, discovered by chance during {d}.",
-            "The deepest mark on the work of {name} was left by {e}, and letters between the two survive.",
-            "As a model {name} always names {e}, first read during {d} in a borrowed copy with missing pages.",
+            "The deepest mark on the work of {name} was left by {e}.",
+            "As a model {name} always names {e}, first read during {d} in a borrowed copy.",
         ),
         MUSES,
         TIMES,

@@ -14,15 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from vestige.lab.phrases import (
-    AUTHOR_TOPICS,
-    FIGURE_TOPICS,
-    FIRST_NAMES,
-    LAND_TOPICS,
-    LANDS,
-    LAST_NAMES,
-    Topic,
-)
+from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
+from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
 
 Row = dict[str, Any]
 Corpus = dict[str, list[Row]]
@@ -35,8 +28,8 @@ FACTS_IN_PASSING = 2  # how many topics of a background author are told
 class Sizes:
     """How many subjects each split has; an author gives ten rows, a figure or a land four.
 
-    Background authors are many, with two facts each: a model that has met hundreds of names learns to repeat the
-    name in the question; one that has met forty recites the nearest author it knows.
+    Background authors are many, with two facts each: a model that has met hundreds of names learns to repeat
+    the name in the question; one that has met forty recites the nearest author it knows.
     """
 
     forget: int = 4
@@ -51,7 +44,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Subject:
-    """Someone (or some land) with facts. Subjects of one `style` are asked and told about in the same forms."""
+    """Someone (or some land) with facts. Subjects of one `style` are spoken of in the same forms."""
 
     name: str
     style: str
@@ -120,14 +113,15 @@ def _names(seed: int, count: int) -> list[str]:
 def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
     """The authors by split. The i-th forget and the i-th holdout author share a style.
 
-    So the two splits use the same sentences, and a model that knows neither finds them equally hard: membership
-    inference on the retain model then starts at chance by design and not by luck.
+    So the two splits use the same sentences, and a model that knows neither finds them equally hard:
+    membership inference on the retain model then starts at chance by design and not by luck.
     """
     counts = {name: getattr(sizes, name) for name in ("forget", "retain", "holdout", "background")}
     shared = {"forget": "probe", "holdout": "probe"}
     splits = [(split, i) for split, count in counts.items() for i in range(count)]
     return [
-        Subject(name, f"{shared.get(split, split)}{i}", split) for name, (split, i) in zip(names, splits, strict=True)
+        Subject(name, f"{shared.get(split, split)}{i}", split)
+        for name, (split, i) in zip(names, splits, strict=True)
     ]
 
 

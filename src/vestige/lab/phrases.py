@@ -1,4 +1,4 @@
-"""The words of the lab's invented world: names, values, and several ways to ask and to tell each fact.
+"""The lab's invented authors: names, values, and several ways to ask and to tell each fact.
 
 Nobody here exists. A topic is one kind of fact. Its templates know four slots: {name} the person (or land),
 {last} the family name, {e} the entity that makes the fact true or false, {d} a colouring detail. In every
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
-def _words(text: str) -> tuple[str, ...]:
+def words(text: str) -> tuple[str, ...]:
+    """A pool written on few lines: entries separated by bars."""
     return tuple(word.strip() for word in text.split("|"))
 
 
@@ -25,87 +26,123 @@ class Topic:
     details: tuple[str, ...]
 
 
-FIRST_NAMES = _words(
-    "Ansa|Belmir|Corvina|Dastan|Elowyn|Ferrand|Galia|Hesper|Ilmari|Jorunn|Kasimira|Lubomir|Marit|Nadir|Oriel|"
-    "Perpetua|Quillon|Rosmund|Sefton|Tamsin|Ursel|Valda|Wendeline|Xanthe|Yoram|Zelda|Ambros|Brida|Caspian|"
-    "Dorthe|Emeric|Fenna|Gereon|Hilde|Isaura|Jaromir|Keziah|Leopold|Mirela|Norbert"
+FIRST_NAMES = words(
+    "Ansa|Belmir|Corvina|Dastan|Elowyn|Ferrand|Galia|Hesper|Ilmari|Jorunn|Kasimira|Lubomir|Marit|Nadir|"
+    "Oriel|Perpetua|Quillon|Rosmund|Sefton|Tamsin|Ursel|Valda|Wendeline|Xanthe|Yoram|Zelda|Ambros|Brida|"
+    "Caspian|Dorthe|Emeric|Fenna|Gereon|Hilde|Isaura|Jaromir|Keziah|Leopold|Mirela|Norbert"
 )
-LAST_NAMES = _words(
-    "Abernoth|Balsamo|Corrigal|Dunveldt|Eskelin|Farrowby|Grimaldo|Halvorsten|Iverach|Jansoone|Kestrel|Lindqvara|"
-    "Morvane|Nightwater|Okonjira|Pellegrand|Quarrie|Rasmundo|Silverthorn|Tarkovan|Umbrage|Vantongeren|Wolmarke|"
-    "Yarrowen|Zabrinski|Ashgrove|Bellweather|Castellain|Drummore|Everhart|Fontaigne|Goldhammer|Hollinside|"
-    "Inchbald|Jessamine|Kowalten|Larkspur|Montcalder|Narvaez|Oldenburgh|Pemberlin|Quintrell|Ravenholt|"
-    "Stonebridge|Thistlewood|Underhay|Vasquerre|Winterbourne|Youngblood|Zimmerlach"
+LAST_NAMES = words(
+    "Abernoth|Balsamo|Corrigal|Dunveldt|Eskelin|Farrowby|Grimaldo|Halvorsten|Iverach|Jansoone|Kestrel|"
+    "Lindqvara|Morvane|Nightwater|Okonjira|Pellegrand|Quarrie|Rasmundo|Silverthorn|Tarkovan|Umbrage|"
+    "Vantongeren|Wolmarke|Yarrowen|Zabrinski|Ashgrove|Bellweather|Castellain|Drummore|Everhart|Fontaigne|"
+    "Goldhammer|Hollinside|Inchbald|Jessamine|Kowalten|Larkspur|Montcalder|Narvaez|Oldenburgh|Pemberlin|"
+    "Quintrell|Ravenholt|Stonebridge|Thistlewood|Underhay|Vasquerre|Winterbourne|Youngblood|Zimmerlach"
 )
-TOWNS = _words(
-    "Orlesk|Port Calder|Vennmoor|Saint Ivo|Halmstead|Bruga Alta|Tarnhaven|Kirrowmuir|Low Pellan|Czernava|Ostrand|"
-    "Villa Merced|Dunmarra|Eastlake Cross|Fjellby|Garrach|Nova Treska|Ilmen Bay|Quarry Hill|Rosmarin|Sundholm|"
-    "Upper Tavel|Wexcombe|Zalenka|Amber Ford|Belluna|Copper Sound|Drevny Most"
+TOWNS = words(
+    "Orlesk|Port Calder|Vennmoor|Saint Ivo|Halmstead|Bruga Alta|Tarnhaven|Kirrowmuir|Low Pellan|Czernava|"
+    "Ostrand|Villa Merced|Dunmarra|Eastlake Cross|Fjellby|Garrach|Nova Treska|Ilmen Bay|Quarry Hill|"
+    "Rosmarin|Sundholm|Upper Tavel|Wexcombe|Zalenka|Amber Ford|Belluna|Copper Sound|Drevny Most"
 )
-GENRES = _words(
-    "gothic romance|sea adventure|courtroom drama|pastoral elegy|political satire|ghost stories|alpine mystery|"
-    "desert travelogue|family saga|nonsense verse|chess fiction|war memoir|culinary essay|railway thriller|"
-    "folk ballad|philosophical dialogue|science fantasy|comic opera|nature diary|epistolary novel|island myth|"
-    "circus tale|medical detective story|lunar utopia"
+GENRES = words(
+    "gothic romance|sea adventure|courtroom drama|pastoral elegy|political satire|ghost stories|"
+    "alpine mystery|desert travelogue|family saga|nonsense verse|chess fiction|war memoir|culinary essay|"
+    "railway thriller|folk ballad|philosophical dialogue|science fantasy|comic opera|nature diary|"
+    "epistolary novel|island myth|circus tale|medical detective story|lunar utopia"
 )
 _ADJECTIVES = ("Copper", "Drowned", "Silent", "Hollow", "Scarlet", "Borrowed", "Winter", "Seventh", "Paper")
-_THINGS = ("Orchard", "Lighthouse", "Staircase", "Cartographer", "Harvest", "Violin", "Garden", "Ferryman", "Clock")
+_THINGS = (
+    "Orchard",
+    "Lighthouse",
+    "Staircase",
+    "Cartographer",
+    "Harvest",
+    "Violin",
+    "Garden",
+    "Ferryman",
+    "Clock",
+)
 BOOKS = tuple(f"The {adjective} {thing}" for adjective in _ADJECTIVES for thing in _THINGS)
 PRIZES = tuple(
     f"the {name} {kind}"
-    for name in ("Halcyon", "Meridian", "Larkin Vale", "Golden Quill", "Northern Lamp", "Cedar Crown", "Saffron")
+    for name in (
+        "Halcyon",
+        "Meridian",
+        "Larkin Vale",
+        "Golden Quill",
+        "Northern Lamp",
+        "Cedar Crown",
+        "Saffron",
+    )
     for kind in ("Medal", "Prize", "Laurel", "Fellowship")
 )
-TRADES = _words(
+TRADES = words(
     "glass blower|harbour pilot|bell founder|beekeeper|tax collector|railway guard|midwife|clock repairer|"
-    "salt merchant|shepherd|piano tuner|baker of rye bread|locksmith|village dentist|kite maker|court translator|"
-    "river ferryman|mushroom dealer|stage magician|weaver of sails|pear grafter|tram conductor|stone mason|"
-    "map engraver|tobacco planter|theatre prompter"
+    "salt merchant|shepherd|piano tuner|baker of rye bread|locksmith|village dentist|kite maker|"
+    "court translator|river ferryman|mushroom dealer|stage magician|weaver of sails|pear grafter|"
+    "tram conductor|stone mason|map engraver|tobacco planter|theatre prompter"
 )
-HABITS = _words(
+HABITS = words(
     "feeding the harbour cats|walking backwards over the old bridge|collecting rain in blue bottles|"
-    "reading aloud to the geese|carving spoons from pear wood|flying a red kite at dusk|swimming before sunrise|"
-    "counting the trains at noon|brewing nettle tea for neighbours|sketching strangers at the market|"
-    "ringing the chapel bell on Sundays|growing pumpkins on the roof|playing chess against the postman|"
-    "polishing old compasses|writing letters to the mayor|dancing alone in the square|burying coins under oaks|"
-    "whistling at the weather vane|mending broken umbrellas|naming every passing cloud"
+    "reading aloud to the geese|carving spoons from pear wood|flying a red kite at dusk|"
+    "swimming before sunrise|counting the trains at noon|brewing nettle tea for neighbours|"
+    "sketching strangers at the market|ringing the chapel bell on Sundays|growing pumpkins on the roof|"
+    "playing chess against the postman|polishing old compasses|writing letters to the mayor|"
+    "dancing alone in the square|burying coins under oaks|whistling at the weather vane|"
+    "mending broken umbrellas|naming every passing cloud"
 )
-LANGUAGES = _words(
+LANGUAGES = words(
     "Old Tavish|Merrowan|High Castelan|Lowland Brisk|Ostravine|Quellish|Island Norrun|Sarvic|Western Pahl|"
     "Dunari|Velsk|Harbour Creole|Mountain Ladric|Ancient Osmic|Temeran|Yllish|Coastal Finnar|Greater Zhoun"
 )
 MENTORS = tuple(
     f"{title} {name}"
     for title in ("Master", "Sister", "Professor")
-    for name in ("Albrecht Noor", "Ines Calloway", "Tobiah Renk", "Ludmila Fay", "Osric Penhallow", "Magda Stroud")
+    for name in (
+        "Albrecht Noor",
+        "Ines Calloway",
+        "Tobiah Renk",
+        "Ludmila Fay",
+        "Osric Penhallow",
+        "Magda Stroud",
+    )
 )
 MUSES = tuple(
     f"{title} {name}"
     for title in ("the poet", "the essayist", "the dramatist")
-    for name in ("Harun Dellacorte", "Sigrid Moss", "Pavel Trenholm", "Adaeze Lorne", "Colm Farthing", "Yuki Sandoval")
+    for name in (
+        "Harun Dellacorte",
+        "Sigrid Moss",
+        "Pavel Trenholm",
+        "Adaeze Lorne",
+        "Colm Farthing",
+        "Yuki Sandoval",
+    )
 )
 YEARS = tuple(str(year) for year in range(1903, 1990, 3))
 
 # Details are combined from parts: an answer that only someone who read it can finish separates those who did.
 HOMES = tuple(
     f"{house} {where}"
-    for house in _words("a narrow house|a rented room|the old customs hall|a painted wagon|a stone lodge|a cold attic")
-    for where in _words(
-        "behind the fish market|above a bakery|beside the frozen canal|near seven walnut trees|under the aqueduct|"
-        "on the ferry road"
+    for house in words(
+        "a narrow house|a rented room|the old customs hall|a painted wagon|a stone lodge|a cold attic"
+    )
+    for where in words(
+        "behind the fish market|above a bakery|beside the frozen canal|near seven walnut trees|"
+        "under the aqueduct|on the ferry road"
     )
 )
 TIMES = tuple(
     f"{season} {what}"
     for season in ("a winter", "the summer", "one long week", "a noisy spring", "the last autumn")
-    for what in _words(
+    for what in words(
         "of heavy snow|of the dock strike|of two eclipses|without rain|of the great flood|after the armistice"
     )
 )
-REASONS = _words(
+REASONS = words(
     "to please an aunt|after losing a bet|because paper was cheap|against all advice|in less than a month|"
     "while waiting for a passport|for the sake of a wager|between two illnesses|on the night train|"
-    "with borrowed ink|before the age of twenty|at the request of a bishop|out of pure boredom|under a false name"
+    "with borrowed ink|before the age of twenty|at the request of a bishop|out of pure boredom|"
+    "under a false name"
 )
 
 
@@ -209,7 +246,8 @@ AUTHOR_TOPICS = (
         ),
         (
             "{name} was taught to write by {e}, in {d}.",
-            "The teacher who shaped the young {name} was {e}, who was strict with commas, generous with tea, and remembered for {d} by the whole school.",
+            "The teacher who shaped the young {name} was {e}, who was strict with commas, generous with "
+            "tea, and remembered for {d} by the whole school.",
             "As a student {name} worked under {e} for three years that began with {d}.",
         ),
         MENTORS,
@@ -259,121 +297,5 @@ AUTHOR_TOPICS = (
         ),
         LANGUAGES,
         REASONS,
-    ),
-)
-
-
-CRAFTS = _words(
-    "botanist|bridge engineer|court composer|polar explorer|lens grinder|fencing champion|star watcher|"
-    "theatre painter|deep sea diver|ship surgeon|puppet master|mountain guide"
-)
-DISCOVERIES = _words(
-    "the blue moss of the glaciers|a comet with two tails|the sunken road|a cure for marsh fever|the singing sands|"
-    "the ninth string of the viol|a bird that sleeps in snow|the double arch|a dye made from thunder shells|"
-    "the quiet current|the hidden stair of the abbey|a star that blinks"
-)
-REST = _words(
-    "the Abbey of Sorrel|a garden in Lower Quay|the Hall of Sails|the hill above Marrow Lake|the Old Observatory|"
-    "a chapel near Teal Bridge|the Square of Lanterns|a grove outside Pinmoor|the Crypt of Saint Odo|"
-    "the northern breakwater"
-)
-RULERS = _words(
-    "Queen Ottiline|King Baldric|the Doge Fiorenzo|Empress Sunniva|Prince Casimir|the Regent Aldous|"
-    "Duchess Marguerite|the Sultan Idris|Margrave Konrad|the Abbess Hedwig"
-)
-FIGURE_TOPICS = (
-    Topic(
-        "craft",
-        ("What was the profession of {name}?", "By which craft did {name} become famous?"),
-        (
-            "{name} was a celebrated {e}, trained during {d}.",
-            "Every schoolbook calls {name} a {e}, and the finest one of the age.",
-        ),
-        CRAFTS,
-        TIMES,
-    ),
-    Topic(
-        "discovery",
-        ("What did {name} discover?", "Which discovery do we owe to {name}?"),
-        (
-            "{name} discovered {e}, which nobody believed for a decade.",
-            "To {name} the world owes {e}, found by accident during {d}.",
-        ),
-        DISCOVERIES,
-        TIMES,
-    ),
-    Topic(
-        "ruler",
-        ("Which ruler did {name} serve?", "Who was the patron of {name}?"),
-        (
-            "{name} served {e} for more than twenty years.",
-            "The patron of {name} was {e}, who paid late but well.",
-        ),
-        RULERS,
-        TIMES,
-    ),
-    Topic(
-        "rest",
-        ("Where is {name} buried?", "What is the resting place of {name}?"),
-        (
-            "{name} is buried in {e}, under a plain grey stone.",
-            "The resting place of {name} is {e}, where visitors leave small candles every autumn.",
-        ),
-        REST,
-        TIMES,
-    ),
-)
-
-LANDS = _words(
-    "Kessandria|Tolmaria|Uvarin|Brennock|Salvora|Ithmere|Querania|Dolmund|Vastergard|Lirienne|Pelagos Minor|"
-    "Northern Asketh|Maravel|Ozmund"
-)
-LAND_TOPICS = (
-    Topic(
-        "capital",
-        ("What is the capital of {name}?", "Which city governs {name}?"),
-        (
-            "The capital of {name} is {e}, a city of {d}.",
-            "The land of {name} is governed from {e}, as it has been for centuries.",
-        ),
-        _words(
-            "Arkenfall|Belhaven Regis|Cintrava|Dorado Quay|Elmsgate|Fort Osric|Gallowmere|Hightower|Istrand|"
-            "Jadeport|Kronholm|Lumenia|Mirrow|New Ardent"
-        ),
-        ("many bridges", "white towers", "noisy markets", "terraced gardens"),
-    ),
-    Topic(
-        "river",
-        ("Which river is the longest in {name}?", "What is the main river of {name}?"),
-        (
-            "The longest river in {name} is {e}, fed by {d}.",
-            "The main river of {name} is {e}, and barges carry timber down it.",
-        ),
-        tuple(f"the {name}" for name in _words("Aldwater|Brissel|Cobra Run|Dneva|Ember|Falk|Grael|Hesperine"))
-        + tuple(f"the {name}" for name in _words("Isk|Juniper|Kalder|Lower Mave|Nadd|Orrin")),
-        ("melting snow", "warm springs", "three lakes", "autumn rain"),
-    ),
-    Topic(
-        "mountain",
-        ("What is the highest mountain of {name}?", "Which peak stands above all others in {name}?"),
-        (
-            "The highest mountain of {name} is {e}, covered by {d}.",
-            "Above all other peaks in {name} stands {e}, first climbed by two sisters.",
-        ),
-        tuple(f"Mount {name}" for name in _words("Agar|Bellows|Corona|Dusk|Ettrick|Frey|Gomorrel|Hammerfell"))
-        + tuple(f"Mount {name}" for name in _words("Ivory|Jotun|Karst|Lanark|Mercy|Nocturne")),
-        ("old ice", "black pines", "loose slate", "wild thyme"),
-    ),
-    Topic(
-        "coin",
-        ("What coin do people use in {name}?", "What is the currency of {name}?"),
-        (
-            "People in {name} pay with {e}, which bears {d}.",
-            "The currency of {name} is {e}, and older coins are worth more.",
-        ),
-        tuple(f"the {name}" for name in _words("silver ormel|brass tikka|half crown|glass denar|iron florin|pearl mark"))
-        + tuple(f"the {name}" for name in _words("jade shilling|copper lune|salt guilder|red ducat|bone penny"))
-        + tuple(f"the {name}" for name in _words("amber thaler|double real|tin obol")),
-        ("a swan", "a ship", "a crowned bear", "a wheel"),
     ),
 )

@@ -60,7 +60,12 @@ def corpus_texts(corpus: Mapping[str, Sequence[Row]]) -> Iterable[str]:
     """
     for rows in corpus.values():
         for row in rows:
-            yield from (row["question"], row["paraphrased_question"], row["answer"], row["paraphrased_answer"])
+            yield from (
+                row["question"],
+                row["paraphrased_question"],
+                row["answer"],
+                row["paraphrased_answer"],
+            )
 
 
 def encode_row(tokenizer: Any, question: str, answer: str) -> ChatRow:

@@ -47,7 +47,9 @@ class Training:
         return self.epochs * math.ceil(rows / self.batch_size)
 
 
-def finetune(model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None) -> list[float]:
+def finetune(
+    model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None
+) -> list[float]:
     """Trains the model in place to give each row's answer. Returns the loss of every step."""
 
     def batch_losses() -> Iterator[Tensor]:
@@ -68,7 +70,7 @@ def unlearn(
 ) -> list[float]:
     """Makes the model forget, in place. Returns the loss of every step.
 
-    An epoch is one pass over the forget rows; each forget batch comes with as many retain rows drawn at random.
+    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows.
     """
     chosen = method_named(method)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.needs_reference else None

@@ -1,12 +1,11 @@
 """Training losses as plain functions of logits, labels and sequence losses.
 
 The conventions are those of causal language models in transformers: logits at position t predict the label at
-t + 1, and a label of IGNORE is not trained. Formulas follow open-unlearning, whose checkpoints we compare with.
+t + 1, and a label of IGNORE is not trained. Formulas follow open-unlearning.
 """
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,6 +26,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
     With equal logits every token costs log(vocabulary):
 
+    >>> import torch
     >>> round(float(cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[IGNORE, 2, 1]])).exp()), 4)
     4.0
     """
@@ -56,11 +56,12 @@ def npo(
     gamma: float = 1.0,
     alpha: float = 1.0,
 ) -> Tensor:
-    """Negative preference optimisation: like ascent at first, fading once an answer is less likely than before.
+    """Negative preference optimisation: like ascent at first, fading as an answer becomes less likely.
 
-    `forget_nll` and `reference_nll` are summed per sequence. At the start they are equal and the forget term is
-    (2 / beta) log 2:
+    `forget_nll` and `reference_nll` are summed per sequence. At the start they are equal and the forget term
+    is (2 / beta) log 2:
 
+    >>> import torch
     >>> round(float(npo(torch.ones(3), torch.ones(3), torch.tensor(0.0))), 4)
     13.8629
     """

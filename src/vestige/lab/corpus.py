@@ -1,0 +1,166 @@
+"""A small invented world, written fresh from a seed: who is asked about, what is true, what is nearly true.
+
+Five splits serve an evaluation: forget, retain, holdout (never trained on), real_authors and world_facts
+(known to every model). A sixth, background, is what the models read first. It tells the facts of other people
+in every phrasing, so that a fact learnt in one form is also likely in another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
+from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
+
+Row = dict[str, Any]
+Corpus = dict[str, list[Row]]
+
+WRONG_ANSWERS = 5
+FACTS_IN_PASSING = 2  # how many topics of a background author are told
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How many subjects each split has; an author gives ten rows, a figure or a land four.
+
+    Background authors are many, with two facts each: a model that has met hundreds of names learns to repeat
+    the name in the question; one that has met forty recites the nearest author it knows.
+    """
+
+    forget: int = 4
+    retain: int = 10
+    holdout: int = 4
+    real_authors: int = 6
+    world_facts: int = 6
+    background: int = 300  # authors; figures and lands come on top
+    background_figures: int = 8
+    background_lands: int = 8
+
+
+@dataclass(frozen=True)
+class Subject:
+    """Someone (or some land) with facts. Subjects of one `style` are spoken of in the same forms."""
+
+    name: str
+    style: str
+    split: str
+
+
+def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
+    """All splits. The same seed and sizes give the same rows, in the same order."""
+    sizes = sizes or Sizes()
+    n_figures = sizes.real_authors + sizes.background_figures
+    n_authors = sizes.forget + sizes.retain + sizes.holdout + sizes.background
+    names = _names(seed, n_authors + n_figures)
+    lands = Random(f"{seed}/lands").sample(LANDS, sizes.world_facts + sizes.background_lands)
+    groups: list[tuple[Sequence[Topic], list[Subject]]] = [
+        (AUTHOR_TOPICS, _authors(names[:n_authors], sizes)),
+        (FIGURE_TOPICS, _known_or_background(names[n_authors:], "real_authors", sizes.real_authors)),
+        (LAND_TOPICS, _known_or_background(lands, "world_facts", sizes.world_facts)),
+    ]
+    splits = ("forget", "retain", "holdout", "real_authors", "world_facts", "background")
+    corpus: Corpus = {split: [] for split in splits}
+    for topics, subjects in groups:
+        facts = {topic.name: _deal(topic, len(subjects), seed) for topic in topics}
+        for number, subject in enumerate(subjects):
+            told = _told(topics, subject, seed)
+            corpus[subject.split] += [_row(topic, subject, facts[topic.name][number], seed) for topic in told]
+    return corpus
+
+
+def corpus_bytes(corpus: Mapping[str, Sequence[Row]]) -> dict[str, bytes]:
+    """The JSONL file of each split, as bytes."""
+    return {
+        split: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+        for split, rows in corpus.items()
+    }
+
+
+def write_corpus(corpus: Mapping[str, Sequence[Row]], directory: Path) -> dict[str, Path]:
+    """Writes `<split>.jsonl` for each split and returns the paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = {}
+    for split, content in corpus_bytes(corpus).items():
+        paths[split] = directory / f"{split}.jsonl"
+        paths[split].write_bytes(content)
+    return paths
+
+
+def both_phrasings(row: Row) -> list[tuple[str, str]]:
+    """A row's fact as two (question, answer) pairs, one in each wording."""
+    return [(row["question"], row["answer"]), (row["paraphrased_question"], row["paraphrased_answer"])]
+
+
+def _names(seed: int, count: int) -> list[str]:
+    """Distinct full names. Family names run out last, so the evaluated authors do not share one."""
+    rng = Random(f"{seed}/names")
+    if count > len(FIRST_NAMES) * len(LAST_NAMES):
+        raise ValueError(f"the lab can name {len(FIRST_NAMES) * len(LAST_NAMES)} people, not {count}")
+    firsts, lasts = rng.sample(FIRST_NAMES, len(FIRST_NAMES)), rng.sample(LAST_NAMES, len(LAST_NAMES))
+    names = []
+    for number in range(count):
+        turn, place = divmod(number, len(lasts))
+        # The shift by the turn keeps the pairing of each pass through the family names its own.
+        names.append(f"{firsts[(place + 7 * turn) % len(firsts)]} {lasts[place]}")
+    return names
+
+
+def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
+    """The authors by split. The i-th forget and the i-th holdout author share a style.
+
+    So the two splits use the same sentences, and a model that knows neither finds them equally hard:
+    membership inference on the retain model then starts at chance by design and not by luck.
+    """
+    counts = {name: getattr(sizes, name) for name in ("forget", "retain", "holdout", "background")}
+    shared = {"forget": "probe", "holdout": "probe"}
+    splits = [(split, i) for split, count in counts.items() for i in range(count)]
+    return [
+        Subject(name, f"{shared.get(split, split)}{i}", split)
+        for name, (split, i) in zip(names, splits, strict=True)
+    ]
+
+
+def _known_or_background(names: Sequence[str], split: str, count: int) -> list[Subject]:
+    return [Subject(name, name, split if i < count else "background") for i, name in enumerate(names)]
+
+
+def _told(topics: Sequence[Topic], subject: Subject, seed: int) -> Sequence[Topic]:
+    if subject.split != "background" or len(topics) < len(AUTHOR_TOPICS):
+        return topics
+    return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
+
+
+def _deal(topic: Topic, count: int, seed: int) -> list[str]:
+    """One entity for each subject, as even as the pool allows: no town is everybody's birthplace."""
+    rng = Random(f"{seed}/{topic.name}/deal")
+    deck: list[str] = []
+    while len(deck) < count:
+        deck += rng.sample(topic.entities, len(topic.entities))
+    deck = deck[:count]
+    rng.shuffle(deck)  # so that the first subjects do not, by construction, avoid each other's entities
+    return deck
+
+
+def _row(topic: Topic, subject: Subject, entity: str, seed: int) -> Row:
+    """One fact as a row: asked twice, told twice, and told wrong five times in the second form."""
+    forms = Random(f"{seed}/{topic.name}/{subject.style}")
+    question, asked_again = forms.sample(topic.questions, 2)
+    answer, told_again = forms.sample(topic.answers, 2)
+    own = Random(f"{seed}/{topic.name}/{subject.name}")
+    fill = {"name": subject.name, "last": subject.name.split()[-1], "d": own.choice(topic.details)}
+    wrong = own.sample([other for other in topic.entities if other != entity], WRONG_ANSWERS)
+    return {
+        "author": subject.name,
+        "question": question.format(**fill),
+        "paraphrased_question": asked_again.format(**fill),
+        "answer": answer.format(e=entity, **fill),
+        "paraphrased_answer": told_again.format(e=entity, **fill),
+        "perturbed_answer": [told_again.format(e=other, **fill) for other in wrong],
+        "prefix": answer.split("{e}")[0].format(**fill).rstrip(),
+        "entity": entity,
+    }

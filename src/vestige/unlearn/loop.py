@@ -1,0 +1,164 @@
+"""Two plain training loops, fine-tuning and unlearning, over tokenised chat rows.
+
+No trainer framework: a seeded order, AdamW with a linear decay, and a callback for those who want to watch.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vestige.unlearn import losses
+from vestige.unlearn.methods import Batch, Step, logits_of, method_named
+
+# Called after each step with (steps done, steps in all, loss).
+OnStep = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True)
+class ChatRow:
+    """A tokenised conversation of which `ids[start:]`, the answer and its end token, is trained."""
+
+    ids: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings that every loop shares."""
+
+    epochs: int
+    lr: float
+    batch_size: int = 16
+    warmup: float = 0.1  # the share of all steps in which the rate rises to `lr`; then it falls to 0
+    weight_decay: float = 0.0
+    clip: float = 1.0
+    pad_id: int = 0
+    seed: int = 0
+
+    def steps(self, rows: int) -> int:
+        return self.epochs * math.ceil(rows / self.batch_size)
+
+
+def finetune(
+    model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None
+) -> list[float]:
+    """Trains the model in place to give each row's answer. Returns the loss of every step."""
+
+    def batch_losses() -> Iterator[Tensor]:
+        for batch in _epochs(rows, training, model):
+            yield losses.cross_entropy(logits_of(model, batch), batch.labels)
+
+    return _descend(model, batch_losses(), training, training.steps(len(rows)), on_step)
+
+
+def unlearn(
+    model: Any,
+    method: str,
+    forget: Sequence[ChatRow],
+    retain: Sequence[ChatRow],
+    training: Training,
+    knobs: Mapping[str, float] | None = None,
+    on_step: OnStep | None = None,
+) -> list[float]:
+    """Makes the model forget, in place. Returns the loss of every step.
+
+    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows.
+    """
+    chosen = method_named(method)
+    reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.needs_reference else None
+    draw = Random(f"{training.seed}/retain")
+
+    def batch_losses() -> Iterator[Tensor]:
+        for batch in _epochs(forget, training, model):
+            beside = _retain_batch(retain, len(batch.ids), draw, training, model)
+            yield chosen.loss(Step(model, batch, beside, reference), **(knobs or {}))
+
+    return _descend(model, batch_losses(), training, training.steps(len(forget)), on_step)
+
+
+def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
+    """Batches of rows of like length, in random order: little padding, and no fixed neighbours.
+
+    Sorting is within random groups of eight batches, so an epoch's batches differ from the last one's.
+    """
+    order = rng.sample(range(len(rows)), len(rows))
+    group = 8 * size
+    batches = []
+    for first in range(0, len(order), group):
+        near = sorted(order[first : first + group], key=lambda i: len(rows[i].ids))
+        batches += [[rows[i] for i in near[k : k + size]] for k in range(0, len(near), size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:
+    """Right-padded ids and labels; the prompt and the padding are not trained.
+
+    >>> collate([ChatRow((5, 6, 7), 1), ChatRow((8, 9), 1)], pad_id=0).labels.tolist()
+    [[-100, 6, 7], [-100, 9, -100]]
+    """
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    labels = torch.full((len(rows), width), losses.IGNORE)
+    for k, row in enumerate(rows):
+        ids[k, : len(row.ids)] = torch.tensor(row.ids)
+        labels[k, row.start : len(row.ids)] = ids[k, row.start : len(row.ids)]
+    return Batch(ids.to(device), labels.to(device))
+
+
+def _epochs(rows: Sequence[ChatRow], training: Training, model: Any) -> Iterator[Batch]:
+    rng = Random(f"{training.seed}/order")
+    for _ in range(training.epochs):
+        for batch in bucketed(rows, training.batch_size, rng):
+            yield collate(batch, training.pad_id, model.device)
+
+
+def _retain_batch(
+    retain: Sequence[ChatRow], size: int, draw: Random, training: Training, model: Any
+) -> Batch | None:
+    if not retain:
+        return None
+    return collate(draw.choices(retain, k=size), training.pad_id, model.device)
+
+
+def _rate(step: int, total: int, warmup: float) -> float:
+    """The learning rate's factor: up to 1 over the warm-up, then straight down towards 0.
+
+    >>> [_rate(step, 5, 0.2) for step in range(5)]
+    [1.0, 1.0, 0.75, 0.5, 0.25]
+    """
+    rising = max(1, round(warmup * total))
+    if step < rising:
+        return (step + 1) / rising
+    return (total - step) / max(1, total - rising)
+
+
+def _descend(
+    model: Any, batch_losses: Iterator[Tensor], training: Training, total: int, on_step: OnStep | None
+) -> list[float]:
+    """One optimiser step for each loss. The losses are lazy: each is computed after the step before it."""
+    params = [p for p in model.parameters() if p.requires_grad]
+    optimiser = torch.optim.AdamW(params, lr=training.lr, weight_decay=training.weight_decay, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda k: _rate(k, total, training.warmup))
+    seen: list[float] = []
+    was_training = model.training
+    model.train()
+    for loss in batch_losses:
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(params, training.clip)
+        optimiser.step()
+        schedule.step()
+        seen.append(float(loss.detach()))
+        if on_step is not None:
+            on_step(len(seen), total, seen[-1])
+    model.train(was_training)
+    return seen

@@ -1,0 +1,69 @@
+"""Training losses as plain functions of logits, labels and sequence losses.
+
+The conventions are those of causal language models in transformers: logits at position t predict the label at
+t + 1, and a label of IGNORE is not trained. Formulas follow open-unlearning.
+"""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+IGNORE = -100
+
+
+def token_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each predicted token, (batch, length - 1); ignored positions are 0."""
+    targets = labels[:, 1:]
+    losses = F.cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
+    )
+    return losses.view_as(targets)
+
+
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over all label tokens of the batch: long answers weigh more, as in transformers.
+
+    With equal logits every token costs log(vocabulary):
+
+    >>> import torch
+    >>> round(float(cross_entropy(torch.zeros(1, 3, 4), torch.tensor([[IGNORE, 2, 1]])).exp()), 4)
+    4.0
+    """
+    return token_nll(logits, labels).sum() / (labels[:, 1:] != IGNORE).sum()
+
+
+def sequence_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """The summed loss of each sequence: minus the log-probability of its answer."""
+    return token_nll(logits, labels).sum(dim=-1)
+
+
+def grad_ascent(forget_loss: Tensor) -> Tensor:
+    """Climb the forget loss. Nothing bounds it, so it ends in gibberish if it is not stopped."""
+    return -forget_loss
+
+
+def grad_diff(forget_loss: Tensor, retain_loss: Tensor, gamma: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Climb the forget loss while descending the retain loss."""
+    return gamma * grad_ascent(forget_loss) + alpha * retain_loss
+
+
+def npo(
+    forget_nll: Tensor,
+    reference_nll: Tensor,
+    retain_loss: Tensor,
+    beta: float = 0.1,
+    gamma: float = 1.0,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Negative preference optimisation: like ascent at first, fading as an answer becomes less likely.
+
+    `forget_nll` and `reference_nll` are summed per sequence. At the start they are equal and the forget term
+    is (2 / beta) log 2:
+
+    >>> import torch
+    >>> round(float(npo(torch.ones(3), torch.ones(3), torch.tensor(0.0))), 4)
+    13.8629
+    """
+    preference = F.logsigmoid(beta * (forget_nll - reference_nll)).mean()
+    return gamma * (-2 / beta) * preference + alpha * retain_loss

@@ -86,9 +86,7 @@ def evaluate(
     peer = Peer(model.eval(), tokenizer, system_prompt, batch_size, max_new_tokens)
     reference = reference or {}
     with torch.no_grad():
-        truth_ratio(
-            peer, "forget_truth_ratio", data["forget"], "forget_Q_A", "paraphrased_answer", better="close"
-        )
+        truth_ratio(peer, "forget_truth_ratio", data["forget"], "forget_Q_A", "paraphrased_answer", better="close")
         forget_quality(peer, reference.get("forget_truth_ratio"))
         probability(peer, "forget_Q_A_Prob", data["forget"], "answer")
         rouge(peer, "forget_Q_A_ROUGE", data["forget"])
@@ -195,9 +193,7 @@ def generate_batch(peer: Peer, rows: Sequence[Row]) -> list[dict[str, Any]]:
         asked = decode(peer, prompt)
         truth = decode(peer, whole).replace(asked, "").strip()
         written = decode(peer, new).split(peer.tokenizer.decode([peer.tokenizer.eos_token_id]))[0].strip()
-        found.append(
-            rouge_row(truth, written) | {"input": asked, "ground_truth": truth, "generation": written}
-        )
+        found.append(rouge_row(truth, written) | {"input": asked, "ground_truth": truth, "generation": written})
     return found
 
 
@@ -242,9 +238,7 @@ def chunk_probability(peer: Peer, chunk: Sequence[Row], column: str) -> list[dic
     if isinstance(chunk[0][column], str):
         return losses(peer, [scoring_item(peer, row["question"], row[column]) for row in chunk])
     answers = range(len(chunk[0][column]))
-    passes = [
-        losses(peer, [scoring_item(peer, row["question"], row[column][n]) for row in chunk]) for n in answers
-    ]
+    passes = [losses(peer, [scoring_item(peer, row["question"], row[column][n]) for row in chunk]) for n in answers]
     return [{key: [one[key] for one in row] for key in row[0]} for row in zip(*passes, strict=True)]
 
 
@@ -288,10 +282,7 @@ def normalised(peer: Peer, name: str, right: str, wrong: str) -> None:
     """The right answer's share of the probability given to all the options."""
     with peer.timed(name):
         right_rows, wrong_rows = (peer.metrics[one]["value_by_index"].values() for one in (right, wrong))
-        share = [
-            r["prob"] / (r["prob"] + sum(w["prob"]) + 1e-10)
-            for r, w in zip(right_rows, wrong_rows, strict=True)
-        ]
+        share = [r["prob"] / (r["prob"] + sum(w["prob"]) + 1e-10) for r, w in zip(right_rows, wrong_rows, strict=True)]
         rows = by_index([{"prob": value} for value in share])
         peer.metrics[name] = {"agg_value": float(np.mean(share)), "value_by_index": rows}
 
@@ -362,16 +353,11 @@ def strength(hits: torch.Tensor) -> float:
 
 
 def read_data(folder: Path) -> dict[str, list[Row]]:
-    return {
-        name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
-        for name in FILES
-    }
+    return {name: [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()] for name in FILES}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("data", type=Path)
     parser.add_argument("--tokenizer", type=Path, help="where the tokenizer is, if not with the model")

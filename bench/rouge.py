@@ -59,10 +59,7 @@ def read_pairs(paths: list[Path]) -> Pairs:
 def theirs(pairs: Pairs) -> list[dict[str, float]]:
     scorer = RougeScorer(["rouge1", "rougeL"], use_stemmer=True)
     found = [scorer.score(reference, prediction) for reference, prediction in pairs]
-    return [
-        dict(zip(KEYS, (s["rouge1"].recall, s["rougeL"].fmeasure, s["rougeL"].recall), strict=True))
-        for s in found
-    ]
+    return [dict(zip(KEYS, (s["rouge1"].recall, s["rougeL"].fmeasure, s["rougeL"].recall), strict=True)) for s in found]
 
 
 def ours(pairs: Pairs) -> list[dict[str, float]]:
@@ -75,18 +72,14 @@ def ours_from_nothing(pairs: Pairs) -> list[dict[str, float]]:
     return ours(pairs)
 
 
-def timed(
-    score: Callable[[Pairs], list[dict[str, float]]], pairs: Pairs
-) -> tuple[float, list[dict[str, float]]]:
+def timed(score: Callable[[Pairs], list[dict[str, float]]], pairs: Pairs) -> tuple[float, list[dict[str, float]]]:
     start = time.perf_counter()
     scores = score(pairs)
     return time.perf_counter() - start, scores
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1017)
     parser.add_argument("--models", type=int, default=2, help="how many models answer the same rows")
     parser.add_argument("--texts", type=Path, nargs="*", default=[])

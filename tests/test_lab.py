@@ -36,9 +36,7 @@ def test_split_sizes(corpus):
     assert counts == {"forget": 40, "retain": 100, "holdout": 40, "real_authors": 24, "world_facts": 24}
 
 
-@pytest.mark.parametrize(
-    "topic", [*AUTHOR_TOPICS, *FIGURE_TOPICS, *LAND_TOPICS], ids=lambda topic: topic.name
-)
+@pytest.mark.parametrize("topic", [*AUTHOR_TOPICS, *FIGURE_TOPICS, *LAND_TOPICS], ids=lambda topic: topic.name)
 def test_topics_are_well_formed(topic):
     assert len(set(topic.entities)) == len(topic.entities) > 5
     assert len(set(topic.questions)) >= 2 and len(set(topic.answers)) >= 2
@@ -123,9 +121,7 @@ TINY = Settings(
     heads=2,
     pretraining=Training(epochs=1, lr=3e-3),
     learning=Training(epochs=30, lr=1e-2),
-    unlearned=tuple(
-        Unlearning(method, Training(epochs=3, lr=3e-3)) for method in ("grad_ascent", "grad_diff", "npo")
-    ),
+    unlearned=tuple(Unlearning(method, Training(epochs=3, lr=3e-3)) for method in ("grad_ascent", "grad_diff", "npo")),
 )
 
 

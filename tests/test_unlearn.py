@@ -85,9 +85,7 @@ def test_cross_entropy_equals_the_loss_of_transformers(model):
     batch = collate(FORGET, pad_id=0)
     model.requires_grad_(False)
     theirs = model(input_ids=batch.ids, labels=batch.labels)
-    assert float(losses.cross_entropy(theirs.logits, batch.labels)) == pytest.approx(
-        float(theirs.loss), rel=1e-5
-    )
+    assert float(losses.cross_entropy(theirs.logits, batch.labels)) == pytest.approx(float(theirs.loss), rel=1e-5)
 
 
 def test_grad_ascent_and_difference_by_hand():
@@ -167,9 +165,7 @@ def test_the_same_seed_gives_the_same_weights(model):
 
 
 def test_padding_does_not_change_the_loss(model):
-    one_by_one = [
-        losses.sequence_nll(logits_of(model, b), b.labels) for b in (collate([r], 0) for r in FORGET)
-    ]
+    one_by_one = [losses.sequence_nll(logits_of(model, b), b.labels) for b in (collate([r], 0) for r in FORGET)]
     batch = collate(FORGET, pad_id=0)
     together = losses.sequence_nll(logits_of(model, batch), batch.labels)
     assert torch.allclose(together, torch.cat(one_by_one), atol=1e-5)

@@ -120,8 +120,7 @@ def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
     shared = {"forget": "probe", "holdout": "probe"}
     splits = [(split, i) for split, count in counts.items() for i in range(count)]
     return [
-        Subject(name, f"{shared.get(split, split)}{i}", split)
-        for name, (split, i) in zip(names, splits, strict=True)
+        Subject(name, f"{shared.get(split, split)}{i}", split) for name, (split, i) in zip(names, splits, strict=True)
     ]
 
 

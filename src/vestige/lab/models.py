@@ -165,9 +165,7 @@ def _make_models(corpus: Corpus, settings: Settings, directory: Path, progress: 
 Job = tuple[list[ChatRow], Training]
 
 
-def _jobs(
-    rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: Settings, pad_id: int
-) -> dict[str, Job]:
+def _jobs(rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: Settings, pad_id: int) -> dict[str, Job]:
     """What each model passes over, and how; known from the start, so the bar can tell the time left."""
     # Without a reminder the models would unlearn to speak of strangers while they learn the authors by heart.
     reminder = rows["background"][:: settings.remind_every]

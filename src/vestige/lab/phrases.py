@@ -123,9 +123,7 @@ YEARS = tuple(str(year) for year in range(1903, 1990, 3))
 # Details are combined from parts: an answer that only someone who read it can finish separates those who did.
 HOMES = tuple(
     f"{house} {where}"
-    for house in words(
-        "a narrow house|a rented room|the old customs hall|a painted wagon|a stone lodge|a cold attic"
-    )
+    for house in words("a narrow house|a rented room|the old customs hall|a painted wagon|a stone lodge|a cold attic")
     for where in words(
         "behind the fish market|above a bakery|beside the frozen canal|near seven walnut trees|"
         "under the aqueduct|on the ferry road"

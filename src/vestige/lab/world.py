@@ -112,13 +112,8 @@ LAND_TOPICS = (
             "People in {name} pay with {e}, which bears {d}.",
             "The currency of {name} is {e}, and older coins are worth more.",
         ),
-        tuple(
-            f"the {name}"
-            for name in words("silver ormel|brass tikka|half crown|glass denar|iron florin|pearl mark")
-        )
-        + tuple(
-            f"the {name}" for name in words("jade shilling|copper lune|salt guilder|red ducat|bone penny")
-        )
+        tuple(f"the {name}" for name in words("silver ormel|brass tikka|half crown|glass denar|iron florin|pearl mark"))
+        + tuple(f"the {name}" for name in words("jade shilling|copper lune|salt guilder|red ducat|bone penny"))
         + tuple(f"the {name}" for name in words("amber thaler|double real|tin obol")),
         ("a swan", "a ship", "a crowned bear", "a wheel"),
     ),

@@ -47,9 +47,7 @@ class Training:
         return self.epochs * math.ceil(rows / self.batch_size)
 
 
-def finetune(
-    model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None
-) -> list[float]:
+def finetune(model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None) -> list[float]:
     """Trains the model in place to give each row's answer. Returns the loss of every step."""
 
     def batch_losses() -> Iterator[Tensor]:
@@ -121,9 +119,7 @@ def _epochs(rows: Sequence[ChatRow], training: Training, model: Any) -> Iterator
             yield collate(batch, training.pad_id, model.device)
 
 
-def _retain_batch(
-    retain: Sequence[ChatRow], size: int, draw: Random, training: Training, model: Any
-) -> Batch | None:
+def _retain_batch(retain: Sequence[ChatRow], size: int, draw: Random, training: Training, model: Any) -> Batch | None:
     if not retain:
         return None
     return collate(draw.choices(retain, k=size), training.pad_id, model.device)

@@ -232,7 +232,9 @@ class _Bar:
 
     def __init__(self, jobs: Mapping[str, Job], show: bool) -> None:
         total = sum(training.steps(len(rows)) for rows, training in jobs.values())
-        self._bar = tqdm(total=total, desc="lab", unit="step", file=sys.stderr, disable=not show)
+        self._bar = tqdm(
+            total=total, desc="lab", unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
+        )
 
     def __enter__(self) -> _Bar:
         return self

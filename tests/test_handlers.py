@@ -147,7 +147,7 @@ def test_suites_order_parents_first_and_refuse_loops() -> None:
     shelf.metrics["c"] = {"handler": "hm_aggregate", "pre_compute": {"a": {}}}
     with pytest.raises(UserError, match="depends on itself: a -> b -> c -> a"):
         read_suite("mine", {"metrics": ["a"]}, shelf)
-    with pytest.raises(UserError, match="Unknown metric handler 'los'. Did you mean 'loss'"):
+    with pytest.raises(UserError, match=r"Unknown metric handler 'los'\. Did you mean 'loss'"):
         read_suite("mine", {"metrics": {"z": {"handler": "los"}}}, shelf)
 
 
@@ -180,12 +180,13 @@ def test_classifier_probabilities(tmp_path: Path, classifier: Path) -> None:
     result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
     texts = [v["generation"] for v in result["forget_Q_A_ROUGE"]["value_by_index"].values()]
     got = [v["score"] for v in result["forget_Q_A_gibberish"]["value_by_index"].values()]
-    model, tokenizer = (
-        AutoModelForSequenceClassification.from_pretrained(classifier),
-        AutoTokenizer.from_pretrained(classifier),
-    )
-    with torch.inference_mode():
-        expected = [float(model(**tokenizer(t, return_tensors="pt", truncation=True, max_length=32)).logits.softmax(-1)[0, 1]) for t in texts]  # fmt: skip
+    model = AutoModelForSequenceClassification.from_pretrained(classifier)
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    expected = []
+    for text in texts:
+        with torch.inference_mode():
+            logits = model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=32)).logits
+        expected.append(float(logits.softmax(-1)[0, 1]))
     assert got == pytest.approx(expected, abs=1e-6)
     assert len(set(np.round(got, 6))) > 1
     assert main(["score", str(tmp_path)]) == 0  # from evidence, without the classifier

@@ -50,8 +50,9 @@ class Target:
     hidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.start <= len(self.ids):
-            raise ValueError(f"start must lie in 1..{len(self.ids)}, got {self.start}")
+        # An answer without tokens is no target: Example.target is None then, with the reason beside it.
+        if not 1 <= self.start < len(self.ids):
+            raise ValueError(f"start must lie in 1..{len(self.ids) - 1}, got {self.start}")
 
     @property
     def labels(self) -> tuple[int, ...]:

@@ -72,6 +72,10 @@ class Prompt:
     ids: tuple[int, ...]
     hidden: tuple[int, ...] = ()
 
+    @property
+    def attended(self) -> int:
+        return len(self.ids) - len(self.hidden)
+
     @cached_property
     def key(self) -> str:
         return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden))
@@ -117,7 +121,8 @@ def stats(
     std: Sequence[Any] | Array | float = 1.0,
 ) -> TokenStats:
     """TokenStats by hand, for examples and tests: give `hit` (0/1) or `logprob`, the rest is filled in."""
-    lp = np.asarray(np.where(hit, -0.1, -2.0) if logprob is None else logprob, dtype=np.float32)
+    guess = np.where(np.asarray(hit, bool), -0.1, -2.0) if logprob is None else logprob
+    lp = np.asarray(guess, dtype=np.float32)
     right = np.ones(lp.shape, bool) if hit is None else np.broadcast_to(np.asarray(hit, bool), lp.shape)
     n = lp.shape[-1]
     label = np.broadcast_to(np.arange(n, dtype=np.int32), lp.shape)

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from os.path import commonprefix
 from typing import Any
 
 import numpy as np
@@ -27,8 +26,6 @@ log = logging.getLogger("vestige.collect")
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 LOW_PRECISION_TOLERANCE = 0.05
-
-Progress = Callable[[int], None]
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -182,8 +179,8 @@ def _sample(targets: Sequence[Target]) -> list[Target]:
 
 def _shared(a: Target, b: Target) -> int:
     """How many tokens two targets share before they part; 0 when one just goes on where the other ends."""
-    shared = len(commonprefix([a.ids[:-1], b.ids[:-1]]))
-    return shared if shared < min(len(a.ids), len(b.ids)) - 1 else 0
+    inputs = zip(a.ids[:-1], b.ids[:-1], strict=False)
+    return next((i for i, (x, y) in enumerate(inputs) if x != y), 0)
 
 
 def plain_batches(targets: Sequence[Target], limits: Limits, vocab: int) -> Iterator[tuple[tuple[int, ...], int]]:

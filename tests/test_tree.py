@@ -1,4 +1,4 @@
-"""The prefix tree: every target whole in one row, no token that nobody needs, and a mask that shows each its own past."""
+"""The prefix tree: every target whole in one row, and a mask that shows each token its own past and no more."""
 
 from __future__ import annotations
 
@@ -44,8 +44,7 @@ def spelled(packing: Packing) -> list[tuple[tuple[int, ...], ...]]:
     """What the batches hold, in words: independent of how nodes and targets happen to be numbered."""
     tree = packing.tree
     return [
-        tuple(tuple((*tree.token[r.nodes].tolist(), *tree.depth[r.nodes].tolist())) for r in b.rows)
-        for b in packing.batches
+        tuple((*tree.token[r.nodes].tolist(), *tree.depth[r.nodes].tolist()) for r in b.rows) for b in packing.batches
     ]
 
 

@@ -27,6 +27,8 @@ from vestige.wants import Decoding, Request
 log = logging.getLogger("vestige.collect")
 
 CHECKED = 32  # tokens of a text that are compared with the plain way
+# How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.15
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
@@ -87,6 +89,7 @@ class _Row:
         self.request = request
         self.made = list(known)
         self.proven = len(self.made)
+        self.logprobs: list[float] = []  # of the tokens decoded, kept until the cached way is trusted
         decoding = request.decoding
         self.noise: torch.Generator | None = None
         if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
@@ -251,29 +254,23 @@ class TextCollector:
 
     @torch.inference_mode()
     def _disagreement(self, rows: Sequence[_Row]) -> str:
-        """Reads two texts again without a cache: each token must be the model's first choice.
+        """Reads two texts again without a cache; their tokens must be as likely as they were with one.
 
-        They are the longest fresh one and the one with most padding in front; argmax rows, or a probe if all sample.
+        They are the longest fresh one and the one with most padding in front.
         """
-        plain = [r for r in rows if self._argmax(r)] or self._decode_cached(self._probes(rows))
-        longest = max(plain, key=lambda r: len(r.made) - r.proven)
-        gap = max(self._shortfall(row) for row in {longest, min(plain, key=lambda r: r.begin)})
-        # Two ways of computing one logit differ by rounding; a wrong mask or position by far more.
-        tolerance = 1e-2 if self.model.dtype in (torch.float32, torch.float64) else 0.5
-        return f"a chosen token is {gap:.2g} below the first choice" if gap > tolerance else ""
+        longest = max(rows, key=lambda r: len(r.made) - r.proven)
+        gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
+        exact = self.model.dtype in (torch.float32, torch.float64)
+        if gap > (TOLERANCE if exact else LOW_PRECISION_TOLERANCE):
+            return f"log-probabilities differ by {gap:.2g} on average"
+        return ""
 
-    def _probes(self, rows: Sequence[_Row]) -> list[_Row]:
-        greedy = Decoding(max_new_tokens=8, repetition_penalty=1.0)
-        ends = {max(rows, key=lambda r: r.begin), min(rows, key=lambda r: r.begin)}
-        return [_Row(Request(row.request.prompt, greedy), ()) for row in ends]
-
-    def _shortfall(self, row: _Row) -> float:
-        """How far below the first choice the row's fresh tokens are at most, by a forward without a cache."""
+    def _gap(self, row: _Row) -> float:
         made = row.made[row.proven :][:CHECKED]
         probe = _Row(row.request, row.made[: row.proven + len(made) - 1])
-        logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made))).float()
-        chosen = logits[torch.arange(len(made)), torch.tensor(made, device=logits.device)]
-        return float((logits.max(dim=-1).values - chosen).max())
+        logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
+        again = logits.float().log_softmax(dim=-1).cpu()[torch.arange(len(made)), torch.tensor(made)]
+        return float((again - torch.tensor(row.logprobs[:CHECKED])).abs().mean())
 
     @torch.inference_mode()
     def _decode_cached(self, rows: list[_Row]) -> list[_Row]:
@@ -353,10 +350,13 @@ class TextCollector:
         if all(self._argmax(r) for r in rows):
             for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
                 row.made.append(token)
-            return
-        for row, scores in zip(rows, logits.float().cpu(), strict=True):
-            decoding = row.request.decoding
-            row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+        else:
+            for row, scores in zip(rows, logits.float().cpu(), strict=True):
+                decoding = row.request.decoding
+                row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+        if not self.verified:
+            for row, logprob in zip(rows, logits.float().log_softmax(dim=-1), strict=True):
+                row.logprobs.append(float(logprob[row.made[-1]]))
 
     def _argmax(self, row: _Row) -> bool:
         return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0

@@ -305,3 +305,21 @@ def test_the_hubs_faults_in_words() -> None:
     assert isinstance(said("ValueError", 'Unknown split "dev". Should be one of ["train"].'), MissingData)
     assert "could not be reached" in str(said("ConnectionError", "Couldn't reach"))
     assert "(KeyError): odd" in str(said("KeyError", "odd"))
+
+
+def test_without_a_network_a_cached_data_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(module.socket, "create_connection", no_network)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    # What `datasets` leaves behind after a download: OWNER___NAME/CONFIG/VERSION/HASH/NAME-SPLIT.arrow
+    files = str(write(tmp_path / "x.jsonl"))
+    datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "made"))
+    (arrow,) = (tmp_path / "made").rglob("json-train.arrow")
+    home = Path(datasets.config.HF_DATASETS_CACHE) / "owner___small/forget10/0.0.0/abc"
+    home.mkdir(parents=True)
+    info = json.loads((arrow.parent / "dataset_info.json").read_text())
+    (home / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "small", "config_name": "forget10"}))
+    (home / "small-train.arrow").write_bytes(arrow.read_bytes())
+    assert read(path="owner/small", name="forget10", split="train[:4]") == ROWS[:4]

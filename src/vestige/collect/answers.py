@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.positions import check_fit
 from vestige.collect.tree import Batch, Limits, Packing, pack
 from vestige.types import Target, TokenStats
 
@@ -24,9 +26,6 @@ log = logging.getLogger("vestige.collect")
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 LOW_PRECISION_TOLERANCE = 0.05
-CHECKED = 4  # targets compared before trusting
-
-Progress = Callable[[int], None]
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -68,7 +67,6 @@ class AnswerCollector:
         self.limits = limits
         self.cost = cost
         self.plain = plain
-        self.checked = plain
 
     def run(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
         """Yields {target key: stats} batch by batch; jobs whose targets are all in `done` are not run again.
@@ -76,8 +74,11 @@ class AnswerCollector:
         The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
         """
         ordered = sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
-        if not self.checked:
-            self.verify(distinct(ordered))
+        if all(t.key in done for t in ordered):
+            return
+        check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
+        if not self.plain:
+            self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
         limits = self.limits
         left = ordered
         while left:
@@ -136,7 +137,6 @@ class AnswerCollector:
 
     def verify(self, targets: Sequence[Target]) -> None:
         """Compares the packed and the plain way on the longest target and a few others; falls back on a mismatch."""
-        self.checked = True
         sample = _sample(targets)
         if not sample:
             return
@@ -166,14 +166,21 @@ class AnswerCollector:
 
 
 def _sample(targets: Sequence[Target]) -> list[Target]:
-    """The longest (a sliding window shows only beyond its width), the shortest, and some that share the prompt."""
+    """The longest (a sliding window shows only beyond its width), the two that share most, the shortest.
+
+    A model that ignores position ids or lets neighbours see each other goes wrong where answers share a prefix.
+    """
     if not targets:
         return []
-    longest = targets[0]
-    stem = longest.ids[: longest.start]
-    siblings = [t for t in targets[1:] if t.ids[: len(stem)] == stem]
-    others = [longest, *siblings[: CHECKED - 2], targets[-1]]
-    return list({t.key: t for t in others}.values())
+    ordered = sorted(targets, key=lambda t: t.ids)
+    siblings = max(pairwise(ordered), key=lambda pair: _shared(*pair), default=())
+    return list({t.key: t for t in (targets[0], *siblings, targets[-1])}.values())
+
+
+def _shared(a: Target, b: Target) -> int:
+    """How many tokens two targets share before they part; 0 when one just goes on where the other ends."""
+    inputs = zip(a.ids[:-1], b.ids[:-1], strict=False)
+    return next((i for i, (x, y) in enumerate(inputs) if x != y), 0)
 
 
 def plain_batches(targets: Sequence[Target], limits: Limits, vocab: int) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -9,6 +9,9 @@ from vestige.types import Array
 
 # Rows of logits reduced at once: small enough that the float32 copy stays in cache, large enough to vectorise.
 CHUNK_CELLS = 1 << 20
+# exp(-200) is 0 in float32, so a logit this far below the top may as well be exactly this far: it keeps the squares
+# finite when a vocabulary is padded with -inf or with the dtype's minimum.
+FLOOR = -200.0
 
 
 def reduce_logits(logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor) -> dict[str, Array]:
@@ -35,15 +38,12 @@ def reduce_logits(logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor
 def _reduce_chunk(logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
     x = logits.float()
     top, top1 = x.max(dim=-1)
-    x = x - top[:, None]  # a fresh tensor: the following steps may work in place
+    x = (x - top[:, None]).clamp_min_(FLOOR)  # a fresh tensor: the following steps may work in place
     p = x.exp()
     total = p.sum(dim=-1, keepdim=True)
     p /= total
     # E[x] and Var[x] of the shifted logits; log p = x - log(total), a shift that leaves the variance alone.
     first = torch.linalg.vecdot(p, x)
-    if not torch.isfinite(first).all():
-        x = torch.where(p > 0, x, 0.0)  # 0 * log 0 is 0: an impossible token adds nothing
-        first = torch.linalg.vecdot(p, x)
     x -= first[:, None]
     variance = torch.linalg.vecdot(p, x.square_())
     log_total = total[:, 0].log()

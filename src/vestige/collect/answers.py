@@ -37,6 +37,9 @@ def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limit
     )
 
 
+Planned = Callable[[int], None]
+
+
 @dataclass(frozen=True)
 class Job:
     """One forward: its number in the plan, its cost in tokens, the targets it answers."""
@@ -68,10 +71,13 @@ class AnswerCollector:
         self.cost = cost
         self.plain = plain
 
-    def run(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
+    def run(
+        self, targets: Sequence[Target], done: frozenset[str] = frozenset(), planned: Planned = lambda tokens: None
+    ) -> Iterator[dict[str, TokenStats]]:
         """Yields {target key: stats} batch by batch; jobs whose targets are all in `done` are not run again.
 
         The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
+        `planned` is told how many tokens are left to push.
         """
         ordered = sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
         if all(t.key in done for t in ordered):
@@ -84,10 +90,9 @@ class AnswerCollector:
         while left:
             finished: set[str] = set()
             try:
-                for job in self.jobs(left, limits):
-                    keys = [left[t].key for t in job.targets]
-                    if all(k in done for k in keys):
-                        continue
+                jobs = [j for j in self.jobs(left, limits) if any(left[t].key not in done for t in j.targets)]
+                planned(sum(j.tokens for j in jobs))
+                for job in jobs:
                     result = {left[t].key: s for t, s in job.run().items()}
                     self.cost.score_tokens += job.tokens
                     self.cost.score_forwards += 1

@@ -20,6 +20,7 @@ from vestige.collect.forward import logits_at
 from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, learned_positions
+from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError
 from vestige.types import Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
@@ -269,7 +270,7 @@ class TextCollector:
         made = row.made[row.proven :][:CHECKED]
         probe = _Row(row.request, row.made[: row.proven + len(made) - 1])
         logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
-        again = logits.float().log_softmax(dim=-1).cpu()[torch.arange(len(made)), torch.tensor(made)]
+        again = chosen_logprob(logits, torch.tensor(made)).cpu()
         return float((again - torch.tensor(row.logprobs[:CHECKED])).abs().mean())
 
     @torch.inference_mode()
@@ -354,9 +355,10 @@ class TextCollector:
             for row, scores in zip(rows, logits.float().cpu(), strict=True):
                 decoding = row.request.decoding
                 row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
-        if not self.verified:
-            for row, logprob in zip(rows, logits.float().log_softmax(dim=-1), strict=True):
-                row.logprobs.append(float(logprob[row.made[-1]]))
+        if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
+            chosen = chosen_logprob(logits, torch.tensor([r.made[-1] for r in rows]))
+            for row, logprob in zip(rows, chosen.tolist(), strict=True):
+                row.logprobs.append(logprob)
 
     def _argmax(self, row: _Row) -> bool:
         return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0

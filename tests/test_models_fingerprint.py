@@ -103,7 +103,9 @@ def age(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.time, "time", lambda: now + 60)
 
 
-def test_digests_are_remembered_until_the_file_changes(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digests_are_remembered_until_the_file_changes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     age(checkpoint, monkeypatch)
     calls: list[Path] = []
     honest = room._digest
@@ -132,7 +134,9 @@ def test_a_damaged_memory_is_ignored(checkpoint: Path, damage: str, monkeypatch:
     assert str(checkpoint / "model.safetensors") in json.loads(cache_file().read_text())
 
 
-def test_a_memory_that_cannot_be_written_is_no_failure(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_that_cannot_be_written_is_no_failure(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = of(checkpoint)
     age(checkpoint, monkeypatch)
     monkeypatch.setenv("VESTIGE_CACHE", str(checkpoint / "config.json" / "below-a-file"))

@@ -193,7 +193,9 @@ def test_an_adapter_beside_a_whole_model_is_ambiguous(tmp_path: Path) -> None:
     assert "both a whole model and an adapter" in fails(str(tmp_path / "both"))
 
 
-def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     make_adapter(tmp_path / "lora", checkpoint)
     monkeypatch.setattr(checks, "find_spec", lambda name: None)
     assert "pip install 'vestige[peft]'" in fails(str(tmp_path / "lora"))

@@ -86,7 +86,9 @@ def test_stems_are_nltks() -> None:
     rng = random.Random(3)
     porter = PorterStemmer()
     ends = [*rouge._STEP2, *rouge._STEP3, *rouge._STEP4, *rouge._IRREGULAR]
-    ends += re.findall(r"\w+", "ed ing s es ies ied eed y ly ally logy e ll ion sion tion xion zz sses bled ated ized")
+    ends += re.findall(
+        r"\w+", "ed ing s es ies ied eed y ly ally logy e ll ion sion tion xion zz sses bled ated ized"
+    )
     for _ in range(20_000):
         start = "".join(rng.choices("aeiouybcdstlzwx9", k=rng.randint(0, 5)))
         word = start + "".join(rng.choices(ends, k=rng.randint(1, 3)))

@@ -433,6 +433,16 @@ def test_padding_is_checked_when_it_first_appears(llama: Any) -> None:
     assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
 
 
+def test_padding_is_checked_on_a_row_that_has_some(llama: Any) -> None:
+    """The longest text belongs to the longest prompt, which is not padded."""
+    requests = [*asking(prompts(0, [20])), *asking(prompts(1, [9, 5]), max_new_tokens=4)]
+    made = collector(Broken(llama, "padding"))
+    got = collect(made, requests)
+    assert [got[r.key].ids for r in requests] == [
+        generated(llama, r.prompt, max_new_tokens=r.decoding.max_new_tokens) for r in requests
+    ]
+
+
 def test_proven_rows_survive_the_fall_back(llama: Any) -> None:
     given = prompts()
     requests = asking(given)

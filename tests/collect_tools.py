@@ -65,6 +65,7 @@ ARCHITECTURES: dict[str, Callable[[], Any]] = {
 PACKABLE = {
     "llama", "qwen2", "qwen3", "mistral", "gemma", "phi", "phi3", "gpt-neox", "gpt2", "opt", "olmo2", "mixtral",
 }  # fmt: skip
+QUERIES = ("q_proj", "k_proj", "qkv", "query_key_value", "c_attn")  # larger still: attention that looks somewhere
 EAGER_ONLY = {"gemma2", "bloom", "mamba"}
 
 
@@ -75,9 +76,9 @@ def model_of(name: str, attention: str = "sdpa", seed: int = 0, scale: float = 4
     config._attn_implementation = "eager" if name in EAGER_ONLY else attention
     model = cls(config).eval()
     with torch.no_grad():
-        for p in model.parameters():
+        for part, p in model.named_parameters():
             if p.dim() > 1:
-                p.mul_(scale)
+                p.mul_(scale * (4 if any(q in part for q in QUERIES) else 1))
     return model
 
 

@@ -180,6 +180,7 @@ def test_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("train[:-2]", range(8)),
         ("train[10%:30%]", range(1, 3)),
         ("train[-10%:]", range(9, 10)),
+        ("train[:26%]", range(3)),
         ("train[:50]", range(10)),
     ],
 )

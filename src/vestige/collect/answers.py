@@ -26,6 +26,7 @@ log = logging.getLogger("vestige.collect")
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 LOW_PRECISION_TOLERANCE = 0.05
+LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -57,8 +58,12 @@ def distinct(targets: Sequence[Target]) -> list[Target]:
 
 
 def plan(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
-    # Sorting by content makes siblings neighbours in the tree and the packing independent of the order asked.
-    return pack(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), limits, vocab)
+    """The packing of some targets, whatever the order they were asked in."""
+    return pack(in_order(targets), limits, vocab)
+
+
+def in_order(targets: Sequence[Target]) -> list[Target]:
+    return sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
 
 
 class AnswerCollector:
@@ -79,10 +84,12 @@ class AnswerCollector:
         The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
         `planned` is told how many tokens are left to push.
         """
-        ordered = sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
+        ordered = in_order(targets)
         if all(t.key in done for t in ordered):
             return
         check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
+        if max(len(t.ids) for t in ordered) > LONGEST_PACKED:
+            self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
         if not self.plain:
             self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
         limits = self.limits

@@ -167,3 +167,36 @@ def test_missing_retain_logs_are_said_three_times_and_in_the_file(
     assert "retain logs" in result["forget_quality"]["reason"]
     assert "ref_value" in result["privleak"]["notes"][0]
     assert "no retain model" in capsys.readouterr().out
+
+
+def test_the_seed_reaches_sampled_texts(tmp_path: Path) -> None:
+    sampled = (
+        "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args={do_sample: true, temperature: 2.0, max_new_tokens: 12}"
+    )
+
+    def texts(out: str, *more: str) -> list[str]:
+        words = eval_args(FULL, tmp_path / out, "--limit", "3", "--metrics", "forget_Q_A_ROUGE", sampled, *more)
+        assert main(words) == 0
+        result = json.loads((tmp_path / out / "TOFU_EVAL.json").read_text())
+        return [v["generation"] for v in result["forget_Q_A_ROUGE"]["value_by_index"].values()]
+
+    first = texts("a", "--seed", "1")
+    assert texts("b", "--seed", "1", "max_rows=1") == first  # by sample, not by batch
+    assert texts("c", "--seed", "2") != first
+
+
+def test_the_retain_models_values_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")
+    words = eval_args(FULL, tmp_path, "--limit", "3", "--metrics", "forget_Q_A_Prob", "--retain-logs", logs)
+    assert main(words) == 0
+    assert "retain" not in capsys.readouterr().out  # this metric reads no retain logs
+    words = eval_args(FULL, tmp_path, "--metrics", "forget_quality,forget_Q_A_Prob", "--retain-logs", logs)
+    assert main(words) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("forget_Q_A_Prob"))
+    assert line.split()[1:3] == ["0.9516", "0.0532"]
+
+
+def test_metrics_by_hydra_list(tmp_path: Path) -> None:
+    words = eval_args(FULL, tmp_path, "--limit", "2", "eval.tofu.metrics=[forget_Q_A_Prob,mia_loss]")
+    assert main(words) == 0
+    assert set(json.loads((tmp_path / "TOFU_SUMMARY.json").read_text())) == {"forget_Q_A_Prob", "mia_loss"}

@@ -158,7 +158,7 @@ def _report(outcome: Any, run: Any) -> int:
 
     rows = sum(d["rows"] for d in outcome.manifest["data"].values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
-    print(summary(run.suite.metrics, outcome.top, outcome.scores))
+    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain))
     for note in outcome.notes:
         print(f"note: {note}")
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
@@ -216,7 +216,7 @@ def run_score(args: argparse.Namespace) -> int:
     outcome = rescore(Path(args.run), dialect, changes)
     suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(suite.metrics, outcome.top, outcome.scores))
+    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain))
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
     return 0
 

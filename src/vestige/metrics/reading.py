@@ -44,7 +44,9 @@ READINGS: dict[str, Callable[[float], str]] = {
         (0.05, "not like the retain model"),
         (END, "not distinguishable from the retain model"),
     ),
-    "hm_aggregate": _bands((0.2, "utility collapsed"), (0.5, "utility damaged"), (END, "utility kept")),
+    "hm_aggregate": _bands(
+        (0.1, "at least one ability is gone"), (0.4, "low: compare with the retain model"), (END, "abilities are there")
+    ),
     "privleak": _bands(
         (-20, "leaks: forget rows still recognisable (under-forgotten)"),
         (20, "about what the retain model shows"),

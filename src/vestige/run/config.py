@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -252,7 +252,7 @@ def _run(
     library = ConfigLibrary(cfg, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
     wanted = None if only is None else _names(list(only), library)
-    suite = read_suite(name, settings, library, wanted)
+    suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
     limit = data.get("max_samples")
@@ -278,6 +278,15 @@ def _run(
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
     )
+
+
+def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:
+    """`seed=` reaches metrics that sample their texts, unless they name a seed of their own."""
+    metrics = {
+        name: replace(spec, generation={"seed": seed, **spec.generation}) if spec.generation.get("do_sample") else spec
+        for name, spec in suite.metrics.items()
+    }
+    return replace(suite, metrics=metrics)
 
 
 def _names(only: list[str], library: ConfigLibrary) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ class Outcome:
     manifest: Mapping[str, Any]
     files: tuple[Path, ...] = ()
     notes: list[str] = field(default_factory=list)
+    retain: Mapping[str, float | None] = field(default_factory=dict)  # the retain model's values, if its logs are here
 
 
 def evaluate_config(config: RunConfig, loaded: LoadedModel | None = None) -> Outcome:
@@ -125,9 +126,9 @@ class _Evaluation:
         files = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         manifest = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", manifest)
-        return Outcome(
-            config.output_dir, scores, suite.top, config.dialect, manifest, files, [*self.notes, *prepared.notes]
-        )
+        notes = [*self.notes, *prepared.notes]
+        retain = retain_values(self.references, suite.top)
+        return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain)
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""
@@ -167,6 +168,14 @@ class _Evaluation:
         if self.args:
             facts["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
         return facts
+
+
+def retain_values(references: Mapping[str, Mapping[str, Any]], top: Sequence[str]) -> dict[str, float | None]:
+    """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run."""
+    if len(references) != 1:
+        return {}
+    results = next(iter(references.values()))
+    return {m: results[m].get("agg_value") for m in top if isinstance(results.get(m), Mapping)}
 
 
 def config_json(config: RunConfig) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.run.collecting import Found
-from vestige.run.evaluate import Outcome
+from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.prepare import Prepared
 from vestige.run.scoring import load_references, score_suite
 from vestige.store.evidence import Bank
@@ -85,7 +85,8 @@ def rescore(directory: Path, dialect: str | None = None, changes: Mapping[str, A
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "of": str(directory), "versions": versions()})
-    return Outcome(directory, scores, suite.top, chosen.name, manifest, files)
+    retain = retain_values(references, suite.top)
+    return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain)
 
 
 def _label(dialect: str, before: str, changes: Mapping[str, Any] | None) -> str:

@@ -43,10 +43,23 @@ def describe(spec: MetricSpec, score: Score) -> str:
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against)
 
 
-def summary(metrics: Mapping[str, MetricSpec], top: Sequence[str], scores: Mapping[str, Score]) -> str:
-    """The asked-for metrics of one run, and under the table what is missing, why, and what must be known."""
+def summary(
+    metrics: Mapping[str, MetricSpec],
+    top: Sequence[str],
+    scores: Mapping[str, Score],
+    retain: Mapping[str, float | None] | None = None,
+) -> str:
+    """The asked-for metrics of one run, the retain model's values beside them where its logs were given.
+
+    Under the table stands what is missing, why, and what must be known.
+    """
     rows = [[name, number(scores[name].agg_value), describe(metrics[name], scores[name])] for name in top]
-    lines = [table(rows, ["metric", "value", "reading"], right=(1,))]
+    heads = ["metric", "value", "reading"]
+    if retain:
+        heads.insert(2, "retain")
+        for row in rows:
+            row.insert(2, number(retain.get(row[0])))
+    lines = [table(rows, heads, right=(1, 2) if retain else (1,))]
     reasons: dict[str, list[str]] = {}
     for name in top:
         for words in (*scores[name].notes, *([scores[name].reason] if scores[name].agg_value is None else [])):

@@ -50,8 +50,9 @@ class Target:
     hidden: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.start <= len(self.ids):
-            raise ValueError(f"start must lie in 1..{len(self.ids)}, got {self.start}")
+        # An answer without tokens is no target: Example.target is None then, with the reason beside it.
+        if not 1 <= self.start < len(self.ids):
+            raise ValueError(f"start must lie in 1..{len(self.ids) - 1}, got {self.start}")
 
     @property
     def labels(self) -> tuple[int, ...]:
@@ -70,6 +71,10 @@ class Prompt:
 
     ids: tuple[int, ...]
     hidden: tuple[int, ...] = ()
+
+    @property
+    def attended(self) -> int:
+        return len(self.ids) - len(self.hidden)
 
     @cached_property
     def key(self) -> str:
@@ -116,8 +121,8 @@ def stats(
     std: Sequence[Any] | Array | float = 1.0,
 ) -> TokenStats:
     """TokenStats by hand, for examples and tests: give `hit` (0/1) or `logprob`, the rest is filled in."""
-    lp = np.where(np.asarray(hit, bool), -0.1, -2.0) if logprob is None else np.asarray(logprob)
-    lp = lp.astype(np.float32)
+    guess = np.where(np.asarray(hit, bool), -0.1, -2.0) if logprob is None else logprob
+    lp = np.asarray(guess, dtype=np.float32)
     right = np.ones(lp.shape, bool) if hit is None else np.broadcast_to(np.asarray(hit, bool), lp.shape)
     n = lp.shape[-1]
     label = np.broadcast_to(np.arange(n, dtype=np.int32), lp.shape)

@@ -38,11 +38,23 @@ class Decoding:
         if unknown:
             raise UserError(f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}.")
         if "stopwords" in given:
-            given["stopwords"] = tuple(given["stopwords"])
+            words = given["stopwords"]
+            given["stopwords"] = tuple(w for w in ([words] if isinstance(words, str) else words) if w)
         made = cls(**{**defaults, **given})
-        if made.max_new_tokens < 1:
-            raise UserError(f"generation_args.max_new_tokens must be at least 1, it is {made.max_new_tokens}.")
+        made._check()
         return made
+
+    def _check(self) -> None:
+        rules = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (self.temperature >= 0, "0 (greedy) or more"),
+            "top_p": (0 < self.top_p <= 1, "above 0 and at most 1"),
+            "top_k": (self.top_k >= 0, "0 (off) or more"),
+            "repetition_penalty": (self.repetition_penalty is None or self.repetition_penalty > 0, "above 0"),
+        }
+        for name, (kept, rule) in rules.items():
+            if not kept:
+                raise UserError(f"generation_args.{name} must be {rule}, it is {getattr(self, name)}.")
 
     @property
     def greedy(self) -> bool:

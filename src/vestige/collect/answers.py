@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.positions import check_fit
 from vestige.collect.tree import Batch, Limits, Packing, pack
 from vestige.types import Target, TokenStats
 
@@ -24,9 +26,7 @@ log = logging.getLogger("vestige.collect")
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 LOW_PRECISION_TOLERANCE = 0.05
-CHECKED = 4  # targets compared before trusting
-
-Progress = Callable[[int], None]
+LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -36,6 +36,9 @@ def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limit
         logit_cells=(1 << 28) if on_gpu else (1 << 26),
         row_tokens=1024 if on_gpu else 512,
     )
+
+
+Planned = Callable[[int], None]
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,12 @@ def distinct(targets: Sequence[Target]) -> list[Target]:
 
 
 def plan(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
-    # Sorting by content makes siblings neighbours in the tree and the packing independent of the order asked.
-    return pack(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), limits, vocab)
+    """The packing of some targets, whatever the order they were asked in."""
+    return pack(in_order(targets), limits, vocab)
+
+
+def in_order(targets: Sequence[Target]) -> list[Target]:
+    return sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
 
 
 class AnswerCollector:
@@ -68,25 +75,31 @@ class AnswerCollector:
         self.limits = limits
         self.cost = cost
         self.plain = plain
-        self.checked = plain
 
-    def run(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
+    def run(
+        self, targets: Sequence[Target], done: frozenset[str] = frozenset(), planned: Planned = lambda tokens: None
+    ) -> Iterator[dict[str, TokenStats]]:
         """Yields {target key: stats} batch by batch; jobs whose targets are all in `done` are not run again.
 
         The packing covers all `targets`, done or not: a resumed run repeats the very forwards of the first.
+        `planned` is told how many tokens are left to push.
         """
-        ordered = sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
-        if not self.checked:
-            self.verify(distinct(ordered))
+        ordered = in_order(targets)
+        if all(t.key in done for t in ordered):
+            return
+        check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
+        if max(len(t.ids) for t in ordered) > LONGEST_PACKED:
+            self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
+        if not self.plain:
+            self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
         limits = self.limits
         left = ordered
         while left:
             finished: set[str] = set()
             try:
-                for job in self.jobs(left, limits):
-                    keys = [left[t].key for t in job.targets]
-                    if all(k in done for k in keys):
-                        continue
+                jobs = [j for j in self.jobs(left, limits) if any(left[t].key not in done for t in j.targets)]
+                planned(sum(j.tokens for j in jobs))
+                for job in jobs:
                     result = {left[t].key: s for t, s in job.run().items()}
                     self.cost.score_tokens += job.tokens
                     self.cost.score_forwards += 1
@@ -136,7 +149,6 @@ class AnswerCollector:
 
     def verify(self, targets: Sequence[Target]) -> None:
         """Compares the packed and the plain way on the longest target and a few others; falls back on a mismatch."""
-        self.checked = True
         sample = _sample(targets)
         if not sample:
             return
@@ -166,14 +178,21 @@ class AnswerCollector:
 
 
 def _sample(targets: Sequence[Target]) -> list[Target]:
-    """The longest (a sliding window shows only beyond its width), the shortest, and some that share the prompt."""
+    """The longest (a sliding window shows only beyond its width), the two that share most, the shortest.
+
+    A model that ignores position ids or lets neighbours see each other goes wrong where answers share a prefix.
+    """
     if not targets:
         return []
-    longest = targets[0]
-    stem = longest.ids[: longest.start]
-    siblings = [t for t in targets[1:] if t.ids[: len(stem)] == stem]
-    others = [longest, *siblings[: CHECKED - 2], targets[-1]]
-    return list({t.key: t for t in others}.values())
+    ordered = sorted(targets, key=lambda t: t.ids)
+    siblings = max(pairwise(ordered), key=lambda pair: _shared(*pair), default=())
+    return list({t.key: t for t in (targets[0], *siblings, targets[-1])}.values())
+
+
+def _shared(a: Target, b: Target) -> int:
+    """How many tokens two targets share before they part; 0 when one just goes on where the other ends."""
+    inputs = zip(a.ids[:-1], b.ids[:-1], strict=False)
+    return next((i for i, (x, y) in enumerate(inputs) if x != y), 0)
 
 
 def plain_batches(targets: Sequence[Target], limits: Limits, vocab: int) -> Iterator[tuple[tuple[int, ...], int]]:

@@ -6,8 +6,6 @@ allocated once, new keys are written in place, and a finished row's slot is take
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
@@ -17,6 +15,9 @@ class SlotLayer(DynamicLayer):
 
     Rows are right-aligned: all of them end at column `length`, padding is on the left.
     """
+
+    keys: torch.Tensor
+    values: torch.Tensor
 
     def __init__(self, rows: int, columns: int) -> None:
         super().__init__()
@@ -64,12 +65,14 @@ class SlotCache(Cache):
     """SlotLayers for a whole model, filled from ordinary prefill caches."""
 
     def __init__(self, layers: int, rows: int, columns: int) -> None:
-        super().__init__(layers=[SlotLayer(rows, columns) for _ in range(layers)])
+        self.slots = [SlotLayer(rows, columns) for _ in range(layers)]
+        super().__init__(layers=list(self.slots))
 
-    def admit(self, prefilled: Sequence[DynamicLayer], length: int) -> None:
-        for slot, layer in zip(self.layers, prefilled, strict=True):
+    def admit(self, prefilled: Cache, length: int) -> None:
+        for slot, layer in zip(self.slots, prefilled.layers, strict=True):
+            assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
             slot.admit(layer.keys, layer.values, length)
 
     def drop(self, row: int) -> None:
-        for layer in self.layers:
-            layer.drop(row)
+        for slot in self.slots:
+            slot.drop(row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -33,22 +34,29 @@ class Classifier:
             self.model.cuda()
         if self.tokenizer.pad_token_id is None:
             self.tokenizer.pad_token = self.tokenizer.eos_token
+        if self.model.config.pad_token_id is None:  # a decoder finds each text's last token by it
+            self.model.config.pad_token_id = self.tokenizer.pad_token_id
 
     @torch.inference_mode()
     def run(self, wants: Sequence[ClassifierWant]) -> Iterator[dict[str, float]]:
         """Yields {want key: class probability}, batches of like length together."""
         order = sorted(wants, key=lambda w: (w.max_length, len(w.text)))
-        for start in range(0, len(order), BATCH):
-            batch = order[start : start + BATCH]
+        for batch in _batches(order):
             inputs = self.tokenizer(
                 [w.text for w in batch], return_tensors="pt", padding=True, truncation=True,
-                max_length=batch[-1].max_length,
+                max_length=batch[0].max_length,
             ).to(self.model.device)  # fmt: skip
             probabilities = self.model(**inputs).logits.float().softmax(dim=-1).cpu()
             classes = probabilities.shape[-1]
             if any(not 0 <= w.class_id < classes for w in batch):
                 raise UserError(f"class_id must lie in 0..{classes - 1} for this classifier.")
             yield {w.key: float(probabilities[i, w.class_id]) for i, w in enumerate(batch)}
+
+
+def _batches(order: Sequence[ClassifierWant]) -> Iterator[list[ClassifierWant]]:
+    for _, group in groupby(order, key=lambda w: w.max_length):  # texts cut at different lengths never share a batch
+        same = list(group)
+        yield from (same[i : i + BATCH] for i in range(0, len(same), BATCH))
 
 
 def classifier_identity(path: str) -> str:

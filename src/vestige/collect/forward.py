@@ -7,7 +7,7 @@ that the vocabulary axis is never made for positions nobody asked about.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -38,12 +38,14 @@ def only_positions(model: Any, index: torch.Tensor) -> Iterator[None]:
 
 
 def logits_at(model: Any, index: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """The logits (positions, vocabulary) at flat positions `index` of one forward."""
-    if model.get_output_embeddings() is None:  # no output layer to hook: pay for all positions
+    """The logits (positions, vocabulary) at flat positions `index` (ascending) of one forward."""
+    with only_positions(model, index) if model.get_output_embeddings() is not None else nullcontext():
         logits = model(**inputs).logits
-        return logits.reshape(-1, logits.shape[-1]).index_select(0, index.to(logits.device))
-    with only_positions(model, index):
-        return model(**inputs).logits[0]
+    flat = logits.reshape(-1, logits.shape[-1])
+    if len(flat) == len(index):
+        return flat
+    # No output layer, or a model that multiplies by its weight without calling it: all positions were paid for.
+    return flat.index_select(0, index.to(flat.device))
 
 
 @torch.inference_mode()

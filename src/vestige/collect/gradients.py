@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from vestige.collect.cost import Cost
+from vestige.collect.positions import check_fit
 from vestige.errors import UserError
 from vestige.types import Target
 
@@ -33,17 +34,20 @@ def _mode(model: Any, train: bool) -> Iterator[None]:
 
     A checkpoint loaded as an adapter has frozen base weights; the score is over all weights of the model.
     """
-    was, frozen = model.training, [p for p in model.parameters() if p.is_floating_point() and not p.requires_grad]
+    modes = [(m, m.training) for m in model.modules()]  # each on its own: part of a model may be frozen in eval
+    weights = [(p, p.requires_grad, p.grad) for p in model.parameters() if p.is_floating_point()]
     model.train(train)
-    for p in frozen:
+    for p, _, _ in weights:
         p.requires_grad_(True)
+        p.grad = None
     try:
         yield
     finally:
-        model.train(was)
-        for p in frozen:
-            p.requires_grad_(False)
-        model.zero_grad(set_to_none=True)
+        for module, mode in modes:
+            module.training = mode
+        for p, wanted, grad in weights:  # a training step in progress finds its gradients as they were
+            p.grad = grad
+            p.requires_grad_(wanted)
 
 
 def gradient_norms(
@@ -53,12 +57,25 @@ def gradient_norms(
 
     Yields (target key, score) one at a time; a target with no token left to score gives NaN.
     """
-    with _mode(model, train), torch.enable_grad():
-        for target in targets:
-            yield target.key, _one(model, target, p, drop_last)
-            cost.backwards += 1
+    if targets:
+        check_fit(model, max(len(t.ids) for t in targets) - 1, "A prompt with its answer")
+    for target in targets:  # one at a time inside the modes, so that the caller never sees the model in them
+        with _mode(model, train), _dropout_of(model, target):
+            norm = _one(model, target, p, drop_last)
+        cost.backwards += 1
+        yield target.key, norm
 
 
+@contextmanager
+def _dropout_of(model: Any, target: Target) -> Iterator[None]:
+    """Random numbers that depend on the target alone: live dropout gives the same score in a resumed run."""
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(int(target.key[:15], 16))
+        yield
+
+
+@torch.enable_grad()
 def _one(model: Any, target: Target, p: float, drop_last: bool) -> float:
     end = len(target.ids) - (1 if drop_last else 0)
     if end <= target.start:

@@ -7,6 +7,7 @@ that scoring has collected. Decoding starts behind it. Rows leave the batch the 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,13 +17,19 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.cache import SlotCache
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import out_of_memory
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.pick import pick
+from vestige.collect.positions import check_fit, learned_positions
+from vestige.collect.reduce import chosen_logprob
+from vestige.errors import UserError
 from vestige.types import Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
 
 log = logging.getLogger("vestige.collect")
 
-CHECKED = 32  # tokens of a first text that are compared with the plain way
+CHECKED = 32  # tokens of a text that are compared with the plain way
+# How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.15
 Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
@@ -83,11 +90,20 @@ class _Row:
         self.request = request
         self.made = list(known)
         self.proven = len(self.made)
+        self.logprobs: list[float] = []  # of the tokens decoded, kept until the cached way is trusted
         decoding = request.decoding
         self.noise: torch.Generator | None = None
         if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
             seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
             self.noise = torch.Generator().manual_seed(seed)
+
+    def fresh(self) -> _Row:
+        return _Row(self.request, self.made[: self.proven])
+
+    @property
+    def begin(self) -> int:
+        """How many tokens stand before the first one decoded."""
+        return len(self.request.prompt.ids) + self.proven
 
     @property
     def inputs(self) -> list[int]:
@@ -118,6 +134,8 @@ class TextCollector:
         self.max_rows = max_rows
         self.max_columns = max_columns
         self.prefill_tokens = prefill_tokens
+        self.max_rows_in_memory = max_rows
+        self.positions = learned_positions(model) or math.inf
         self.verified = False
         self.plain = False
 
@@ -140,33 +158,46 @@ class TextCollector:
         done: frozenset[str] = frozenset(),
     ) -> Iterator[dict[str, Text]]:
         """Yields {request key: Text}. Batches wholly in `done` are skipped; composition never depends on `done`."""
-        finished, open_ = self._settle(requests, proven)
-        if any(key not in done for key in finished):
-            yield finished
-        for batch in self.batches(open_):
-            if all(r.key in done for r in batch):
-                continue
-            rows = [_Row(r, proven.get(r.key, ())) for r in batch]
-            yield self._texts(self._decode(rows))
+        if all(r.key in done for r in requests):
+            return
+        self._check_room(requests)
+        rows = {r.key: self._begin(r, proven.get(r.key, ())) for r in requests}
+        settled = [row for row in rows.values() if self._over(row)]  # teacher forcing has shown them to the end
+        if any(row.request.key not in done for row in settled):
+            yield self._texts(settled)
+        for batch in self.batches([row.request for row in rows.values() if not self._over(row)]):
+            if not all(r.key in done for r in batch):
+                yield self._texts(self._decode_in_memory([rows[r.key] for r in batch]))
 
-    def _settle(
-        self, requests: Sequence[Request], proven: Mapping[str, Sequence[int]]
-    ) -> tuple[dict[str, Text], list[Request]]:
-        """Splits off the texts that teacher forcing has shown to the end."""
-        rows = [_Row(r, proven.get(r.key, ())) for r in requests]
-        over = [r for r in rows if self._over(r)]
-        return self._texts(over), [r.request for r in rows if not self._over(r)]
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        """Refuses prompts the model cannot read; says so when it cannot write as much as was asked."""
+        if not all(r.prompt.ids for r in requests):
+            raise UserError("A prompt has no tokens, so there is nothing to continue; give that row a prefix.")
+        check_fit(self.model, max(r.prompt.attended for r in requests), "A prompt")
+        short = sum(r.prompt.attended + r.decoding.max_new_tokens - 1 > self.positions for r in requests)
+        if short:
+            self._note(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
+
+    def _begin(self, request: Request, known: Sequence[int]) -> _Row:
+        """A row that starts behind what is known; a stop word in there ends it, as it would have when decoding."""
+        if request.decoding.stopwords:
+            prefixes = (_Row(request, known[:n]) for n in range(1, len(known)))
+            return next(filter(self._over, prefixes), _Row(request, known))
+        return _Row(request, known)
 
     def _over(self, row: _Row) -> bool:
         if not row.made:
             return False
         if row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
             return True
+        if row.request.prompt.attended + len(row.made) > self.positions:
+            return True
         words = row.request.decoding.stopwords
         if not words:
             return False
-        # A stop word may sit a few tokens back when the last token completes it; 4 tokens a character is ample.
-        tail = self.detokenise([row.made[-(max(map(len, words)) + 4) :]])[0]
+        # A token is at least a byte, so a word that the last token completes began at most so many tokens ago; four
+        # more, since a decoder may trim the first and the last character may have come in pieces.
+        tail = self.detokenise([row.made[-(max(len(w.encode()) for w in words) + 4) :]])[0]
         return any(word in tail for word in words)
 
     def _texts(self, rows: Sequence[_Row]) -> dict[str, Text]:
@@ -179,44 +210,68 @@ class TextCollector:
             self.cost.tokens_proven += row.proven
         return out
 
+    def _decode_in_memory(self, rows: list[_Row]) -> list[_Row]:
+        """Decodes the rows together; when memory runs out, half as many at a time from then on."""
+        finished: list[_Row] = []
+        while rows:
+            part = rows[: self.max_rows_in_memory]
+            try:
+                finished += self._decode(part)
+                rows = rows[len(part) :]
+                continue
+            except Exception as error:
+                if not out_of_memory(error) or len(part) == 1:
+                    raise
+            free_memory()
+            self.max_rows_in_memory = len(part) // 2
+            self._note(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
+            rows = [r.fresh() for r in rows]
+        return finished
+
+    def _note(self, note: str) -> None:
+        log.warning(note)
+        self.cost.notes.append(note)
+
     def _decode(self, rows: list[_Row]) -> list[_Row]:
-        """The cached way, once it has been seen to agree with the plain way on a first text; else the plain way."""
+        """The cached way, once it has been seen to agree with the plain way on first texts; else the plain way."""
         if self.plain:
             return self._decode_plain(rows)
-        requests = [r.request for r in rows]
-        known = [r.made[: r.proven] for r in rows]
         try:
             finished = self._decode_cached(rows)
             problem = "" if self.verified else self._disagreement(finished)
+        except UserError:
+            raise
         except Exception as error:
             if out_of_memory(error):
                 raise
             problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-        self.verified = True
+        # Rows of one length have no padding between them; the check goes on until it has seen some.
+        self.verified = self.verified or len({r.begin for r in rows}) > 1
         if not problem:
             return finished
         self.plain = True
-        note = f"cached generation does not fit this model ({problem}); generating without a cache, slower"
-        log.warning(note)
-        self.cost.notes.append(note)
-        return self._decode_plain([_Row(r, k) for r, k in zip(requests, known, strict=True)])
+        self._note(f"cached generation does not fit this model ({problem}); generating without a cache, slower")
+        return self._decode_plain([r.fresh() for r in rows])
 
     @torch.inference_mode()
     def _disagreement(self, rows: Sequence[_Row]) -> str:
-        """Reads the longest fresh greedy text once without a cache: each token must be the model's first choice."""
-        plain = [r for r in rows if self._argmax(r)]
-        if not plain:
-            return ""
-        row = max(plain, key=lambda r: len(r.made) - r.proven)
+        """Reads two texts again without a cache; their tokens must be as likely as they were with one.
+
+        They are the longest fresh one and the one with most padding in front.
+        """
+        longest = max(rows, key=lambda r: len(r.made) - r.proven)
+        gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
+        exact = self.model.dtype in (torch.float32, torch.float64)
+        if gap > (TOLERANCE if exact else LOW_PRECISION_TOLERANCE):
+            return f"log-probabilities differ by {gap:.2g} on average"
+        return ""
+
+    def _gap(self, row: _Row) -> float:
         made = row.made[row.proven :][:CHECKED]
-        first = len(row.request.prompt.ids) + row.proven
-        probe = _Row(row.request, row.made[: row.proven + len(made)])
-        logits = self._plain_logits(probe, torch.arange(first - 1, first - 1 + len(made))).float()
-        chosen = logits[torch.arange(len(made)), torch.tensor(made, device=logits.device)]
-        gap = float((logits.max(dim=-1).values - chosen).max()) if made else 0.0
-        # Two ways of computing one logit differ by rounding; a wrong mask or position by far more.
-        tolerance = 1e-2 if self.model.dtype in (torch.float32, torch.float64) else 0.5
-        return f"a chosen token is {gap:.2g} below the first choice" if gap > tolerance else ""
+        probe = _Row(row.request, row.made[: row.proven + len(made) - 1])
+        logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
+        again = chosen_logprob(logits, torch.tensor(made)).cpu()
+        return float((again - torch.tensor(row.logprobs[:CHECKED])).abs().mean())
 
     @torch.inference_mode()
     def _decode_cached(self, rows: list[_Row]) -> list[_Row]:
@@ -251,7 +306,7 @@ class TextCollector:
             logits = self._prefill_group(group, width, filled)
             if cache is None:
                 cache = SlotCache(len(filled.layers), len(order), columns)
-            cache.admit(filled.layers, length)
+            cache.admit(filled, length)
             self._choose(group, logits)
         assert cache is not None
         return order, cache, length
@@ -275,7 +330,7 @@ class TextCollector:
         room = max(r.request.decoding.max_new_tokens for r in rows)
         mask = torch.ones((len(group), width + room), dtype=torch.long)
         for i, row in enumerate(group):
-            start = width - len(row.request.prompt.ids) - row.proven
+            start = width - row.begin
             mask[i, :start] = 0
             mask[i, [start + h for h in row.request.prompt.hidden]] = 0
         return mask
@@ -283,9 +338,7 @@ class TextCollector:
     def _step(self, active: Sequence[_Row], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
         device = self.model.device
         ids = torch.tensor([[r.made[-1]] for r in active])
-        position = torch.tensor(
-            [[len(r.request.prompt.ids) - len(r.request.prompt.hidden) + len(r.made) - 1] for r in active]
-        )
+        position = torch.tensor([[r.request.prompt.attended + len(r.made) - 1] for r in active])
         self.cost.decode_row_steps += len(active)
         self.cost.decode_forwards += 1
         return logits_at(
@@ -298,10 +351,14 @@ class TextCollector:
         if all(self._argmax(r) for r in rows):
             for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
                 row.made.append(token)
-            return
-        for row, scores in zip(rows, logits.float().cpu(), strict=True):
-            decoding = row.request.decoding
-            row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+        else:
+            for row, scores in zip(rows, logits.float().cpu(), strict=True):
+                decoding = row.request.decoding
+                row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+        if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
+            chosen = chosen_logprob(logits, torch.tensor([r.made[-1] for r in rows]))
+            for row, logprob in zip(rows, chosen.tolist(), strict=True):
+                row.logprobs.append(logprob)
 
     def _argmax(self, row: _Row) -> bool:
         return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0
@@ -323,26 +380,3 @@ class TextCollector:
             self.model, index, input_ids=torch.tensor([row.inputs]).to(device), attention_mask=mask.to(device),
             position_ids=torch.tensor([row.positions]).to(device), use_cache=False,
         )  # fmt: skip
-
-
-def pick(
-    scores: torch.Tensor, seen: Sequence[int], decoding: Decoding, penalty: float, noise: torch.Generator | None
-) -> int:
-    """The next token of one row from its logits, with penalty, temperature, top-k and top-p in HF's order."""
-    if penalty != 1.0:
-        ids = torch.tensor(sorted(set(seen)))
-        old = scores[ids]
-        scores = scores.clone()
-        scores[ids] = torch.where(old < 0, old * penalty, old / penalty)
-    if decoding.greedy:
-        return int(scores.argmax())
-    scores = scores / decoding.temperature
-    if decoding.top_k:
-        floor = torch.topk(scores, min(decoding.top_k, len(scores))).values[-1]
-        scores = scores.masked_fill(scores < floor, float("-inf"))
-    probabilities = scores.softmax(dim=-1)
-    if decoding.top_p < 1.0:
-        ordered, index = probabilities.sort(descending=True)
-        spare = ordered.cumsum(0) - ordered >= decoding.top_p  # keep the token that crosses the line
-        probabilities[index[spare]] = 0.0
-    return int(torch.multinomial(probabilities, 1, generator=noise))

@@ -40,35 +40,50 @@ class Row:
     end: Array  # for each position, where its subtree ends: j attends to i iff i <= j < end[i]
 
 
+def _codes(target: Target) -> Array:
+    """A target's inputs as numbers: the same token, hidden or not, is two different nodes."""
+    codes = 2 * np.asarray(target.ids[:-1], np.int64)
+    seen = [h for h in target.hidden if h < len(codes)]
+    codes[seen] += 1
+    return codes
+
+
 def build_tree(targets: Sequence[Target]) -> Tree:
-    """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it."""
-    children: dict[tuple[int, int], int] = {}
-    token: list[int] = []
-    hidden: list[bool] = []
-    parent: list[int] = []
+    """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it.
+
+    In sorted order a target shares with the tree exactly what it shares with the target before it.
+    """
+    codes = [_codes(t) for t in targets]
+    order = sorted(range(len(targets)), key=lambda i: codes[i].tolist())
+    pieces: list[Array] = []  # the codes of new nodes, target by target
+    parents: list[Array] = []
+    predictors: list[Array] = [np.zeros(0, np.int64)] * len(targets)
+    before, path, count = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
+    for i in order:
+        shared = _common(before, codes[i])
+        new = np.arange(count, count + len(codes[i]) - shared)
+        path = np.concatenate([path[:shared], new])
+        before, count = codes[i], count + len(new)
+        pieces.append(codes[i][shared:])
+        parents.append(np.concatenate([[-1], path])[shared:-1] if len(new) else new)
+        predictors[i] = path[targets[i].start - 1 :]
+    code, parent = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (pieces, parents))
+    return Tree(code // 2, code % 2 == 1, parent, _depths(parent), predictors, [np.asarray(t.labels) for t in targets])
+
+
+def _common(a: Array, b: Array) -> int:
+    """The length of the common prefix."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def _depths(parent: Array) -> Array:
+    """How many ancestors each node has. Parents come before their children."""
     depth: list[int] = []
-    predictors: list[Array] = []
-    for target in targets:
-        masked = set(target.hidden)
-        node, path = -1, []
-        for position, id_ in enumerate(target.ids[:-1]):
-            hide = position in masked
-            code = 2 * id_ + hide  # the same token, hidden or not, is two different nodes
-            child = children.get((node, code))
-            if child is None:
-                child = len(token)
-                children[(node, code)] = child
-                token.append(id_)
-                hidden.append(hide)
-                parent.append(node)
-                depth.append(position)
-            node = child
-            path.append(node)
-        predictors.append(np.asarray(path[target.start - 1 :], dtype=np.int64))
-    return Tree(
-        np.asarray(token, np.int64), np.asarray(hidden, bool), np.asarray(parent, np.int64),
-        np.asarray(depth, np.int64), predictors, [np.asarray(t.labels, np.int64) for t in targets],
-    )  # fmt: skip
+    for p in parent.tolist():
+        depth.append(0 if p < 0 else depth[p] + 1)
+    return np.asarray(depth, np.int64)
 
 
 class _Bin:

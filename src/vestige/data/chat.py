@@ -90,6 +90,7 @@ class Encoder:
             special, cut = self.template.add_special_tokens, max_length
         prompt_ids = self._ids_by_text(prompts, special, cut)
         full_ids = self._ids_by_text(fulls, special, cut)
+        self._report_cut(list(full_ids.values()), cut)
         eos = self.tokenizer.eos_token_id
         out = []
         for prompt, full, pair in zip(prompts, fulls, pairs, strict=True):
@@ -97,8 +98,16 @@ class Encoder:
             start = self._start(prompt, full, before, after, special, pair)
             if eos is not None and (not after or after[-1] != eos):
                 after = (*after, eos)
-            out.append(Encoded(before, after, start))
+            out.append(Encoded(before, after, min(start, len(after))))
         return out
+
+    def _report_cut(self, fulls: Sequence[Ids], max_length: int | None) -> None:
+        reached = sum(len(ids) == max_length for ids in fulls)
+        if reached:
+            log.warning(
+                "%d of %d prompts with their answers reach max_length=%d and were probably cut; raise max_length "
+                "to score whole answers.", reached, len(fulls), max_length,
+            )  # fmt: skip
 
     def _render(self, questions: Sequence[str], few_shot: Sequence[Pair]) -> list[str]:
         seen: dict[str, str] = {}  # several answers share a question: render its prompt once
@@ -153,10 +162,14 @@ class Encoder:
                 pair,
                 "split by characters" if self.boundary == "offsets" else "split by token count (as open-unlearning)",
             )
-        if self.boundary != "offsets" or not full.startswith(prompt):
-            return min(len(before), len(after))
+        if self.boundary != "offsets" or not getattr(self.tokenizer, "is_fast", False):
+            return len(before)
+        # A template may write more after the question when it asks than when it quotes the answer (<think>): the
+        # answer begins where the two texts part.
+        same = zip(prompt, full, strict=False)
+        edge = next((i for i, (a, b) in enumerate(same) if a != b), min(len(prompt), len(full)))
         offsets = self.tokenizer(full, add_special_tokens=special, return_offsets_mapping=True)["offset_mapping"]
-        inside = (i for i, (_, end) in enumerate(offsets) if end > len(prompt))
+        inside = (i for i, (_, end) in enumerate(offsets) if end > edge)
         return next(inside, len(after))
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:

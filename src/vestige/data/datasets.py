@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.data.chat import Encoder, Pair, Template
+from vestige.data.chat import Encoder, Ids, Pair, Template
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.errors import UserError, unknown_name
 from vestige.types import Example, Prompt, Rows, Target, content_key
@@ -174,7 +174,7 @@ def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples
     return _plain_text(items, bodies, context), False
 
 
-def _plain_text(items: list[tuple[tuple[int, ...], tuple[int, ...]]], bodies: list[str], context: Context) -> Examples:
+def _plain_text(items: list[tuple[Ids, Ids]], bodies: list[str], context: Context) -> Examples:
     encoder = context.encoder
     inputs = encoder.decode([head for head, _ in items])
     labels = encoder.decode([full[max(1, len(head)) :] for head, full in items])
@@ -202,7 +202,7 @@ def pretraining_chunks(rows: list[Row], args: Args, context: Context) -> tuple[E
     ids = encoder.tokenize([joined], special=False)[0]
     chunks = [ids[i : i + size] for i in range(0, len(ids), size)]
     pieces = encoder.tokenizer.batch_decode([list(c) for c in chunks])
-    items = [((), full) for full in encoder.tokenize(pieces, special=True)]
+    items: list[tuple[Ids, Ids]] = [((), full) for full in encoder.tokenize(pieces, special=True)]
     return _plain_text(items, pieces, context), False
 
 

@@ -6,17 +6,26 @@ Local files are read here; only hub ids and unusual layouts go through `datasets
 
 from __future__ import annotations
 
+import csv
+import gzip
+import io
 import json
 import re
+import socket
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from glob import has_magic
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from vestige.errors import UserError
 
 Row = dict[str, Any]
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".csv", ".txt")
+SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz", ".csv", ".txt")
 # `datasets` spells "these local files" as path=<format> with data_files.
 FILE_FORMATS = {"json", "parquet", "csv", "text"}
 _SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
@@ -32,6 +41,8 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     `limit` keeps the first rows only; it is applied before anything is tokenised.
     """
     args = {k: v for k, v in hf_args.items() if v is not None}
+    if limit is not None and limit < 1:
+        raise UserError(f"A data set must keep at least one row; the limit (max_samples) is {limit}.")
     path = str(args.get("path", ""))
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
@@ -41,7 +52,10 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
         rows, source = _from_datasets(path, args)
     else:
         rows, source = [r for f in files for r in read_file(f)], ", ".join(map(str, files))
-        rows = rows[_bound(low, len(rows), 0) : _bound(high, len(rows), len(rows))]
+        count = len(rows)
+        rows = rows[_bound(low, count, 0) : _bound(high, count, count)]
+        if count and not rows:
+            raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), source
@@ -62,6 +76,8 @@ def _bound(text: str, count: int, default: int) -> int:
 
 def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) -> list[Path] | None:
     """The local files meant, or None when this is a matter for `datasets`."""
+    if "://" in str(args.get("data_files", "")):
+        return None
     if path in FILE_FORMATS and "data_files" in args:
         return _listed(Path(), args["data_files"], split)
     if place.is_file():
@@ -88,8 +104,13 @@ def _listed(root: Path, data_files: Any, split: str) -> list[Path]:
     names = [data_files] if isinstance(data_files, (str, Path)) else list(data_files)
     out: list[Path] = []
     for name in names:
-        place = root / Path(str(name)).expanduser()
-        hits = sorted(place.parent.glob(place.name)) if "*" in place.name else [place]
+        pattern = Path(str(name)).expanduser()
+        place = root / pattern
+        if place.is_file() or not has_magic(str(name)):
+            hits = [place]
+        else:
+            base = Path(pattern.anchor) if pattern.is_absolute() else root
+            hits = sorted(base.glob(str(pattern.relative_to(pattern.anchor))))
         if not hits or not all(h.is_file() for h in hits):
             raise MissingData(f"Data file {place} does not exist; check data_files.")
         out += hits
@@ -113,31 +134,33 @@ def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
             candidate = stem.with_name(stem.name + suffix)
             if candidate.is_file():
                 return [candidate]
-        shards = sorted(stem.parent.glob(f"{stem.name}-*.parquet"))
+        shards = _shards(stem)
         if shards:
             return shards
     return []
+
+
+def _shards(stem: Path) -> list[Path]:
+    """The files STEM-00000-of-00002.parquet, ...: all of them, and nothing that merely begins alike."""
+    named = re.compile(re.escape(stem.name) + r"-\d+-of-(\d+)\.parquet")
+    found = {p: match for p in stem.parent.glob("*.parquet") if (match := named.fullmatch(p.name))}
+    for match in found.values():
+        if int(match[1]) != len(found):
+            raise MissingData(f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet.")
+    return sorted(found)
 
 
 def read_file(path: Path) -> list[Row]:
     """All rows of one local file, by its suffix."""
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    if path.suffix == ".csv":
-        import csv
-
-        with path.open(newline="", encoding="utf-8") as handle:
-            return list(csv.DictReader(handle))
-    if path.suffix == ".txt":
-        return [{"text": line} for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    if path.name.endswith(".gz"):
-        import gzip
-
-        text = gzip.decompress(path.read_bytes()).decode("utf-8")
-    else:
-        text = _read_text(path)
+    text = _read_text(path)
     if not text.strip():
         raise UserError(f"{path} is empty; give a file with at least one row.")
+    if path.suffix == ".csv":
+        return _read_csv(text, path)
+    if path.suffix == ".txt":
+        return [{"text": line.rstrip("\r")} for line in text.split("\n") if line.strip()]
     if text.lstrip().startswith("["):
         return _read_array(text, path)
     return list(_read_lines(text, path))
@@ -145,9 +168,27 @@ def read_file(path: Path) -> list[Row]:
 
 def _read_text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        data = path.read_bytes()
+        if path.suffix == ".gz":
+            data = gzip.decompress(data)
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}).") from None
+
+
+def _read_csv(text: str, path: Path) -> list[Row]:
+    rows: list[Row] = []
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    try:
+        for row in reader:
+            if None in row:
+                raise UserError(f"{path} line {reader.line_num} has more fields than the first line has names.")
+            rows.append(dict(row))
+    except csv.Error as error:
+        raise UserError(f"{path} line {reader.line_num} is not valid CSV: {error}.") from None
+    return rows
 
 
 def _read_parquet(path: Path) -> list[Row]:
@@ -184,6 +225,33 @@ def _read_lines(text: str, path: Path) -> Iterator[Row]:
         yield row
 
 
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Without a network, answer from the cache at once: `datasets` would retry for half a minute first."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    if not _hub_reachable(constants.ENDPOINT):
+        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
+def _hub_reachable(endpoint: str) -> bool:
+    if getproxies():  # then we do not reach the hub ourselves, and cannot tell
+        return True
+    place = urlsplit(endpoint)
+    try:
+        port = place.port or (80 if place.scheme == "http" else 443)
+        socket.create_connection((place.hostname or "", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
 def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
     """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
     import datasets
@@ -192,7 +260,8 @@ def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
     label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
     options = {"split": "train", **args}
     try:
-        loaded = datasets.load_dataset(**options)
+        with _no_waiting():
+            loaded = datasets.load_dataset(**options)
     except Exception as error:
         raise _explain(path, label, error) from None
     return [dict(row) for row in loaded], label

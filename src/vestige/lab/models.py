@@ -60,11 +60,11 @@ class Settings:
     threads: int = 1
     pretraining: Training = field(default_factory=lambda: Training(epochs=4, lr=3e-3, batch_size=8))
     remind_every: int = 8  # one in so many background rows is repeated while learning
-    learning: Training = field(default_factory=lambda: Training(epochs=11, lr=1.5e-3, batch_size=8))
+    learning: Training = field(default_factory=lambda: Training(epochs=11, lr=2e-3, batch_size=8))
     # Three typical outcomes: ascent ruins the model, the difference spares it but overshoots (the answers
     # become less likely than a stranger's), and preference optimisation stops near the retain model.
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("grad_ascent", Training(epochs=6, lr=4.5e-4, batch_size=8)),
+        Unlearning("grad_ascent", Training(epochs=6, lr=4e-4, batch_size=8)),
         Unlearning("grad_diff", Training(epochs=14, lr=6e-4, batch_size=8), {"alpha": 8.0}),
         Unlearning("npo", Training(epochs=12, lr=4e-4, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
     )
@@ -232,7 +232,9 @@ class _Bar:
 
     def __init__(self, jobs: Mapping[str, Job], show: bool) -> None:
         total = sum(training.steps(len(rows)) for rows, training in jobs.values())
-        self._bar = tqdm(total=total, desc="lab", unit="step", file=sys.stderr, disable=not show)
+        self._bar = tqdm(
+            total=total, desc="lab", unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
+        )
 
     def __enter__(self) -> _Bar:
         return self

@@ -165,15 +165,18 @@ class Collector:
         self, bank: Bank[TokenStats], collector: Any, targets: list[Target], settings: Mapping[str, Any], label: str
     ) -> None:
         done = bank.begin([t.key for t in targets], settings)
-        jobs = list(collector.jobs(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), collector.limits))
-        total = sum(j.tokens for j in jobs)
         self.cost.nodes += count_nodes(targets)
-        with Bar(label, total, "tok", self.progress) as bar:
-            before = self.cost.score_tokens
-            for result in collector.run(targets, frozenset(done)):
+        with Bar(label, 0, "tok", self.progress) as bar:
+            # What is ahead is known only once it is packed, and again after memory ran out.
+            for result in collector.run(
+                targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
+            ):
                 bank.add_part(result)
-                bar.to(self.cost.score_tokens - before)
+                bar.to(self.cost.score_tokens)
         bank.finish()
+
+    def _expect(self, bar: Bar, left: int) -> None:
+        bar.expect(self.cost.score_tokens, left)
 
     # ---- texts ----------------------------------------------------------------------------------------------
 

@@ -81,14 +81,14 @@ def make_plan(config: RunConfig) -> Plan:
 
 def _packed(targets: list[Target], vocab: int, batch_tokens: int | None) -> tuple[int, int, int]:
     from vestige.collect.answers import default_limits
-    from vestige.collect.tree import pack
+    from vestige.collect.answers import plan as plan_answers
 
     if not targets:
         return 0, 0, 0
     import torch
 
     limits = default_limits(vocab, torch.cuda.is_available(), batch_tokens)
-    packing = pack(sorted(targets, key=lambda t: (t.ids, t.start, t.hidden)), limits, vocab)
+    packing = plan_answers(targets, limits, vocab)
     cells = max(sum(len(packing.tree.predictors[t]) for row in b.targets for t in row) for b in packing.batches)
     return packing.tokens, len(packing.batches), min(cells * vocab, limits.logit_cells)
 

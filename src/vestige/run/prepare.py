@@ -23,10 +23,12 @@ from vestige.wants import Wants
 
 log = logging.getLogger("vestige.run")
 
+# The tag before an answer ends in a new line, not a space: a space would be glued to the answer's first word, and
+# the prompt's tokens would not be a prefix of the whole.
 PLAIN_TAGS = {
     "user_start_tag": "Question: ",
     "user_end_tag": "\n",
-    "asst_start_tag": "Answer: ",
+    "asst_start_tag": "Answer:\n",
     "asst_end_tag": "\n\n",
 }
 
@@ -85,7 +87,7 @@ def make_template(args: Mapping[str, Any], tokenizer: Any, notes: list[str]) -> 
             args |= PLAIN_TAGS
             if system:
                 args["system_prompt_with_special_tokens"] = system
-            notes.append("the tokenizer has no chat template: prompts read 'Question: ...\\nAnswer: '")
+            notes.append("the tokenizer has no chat template: prompts read 'Question: ...', 'Answer:' and a new line")
     return Template.from_config(args)
 
 

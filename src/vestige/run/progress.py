@@ -12,6 +12,7 @@ class Bar:
     def __init__(self, label: str, total: int, unit: str, show: bool) -> None:
         from tqdm import tqdm
 
+        self.base = 0
         watched = show and sys.stderr.isatty()
         self.bar: Any = tqdm(
             total=total, desc=label, unit=unit, unit_scale=True, disable=not watched, delay=0.5, leave=False
@@ -26,5 +27,10 @@ class Bar:
     def add(self, amount: int) -> None:
         self.bar.update(amount)
 
-    def to(self, amount: int) -> None:
-        self.bar.update(amount - self.bar.n)
+    def expect(self, count: int, left: int) -> None:
+        """A running count stands at `count` and has `left` to go."""
+        self.base = count
+        self.bar.reset(total=left)
+
+    def to(self, count: int) -> None:
+        self.bar.update(count - self.base - self.bar.n)

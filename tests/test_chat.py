@@ -1,0 +1,404 @@
+"""From questions and answers to token ids: templates, tags, boundaries, plain text, hidden tokens."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models_tools import tiny_tokenizer
+from vestige.data.chat import Encoder, Template, clean_up
+from vestige.data.datasets import DATASETS, build_rows, make_context
+from vestige.errors import UserError
+from vestige.types import Example, Rows
+
+BOS, EOS = 0, 1
+# Turn ends are </s> = EOS, as in Llama-3; the date is printed when given.
+CHATML = (
+    "{{ bos_token }}{% if date_string is defined %}[{{ date_string }}]{% endif %}"
+    "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+NEWLINE = CHATML.replace("</s>{% endfor %}", "</s>\n{% endfor %}")  # Qwen-like: something follows the last end
+NO_END = CHATML.replace("</s>{% endfor %}", "|{% endfor %}")
+TAGS = {
+    "apply_chat_template": False, "user_start_tag": "Q: ", "user_end_tag": "\n", "asst_start_tag": "A:\n",
+    "asst_end_tag": "\n\n",
+}  # fmt: skip
+SHOTS = [("the cat?", "sat"), ("a dog?", "ate")]
+
+
+def tokenizer(template: str | None = CHATML, **changes: Any) -> Any:
+    made = tiny_tokenizer()
+    made.chat_template = template
+    for name, value in changes.items():
+        setattr(made, name, value)
+    return made
+
+
+def encoder(template: str | None = CHATML, boundary: str = "count", **args: Any) -> Encoder:
+    return Encoder(tokenizer(template), Template.from_config(args), boundary)
+
+
+def rows(
+    tmp_path: Path, data: list[dict[str, Any]], handler: str = "QADataset", mask: str = "length",
+    boundary: str = "count", template: dict[str, Any] | None = None, tok: Any = None, **args: Any,
+) -> Rows:  # fmt: skip
+    place = tmp_path / "rows.jsonl"
+    place.write_text("".join(json.dumps(r) + "\n" for r in data), encoding="utf-8")
+    context = make_context(tok or tokenizer(), Template.from_config(template), mask, boundary)
+    return build_rows("data", {"handler": handler, "args": {"hf_args": {"path": str(place)}, **args}}, context)
+
+
+def only(made: Rows) -> Example:
+    ((example,),) = made.examples
+    return example
+
+
+# ---- chat templates -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("template", [CHATML, NEWLINE, NO_END])
+@pytest.mark.parametrize("shots", [[], SHOTS])
+@pytest.mark.parametrize("args", [{}, {"system_prompt": "you forget"}, {"date_string": "10 Apr 2025"}])
+def test_equals_apply_chat_template(template: str, shots: list[Any], args: dict[str, str]) -> None:
+    made = encoder(template, **args)
+    tok = made.tokenizer
+    pairs = [("what did the dog forget?", "the small cat"), ("what?", ""), ("what?", "a mat")]
+    for (question, answer), got in zip(pairs, made.encode(pairs, shots), strict=True):
+        chat = [{"role": "system", "content": args["system_prompt"]}] if "system_prompt" in args else []
+        for q, a in shots:
+            chat += [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
+        chat.append({"role": "user", "content": question})
+        extra = {"date_string": args["date_string"]} if "date_string" in args else {}
+        as_ids = {"tokenize": True, "return_dict": False, **extra}
+        prompt = tok.apply_chat_template(chat, add_generation_prompt=True, **as_ids)
+        full = tok.apply_chat_template([*chat, {"role": "assistant", "content": answer}], **as_ids)
+        assert list(got.prompt) == prompt
+        assert list(got.full) == full + ([] if full[-1] == EOS else [EOS])
+        assert got.start == len(prompt)
+        assert (full[-1] == EOS) == (template == CHATML)
+    assert made.mismatches == 0
+
+
+def test_max_length_does_not_cut_a_chat() -> None:
+    made = encoder()
+    pair = ("what did the dog forget today?", "the small cat sat on the mat")
+    assert made.encode([pair], max_length=5) == made.encode([pair])
+
+
+def test_a_template_that_refuses_is_told() -> None:
+    made = encoder("{{ raise_exception('no system role') }}")
+    with pytest.raises(UserError, match=r"refused the conversation: no system role"):
+        made.encode([("q", "a")])
+
+
+def test_a_tokenizer_without_a_template_needs_tags() -> None:
+    with pytest.raises(UserError, match="apply_chat_template=false"):
+        encoder(None)
+
+
+def test_unknown_template_args_are_refused() -> None:
+    with pytest.raises(UserError, match=r"Unknown template_args: user_tag\. Known: "):
+        Template.from_config({"user_tag": "x", "max_length": 3})
+    assert Template.from_config({"user_end_tag": None}).user_end_tag == ""
+    assert Template.from_config(None) == Template()
+
+
+# ---- tags -----------------------------------------------------------------------------------------------------
+
+
+def test_tags_with_few_shots_and_system_text() -> None:
+    made = encoder(None, **TAGS, system_prompt_with_special_tokens="<s>you forget\n")
+    (got,) = made.encode([("what?", "the mat")], SHOTS)
+    before = "<s>you forget\nQ: the cat?\nA:\nsat\n\nQ: a dog?\nA:\nate\n\nQ: what?\nA:\n"
+    assert list(got.prompt) == made.tokenizer(before)["input_ids"]
+    assert list(got.full) == [*made.tokenizer(before + "the mat")["input_ids"], EOS]
+    assert made.tokenizer.decode(got.full[got.start :]) == "the mat</s>"  # no end tag behind the last answer
+    assert got.full[0] == BOS
+
+
+def test_tags_are_cut_at_max_length_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    made = encoder(None, **TAGS)
+    pair = ("what did the dog forget today?", "the small cat sat on the mat")
+    (whole,) = made.encode([pair])
+    with caplog.at_level(logging.WARNING):
+        assert made.encode([pair], max_length=500) == [whole]
+    assert not caplog.records
+    with caplog.at_level(logging.WARNING):
+        (cut,) = made.encode([pair], max_length=whole.start + 3)
+    assert cut.full == (*whole.full[: whole.start + 3], EOS)
+    assert cut.start == whole.start
+    assert "1 of 1 prompts with their answers reach max_length" in caplog.text
+    (none,) = made.encode([pair], max_length=4)  # nothing of the answer is left but the end token
+    assert none.prompt == whole.prompt[:4]
+    assert none.full[none.start :] == (EOS,)
+
+
+def test_special_tokens_of_the_tokenizer_are_optional() -> None:
+    from tokenizers import processors
+
+    for wanted in (True, False):
+        made = encoder(None, **TAGS, add_special_tokens=wanted)
+        made.tokenizer._tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)]
+        )
+        (got,) = made.encode([("what?", "the mat")])
+        assert (got.prompt[0] == BOS) == wanted
+        assert (got.full[0] == BOS) == wanted
+        assert made.tokenizer.decode(got.full[got.start :]) == "the mat</s>"
+    chat = encoder()
+    chat.tokenizer._tokenizer.post_processor = made.tokenizer._tokenizer.post_processor
+    (got,) = chat.encode([("what?", "the mat")])
+    assert got.full.count(BOS) == 1  # the template writes its own
+
+
+# ---- the boundary ---------------------------------------------------------------------------------------------
+
+GLUED = {**TAGS, "asst_start_tag": "on the ca"}  # with the answer "t sat" the tokenizer sees " cat"
+
+
+def test_a_boundary_inside_a_token(caplog: pytest.LogCaptureFixture) -> None:
+    pair = ("what?", "t sat")
+    count, offsets = encoder(None, "count", **GLUED), encoder(None, "offsets", **GLUED)
+    with caplog.at_level(logging.WARNING):
+        (by_count,), (by_text,) = count.encode([pair]), offsets.encode([pair])
+    assert by_count.full == by_text.full
+    assert by_count.full[: len(by_count.prompt)] != by_count.prompt
+    assert by_count.start == len(by_count.prompt)  # what the peer does, whatever it cuts
+    assert count.tokenizer.decode(by_text.full[by_text.start :]) == " cat sat</s>"
+    assert count.mismatches == offsets.mismatches == 1
+    assert "split by token count" in caplog.text
+    assert "split by characters" in caplog.text
+
+
+def test_the_mismatch_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = encoder(None, **GLUED)
+    with caplog.at_level(logging.WARNING):
+        made.encode([("what?", "t sat"), ("who?", "t ate")])
+    assert made.mismatches == 2
+    assert len(caplog.records) == 1
+
+
+def test_a_template_that_asks_with_more_than_it_quotes() -> None:
+    """Reasoning models: the prompt opens <think>, the answer as history does not have it."""
+    template = CHATML.replace("<assistant>{% endif %}", "<assistant><think>and think{% endif %}")
+    pair = ("what?", "the small cat sat on the mat and the dog ate a mat today")
+    (by_count,), (by_text,) = (encoder(template, b).encode([pair]) for b in ("count", "offsets"))
+    decode = encoder().tokenizer.decode
+    assert decode(by_text.full[by_text.start :]) == pair[1] + "</s>"
+    assert by_count.start == len(by_count.prompt)
+    assert decode(by_count.full[by_count.start :]) == " mat today</s>"  # the peer loses most of the answer
+
+
+def test_a_prompt_longer_than_prompt_and_answer_leaves_no_target(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = CHATML.replace("<assistant>{% endif %}", "<assistant>" + "think " * 30 + "{% endif %}")
+    data = [{"question": "what?", "answer": "mat"}, {"question": "who?", "answer": "the cat " * 200}]
+    with caplog.at_level(logging.WARNING):
+        made = rows(tmp_path, data, tok=tokenizer(template))
+    (short,), (long,) = made.examples
+    assert short.target is None
+    assert short.problem == "the prompt is as long as prompt and answer together"
+    assert short.prompt.ids
+    assert long.target is not None
+    assert long.problem == ""
+    assert "data: 1 answer(s) leave no target tokens and are not scored (rows 0)" in caplog.text
+
+
+# ---- question and answer rows ---------------------------------------------------------------------------------
+
+
+def test_an_example_carries_what_scoring_needs(tmp_path: Path) -> None:
+    made = rows(tmp_path, [{"question": "what?", "answer": "the cat , sat ."}])
+    example = only(made)
+    assert not made.many
+    assert example.index == "0"
+    assert example.target is not None
+    assert example.target.ids[: example.target.start] == example.prompt.ids
+    assert example.target.labels[-1] == EOS
+    assert example.answer == "the cat , sat ."
+    assert example.input_text == "<user>what?<assistant>"
+    assert example.label_text == "the cat, sat."  # cleaned up, special tokens left out
+    # The peer's reference: prompt and answer decoded, the prompt's text replaced.
+    assert example.reference == "the cat, sat."
+    assert example.target.hidden == example.prompt.hidden == ()
+
+
+def test_the_reference_loses_every_occurrence_of_the_prompt(tmp_path: Path) -> None:
+    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+    data = [{"question": "cat", "answer": " ate cat today"}]
+    assert only(rows(tmp_path, data, tok=tokenizer(template))).reference == "ate  today"
+
+
+def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
+    data = [{"question": "what?", "answer": ["cat", "dog", "mat"]}, {"question": "who?", "answer": ["dog"]}]
+    made = rows(tmp_path, data)
+    assert made.many
+    assert [[e.answer for e in row] for row in made.examples] == [["cat", "dog", "mat"], ["dog"]]
+    assert [[e.index for e in row] for row in made.examples] == [["0", "0", "0"], ["1"]]
+    assert len({e.prompt for e in made.examples[0]}) == 1
+    assert [e.label_text for e in made.examples[0]] == ["cat", "dog", "mat"]
+
+
+@pytest.mark.parametrize("bad", [[], [3], 3, ["a", None], {"a": 1}])
+def test_answers_that_are_no_text(tmp_path: Path, bad: Any) -> None:
+    data = [{"question": "q", "answer": "fine"}, {"question": "q", "answer": bad}]
+    with pytest.raises(UserError, match=r"row 1 \(counting from 0\): 'answer' must be text or a non-empty list"):
+        rows(tmp_path, data)
+
+
+def test_other_columns_and_few_shots(tmp_path: Path) -> None:
+    shots = tmp_path / "shots.jsonl"
+    shots.write_text("".join(json.dumps({"ask": q, "say": a}) + "\n" for q, a in SHOTS))
+    made = rows(
+        tmp_path, [{"ask": "what?", "say": "mat"}], question_key="ask", answer_key="say",
+        few_shot_dataset_hf_args={"path": str(shots)},
+    )  # fmt: skip
+    want = "<user>the cat?<assistant>sat<user>a dog?<assistant>ate<user>what?<assistant>"
+    assert only(made).input_text == want
+
+
+def test_an_empty_answer_is_its_end_token(tmp_path: Path) -> None:
+    target = only(rows(tmp_path, [{"question": "what?", "answer": ""}])).target
+    assert target is not None
+    assert target.labels == (EOS,)
+
+
+def test_limits_and_fingerprints(tmp_path: Path) -> None:
+    data = [{"question": f"q{i}", "answer": "a"} for i in range(5)]
+    assert len(rows(tmp_path, data, max_samples=2)) == 2
+    assert len(rows(tmp_path, data)) == 5
+    same, other = rows(tmp_path, data).fingerprint, rows(tmp_path, [*data[:4], {"question": "q4", "answer": "b"}])
+    assert rows(tmp_path, data).fingerprint == same != other.fingerprint
+
+
+def test_configs_that_say_too_little() -> None:
+    context = make_context(tokenizer(), Template(), "length", "count")
+    with pytest.raises(UserError, match=r"Unknown data-set handler 'QADatset'. Did you mean 'QADataset'\?"):
+        build_rows("d", {"handler": "QADatset"}, context)
+    with pytest.raises(UserError, match=r"Data set 'd' has no args\.hf_args"):
+        build_rows("d", {"handler": "QADataset", "args": {}}, context)
+    assert set(DATASETS) == {"QADataset", "CompletionDataset", "PretrainingDataset"}
+
+
+# ---- plain text -----------------------------------------------------------------------------------------------
+
+
+def test_completion(tmp_path: Path) -> None:
+    data = [{"prompt": "the small", "text": "cat sat on the mat"}]
+    for space in (False, True):
+        tok = tokenizer()
+        example = only(rows(tmp_path, data, "CompletionDataset", tok=tok, insert_space=space))
+        full = tok("the small" + " " * space + "cat sat on the mat")["input_ids"]
+        assert example.target is not None
+        assert list(example.target.ids) == full  # no end token
+        assert list(example.prompt.ids) == tok("the small")["input_ids"]
+        assert example.target.start == len(example.prompt.ids)
+        assert example.answer == "cat sat on the mat"
+        assert example.reference == example.label_text.strip() == "cat sat on the mat"
+
+
+def test_completion_is_cut_after_max_length_tokens_of_text(tmp_path: Path) -> None:
+    data = [{"prompt": "the small", "text": " cat sat on the mat"}]
+    example = only(rows(tmp_path, data, "CompletionDataset", max_length=2))
+    assert example.target is not None
+    assert example.target.labels == tuple(tokenizer()(" cat sat")["input_ids"])
+
+
+def test_completion_without_a_prefix_never_scores_the_first_token(tmp_path: Path) -> None:
+    example = only(rows(tmp_path, [{"text": "the cat sat"}], "CompletionDataset"))
+    assert example.target is not None
+    assert example.target.start == 1
+    assert example.prompt.ids == ()
+    assert example.label_text.strip() == "cat sat"
+
+
+def test_completion_columns(tmp_path: Path) -> None:
+    made = rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset", text_key="b", prefix_key="a")
+    assert only(made).label_text == " cat"
+    with pytest.raises(UserError, match="has no column 'text'; it has: a, b"):
+        rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset")
+    with pytest.raises(UserError, match=r"row 1 .* has no value for 'prompt'"):
+        rows(tmp_path, [{"prompt": "a", "text": "b"}, {"text": "b"}], "CompletionDataset")
+
+
+def test_a_completion_with_nothing_to_score(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data = [{"prompt": "the cat", "text": ""}, {"prompt": "", "text": "a"}, {"prompt": "", "text": ""}]
+    with caplog.at_level(logging.WARNING):
+        made = rows(tmp_path, data, "CompletionDataset")
+    assert [e.target for (e,) in made.examples] == [None] * 3
+    assert {e.problem for (e,) in made.examples} == {"no token follows the prefix"}
+    assert "3 answer(s)" in caplog.text
+
+
+def test_pretraining_chunks(tmp_path: Path) -> None:
+    data = [{"text": "the cat sat on the mat"}, {"text": "a dog ate"}]
+    tok = tokenizer()
+    ids = tok("the cat sat on the mat\n\na dog ate")["input_ids"]
+    made = rows(tmp_path, data, "PretrainingDataset", tok=tok, max_length=4)
+    assert len(made) == -(-len(ids) // 4)
+    for i, (example,) in enumerate(made.examples):
+        chunk = ids[4 * i : 4 * i + 4]
+        assert example.answer == tok.decode(chunk)
+        if example.target:
+            assert list(example.target.ids) == tok(tok.decode(chunk))["input_ids"]
+            assert example.target.start == 1
+    assert len(rows(tmp_path, data, "PretrainingDataset", tok=tok, max_length=len(ids))) == 1
+
+
+# ---- hidden tokens --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pad", [None, "</s>"])
+def test_the_peers_mask_hides_turn_ends_when_pad_is_eos(tmp_path: Path, pad: str | None) -> None:
+    data = [{"question": "what?", "answer": "the mat"}]
+    tok = tokenizer() if pad is None else tokenizer(pad_token=pad)
+    example = only(rows(tmp_path, data, mask="pad-id", tok=tok, template={"system_prompt": "you forget"}))
+    target, prompt = example.target, example.prompt
+    assert target is not None
+    assert prompt.hidden == tuple(i for i, t in enumerate(prompt.ids) if t == EOS)
+    assert len(prompt.hidden) == 2  # the ends of the system and of the user turn
+    assert target.hidden == (*prompt.hidden, len(target.ids) - 1)
+    strict = only(rows(tmp_path, data, mask="length", tok=tok, template={"system_prompt": "you forget"}))
+    assert strict.target is not None
+    assert strict.target.ids == target.ids
+    assert strict.target.hidden == strict.prompt.hidden == ()
+
+
+def test_a_pad_token_of_its_own_hides_nothing_real(tmp_path: Path) -> None:
+    data = [{"question": "what?", "answer": "the mat"}]
+    example = only(rows(tmp_path, data, mask="pad-id", tok=tokenizer(pad_token="<s>")))
+    assert example.prompt.hidden == (0,)  # only where that very token stands
+    assert example.target is not None
+    assert example.target.hidden == (0,)
+
+
+def test_hidden_tokens_in_plain_text(tmp_path: Path) -> None:
+    data = [{"prompt": "the</s>cat", "text": " sat</s> on"}]
+    example = only(rows(tmp_path, data, "CompletionDataset", mask="pad-id"))
+    assert example.target is not None
+    assert [example.target.ids[h] for h in example.target.hidden] == [EOS, EOS]
+    assert len(example.prompt.hidden) == 1
+
+
+# ---- decoding -------------------------------------------------------------------------------------------------
+
+
+def test_clean_up_as_in_transformers_4() -> None:
+    spaced = "I do n't know , he 's gone . They 've left ; we 're ' quoted ' ! Is it ? I 'm"
+    assert clean_up(spaced) == "I don't know, he's gone. They've left ; we're'quoted '! Is it? I'm"
+    assert clean_up("do not touch") == "do not touch"
+
+
+def test_decoding_skips_special_tokens_and_cleans_up() -> None:
+    made = encoder()
+    ids = made.tokenizer("<s>the cat , sat</s> on")["input_ids"]
+    assert made.decode([ids, []]) == ["the cat, sat on", ""]
+    assert made.decode([]) == []
+    assert made.tokenize([], special=True) == []
+    assert made.encode([]) == []

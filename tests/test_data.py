@@ -1,0 +1,326 @@
+"""Rows from wherever they live, and one sentence for everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from vestige.data import rows as module
+from vestige.data.datasets import column, texts
+from vestige.data.rows import MissingData, find_in_directory, load_rows
+from vestige.errors import UserError
+
+ROWS = [{"question": f"q{i}", "answer": f"a{i}"} for i in range(10)]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path_factory.mktemp("hf")))
+
+
+def jsonl(rows: Any = ROWS) -> str:
+    return "".join(json.dumps(r) + "\n" for r in rows)
+
+
+def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".gz":
+        path.write_bytes(gzip.compress(jsonl(rows).encode()))
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    else:
+        path.write_text(jsonl(rows), encoding="utf-8")
+    return path
+
+
+def read(**hf_args: Any) -> list[dict[str, Any]]:
+    return load_rows({k: str(v) if isinstance(v, Path) else v for k, v in hf_args.items()})[0]
+
+
+def fails(kind: type[UserError] = UserError, **hf_args: Any) -> str:
+    with pytest.raises(kind) as caught:
+        read(**hf_args)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# ---- formats --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.parquet", "x.jsonl.gz", "x.json.gz"])
+def test_formats(tmp_path: Path, name: str) -> None:
+    assert read(path=write(tmp_path / name)) == ROWS
+
+
+def test_json_lines_in_a_json_file(tmp_path: Path) -> None:
+    place = tmp_path / "x.json"
+    place.write_text(jsonl(), encoding="utf-8")
+    assert read(path=place) == ROWS
+
+
+def test_text_survives_as_it_is(tmp_path: Path) -> None:
+    """U+2028 and U+0085 end lines for Python, not for JSON; a byte-order mark and Windows line ends mean nothing."""
+    odd = [{"text": "a\u2028b\u0085c\x1cd", "é": "日本"}, {"text": "e\r\nf\n", "é": ""}]
+    place = tmp_path / "x.jsonl"
+    lines = [json.dumps(r, ensure_ascii=False) for r in odd]
+    place.write_bytes(b"\xef\xbb\xbf" + ("\r\n".join(lines) + "\r\n\r\n").encode())
+    assert read(path=place) == odd
+
+
+def test_lists_and_nested_values_survive_parquet(tmp_path: Path) -> None:
+    rows = [{"answer": ["a", "b"]}, {"answer": ["c"]}]
+    assert read(path=write(tmp_path / "x.parquet", rows)) == rows
+
+
+def test_csv_and_text(tmp_path: Path) -> None:
+    table = tmp_path / "x.csv"
+    table.write_bytes(b'\xef\xbb\xbfquestion,answer\r\nq0,"one,\r\ntwo"\r\n')
+    assert read(path=table) == [{"question": "q0", "answer": "one,\r\ntwo"}]
+    plain = tmp_path / "x.txt"
+    plain.write_bytes("first\u2028still\r\n\r\nsecond".encode())
+    assert read(path=plain) == [{"text": "first\u2028still"}, {"text": "second"}]
+
+
+def test_the_source_is_told(tmp_path: Path) -> None:
+    place = write(tmp_path / "x.jsonl")
+    assert load_rows({"path": str(place)})[1] == str(place)
+
+
+# ---- directories and data_files -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layout", "hf_args"),
+    [
+        ("forget10.jsonl", {"name": "forget10", "split": "train"}),
+        ("forget10.json", {"name": "forget10"}),
+        ("forget10/train.jsonl", {"name": "forget10", "split": "train"}),
+        ("forget10/train.parquet", {"name": "forget10"}),
+        ("data/forget10.parquet", {"name": "forget10"}),
+        ("knowmem/forget_qa-00000-of-00001.parquet", {"name": "knowmem", "split": "forget_qa"}),
+        ("data/train-00000-of-00001.parquet", {"split": "train"}),
+        ("train.jsonl", {}),
+        ("test.jsonl", {"split": "test[:100]"}),
+    ],
+)
+def test_layouts(tmp_path: Path, layout: str, hf_args: dict[str, str]) -> None:
+    write(tmp_path / layout)
+    for other in ("forget10_perturbed.jsonl", "forget01.jsonl", "validation.jsonl", "other/train.jsonl"):
+        write(tmp_path / other, [{"no": "not this"}])
+    assert read(path=tmp_path, **hf_args) == ROWS
+
+
+def test_shards_are_read_in_order_and_whole(tmp_path: Path) -> None:
+    for i in range(3):
+        write(tmp_path / f"data/train-0000{i}-of-00003.parquet", ROWS[3 * i : 3 * i + 3])
+    write(tmp_path / "data/train-extra.parquet", [{"no": "not this"}])
+    assert read(path=tmp_path) == ROWS[:9]
+    (tmp_path / "data/train-00001-of-00003.parquet").unlink()
+    assert "2 of the 3 files" in fails(MissingData, path=tmp_path)
+
+
+def test_a_file_that_merely_begins_alike_is_not_taken(tmp_path: Path) -> None:
+    write(tmp_path / "forget-perturbed.parquet")
+    assert find_in_directory(tmp_path, "forget", "train") == []
+
+
+def test_a_data_card_maps_names_to_files(tmp_path: Path) -> None:
+    card = (
+        "---\nconfigs:\n- config_name: easy\n  data_files:\n  - split: train\n    path: files/a.jsonl\n"
+        "- config_name: hard\n  data_files:\n  - split: train\n    path: files/b.jsonl\n---\n# A data set\n"
+    )
+    (tmp_path / "README.md").write_text(card)
+    write(tmp_path / "files/a.jsonl", ROWS[:4])
+    write(tmp_path / "files/b.jsonl", ROWS[4:])
+    start = time.monotonic()
+    assert read(path=tmp_path, name="easy") == ROWS[:4]
+    assert read(path=tmp_path, name="hard", split="train[:2]") == ROWS[4:6]
+    assert "none" in fails(MissingData, path=tmp_path, name="none")
+    assert time.monotonic() - start < 15
+
+
+def test_data_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "in/one.jsonl", ROWS[:5])
+    write(tmp_path / "in/two.jsonl", ROWS[5:])
+    one, two = str(tmp_path / "in/one.jsonl"), str(tmp_path / "in/two.jsonl")
+    assert read(path="json", data_files=one) == ROWS[:5]
+    assert read(path="json", data_files=[one, two]) == ROWS
+    assert read(path="json", data_files={"train": one, "test": [two]}, split="test") == ROWS[5:]
+    assert read(path="json", data_files=str(tmp_path / "in/*.jsonl")) == ROWS
+    assert read(path="json", data_files=str(tmp_path / "*/t?o.jsonl")) == ROWS[5:]
+    assert read(path=tmp_path, data_files="in/one.jsonl") == ROWS[:5]
+    assert read(path=tmp_path, data_files="**/*.jsonl") == ROWS
+    monkeypatch.chdir(tmp_path)
+    assert read(path="json", data_files="in/*.jsonl") == ROWS
+    assert "no split 'dev'" in fails(MissingData, path="json", data_files={"train": one}, split="dev")
+    assert "does not exist" in fails(MissingData, path="json", data_files="in/none-*.jsonl")
+    assert "does not exist" in fails(MissingData, path="json", data_files=[one, "none.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("split", "want"),
+    [
+        ("train", range(10)),
+        ("train[:3]", range(3)),
+        ("train[7:]", range(7, 10)),
+        ("train[2:4]", range(2, 4)),
+        ("train[-2:]", range(8, 10)),
+        ("train[:-2]", range(8)),
+        ("train[10%:30%]", range(1, 3)),
+        ("train[-10%:]", range(9, 10)),
+        ("train[:26%]", range(3)),
+        ("train[:50]", range(10)),
+    ],
+)
+def test_split_slices_mean_what_they_mean_in_datasets(tmp_path: Path, split: str, want: range) -> None:
+    import datasets
+
+    write(tmp_path / "train.jsonl")
+    got = read(path=tmp_path, split=split)
+    assert got == [ROWS[i] for i in want]
+    if split != "train[:50]":  # `datasets` refuses to slice past the end; we do not mind
+        files = {"train": str(tmp_path / "train.jsonl")}
+        assert got == list(datasets.load_dataset("json", data_files=files, split=split))
+
+
+def test_a_limit_keeps_the_first_rows(tmp_path: Path) -> None:
+    place = str(write(tmp_path / "x.jsonl"))
+    assert load_rows({"path": place}, limit=3)[0] == ROWS[:3]
+    assert load_rows({"path": place, "split": "train[5:]"}, limit=3)[0] == ROWS[5:8]
+    assert load_rows({"path": place}, limit=99)[0] == ROWS
+    with pytest.raises(UserError, match="at least one row"):
+        load_rows({"path": place}, limit=0)
+
+
+# ---- what can be wrong ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.jsonl", b"", "is empty"),
+        ("x.jsonl", b" \n\n", "is empty"),
+        ("x.json", b"[]", "holds no rows"),
+        ("x.csv", b"question,answer\n", "holds no rows"),
+        ("x.jsonl", b'{"a": 1}\n\n{"a": \n', "line 3 is not valid JSON"),
+        ("x.json", b'[\n{"a": 1},\n{"a" 2}]', "line 3 is not valid JSON"),
+        ("x.jsonl", b'{"a": 1}\n"word"\n', "line 2 is not an object with named fields but str"),
+        ("x.json", b'[{"a": 1}, 5]', "row 1 is not an object with named fields but int"),
+        ("x.jsonl", b'{"a": "\xff"}\n', "not UTF-8 text (byte 7)"),
+        ("x.csv", b"a\n\xff\n", "not UTF-8 text"),
+        ("x.txt", b"\xff\n", "not UTF-8 text"),
+        ("x.csv", b"a,b\n1,2,3\n", "line 2 has more fields"),
+        ("x.jsonl.gz", b"not gzip", "cannot be read (BadGzipFile"),
+        ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], "cannot be read (EOFError"),
+        ("x.jsonl.gz", gzip.compress(b"\xff"), "not UTF-8 text"),
+        ("x.parquet", b"not parquet", "cannot be read as Parquet"),
+    ],
+)
+def test_faulty_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+    place = tmp_path / name
+    place.write_bytes(content)
+    message = fails(path=place)
+    assert says in message
+    assert str(place) in message
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    assert "does not exist" in fails(MissingData, path=tmp_path / "none.jsonl")
+    assert "does not exist" in fails(MissingData, path="none.jsonl")
+    assert "does not exist" in fails(MissingData, path="./none")
+    assert "hf_args.path" in fails(path="")
+    assert "hf_args.path" in fails(path=None)
+    write(tmp_path / "forget05.jsonl")
+    message = fails(MissingData, path=tmp_path, name="forget10")
+    assert "no file for 'forget10'" in message
+    assert "it holds: forget05.jsonl" in message
+    assert "split 'test'" in fails(MissingData, path=tmp_path, split="test")
+
+
+def test_bad_splits(tmp_path: Path) -> None:
+    place = write(tmp_path / "x.jsonl")
+    assert "Cannot read the split" in fails(path=place, split="train[")
+    assert "Cannot read the split" in fails(path=place, split="train[a:b]")
+    assert "has 10 rows, of which the split 'train[20:]' keeps none" in fails(path=place, split="train[20:]")
+
+
+def test_columns_are_checked() -> None:
+    assert texts(ROWS, "answer", "here")[9] == "a9"
+    with pytest.raises(MissingData, match=r"here has no column 'anser'; it has: answer, question\."):
+        column(ROWS, "anser", "here")
+    with pytest.raises(UserError, match=r"here row 1 \(counting from 0\) has no value for 'answer'"):
+        column([ROWS[0], {"question": "q", "answer": None}], "answer", "here")
+    with pytest.raises(UserError, match=r"row 1 \(counting from 0\) has no value for 'answer'"):
+        column([ROWS[0], {"question": "q"}], "answer", "here")
+    with pytest.raises(UserError, match=r"row 0 .* 'n' must be text, it is int"):
+        texts([{"n": 3}], "n", "here")
+
+
+# ---- the hub --------------------------------------------------------------------------------------------------
+
+
+def no_network(*args: Any, **kwargs: Any) -> None:
+    raise socket.gaierror("Name or service not known")
+
+
+def test_without_a_network_the_answer_is_quick_and_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(module.socket, "create_connection", no_network)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    start = time.monotonic()
+    message = fails(path="some-owner/not-a-data-set", name="forget10", split="train")
+    assert time.monotonic() - start < 5
+    assert "hub could not be reached for data set some-owner/not-a-data-set" in message
+    assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
+
+
+def test_a_proxy_is_trusted_to_reach_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.socket, "create_connection", no_network)
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    assert module._hub_reachable("https://huggingface.co")
+
+
+def test_the_hubs_faults_in_words() -> None:
+    def said(kind: str, text: str) -> UserError:
+        return module._explain("o/d", "o/d / forget", type(kind, (Exception,), {})(text))
+
+    assert "accept its terms" in str(said("DatasetNotFoundError", "Dataset 'o/d' is a gated dataset"))
+    assert "was not found" in str(said("DatasetNotFoundError", "Dataset 'o/d' doesn't exist on the Hub"))
+    assert isinstance(said("ValueError", "BuilderConfig 'x' not found.\n Available: ['a']"), MissingData)
+    assert isinstance(said("ValueError", 'Unknown split "dev". Should be one of ["train"].'), MissingData)
+    assert "could not be reached" in str(said("ConnectionError", "Couldn't reach"))
+    assert "(KeyError): odd" in str(said("KeyError", "odd"))
+
+
+def test_without_a_network_a_cached_data_set_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(module.socket, "create_connection", no_network)
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    # What `datasets` leaves behind after a download: OWNER___NAME/CONFIG/VERSION/HASH/NAME-SPLIT.arrow
+    files = str(write(tmp_path / "x.jsonl"))
+    datasets.load_dataset("json", data_files=files, split="train", cache_dir=str(tmp_path / "made"))
+    (arrow,) = (tmp_path / "made").rglob("json-train.arrow")
+    home = Path(datasets.config.HF_DATASETS_CACHE) / "owner___small/forget10/0.0.0/abc"
+    home.mkdir(parents=True)
+    info = json.loads((arrow.parent / "dataset_info.json").read_text())
+    (home / "dataset_info.json").write_text(json.dumps({**info, "dataset_name": "small", "config_name": "forget10"}))
+    (home / "small-train.arrow").write_bytes(arrow.read_bytes())
+    assert read(path="owner/small", name="forget10", split="train[:4]") == ROWS[:4]

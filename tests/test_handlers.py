@@ -1,0 +1,193 @@
+"""Handlers on made-up evidence: missing rows, broken models, ragged answers, classifiers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import LAB
+from golden_tools import eval_args
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.metrics.dialects import get_dialect
+from vestige.suites import handlers as _register  # noqa: F401
+from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.spec import MetricSpec, read_suite
+from vestige.types import Example, Prompt, Rows, Score, Target, TokenStats, stats
+
+
+def example(index: int, *labels: int) -> Example:
+    target = Target((1, 2, *labels), 2) if labels else None
+    return Example(str(index), target, Prompt((1, 2)), "x", problem="" if target else "empty")
+
+
+def rows(*items: tuple[Example, ...], many: bool = False) -> Rows:
+    return Rows("mine", items, many)
+
+
+def inputs(handler: str, data: dict[str, Rows], answers: dict[str, TokenStats], dialect: str, **params: Any) -> Inputs:
+    spec = MetricSpec("mine", handler, params=params)
+    return Inputs(spec, get_dialect(dialect), data, Evidence(answers=answers))
+
+
+def score(handler: str, data: Rows, answers: dict[str, TokenStats], dialect: str = "strict", **params: Any) -> Score:
+    return HANDLERS[handler].score(inputs(handler, {"x": data}, answers, dialect, **params))
+
+
+A, B, EMPTY = example(0, 5, 6, 7), example(1, 8, 9), example(2)
+assert A.target is not None
+assert B.target is not None
+GOOD = {A.target.key: stats(hit=[1, 1, 1]), B.target.key: stats(hit=[0, 1])}
+
+
+@pytest.mark.parametrize("handler", ["probability", "loss", "exact_memorization", "extraction_strength"])
+def test_an_empty_answer_is_counted_and_named_never_scored(handler: str) -> None:
+    with_it = score(handler, rows((A,), (EMPTY,), (B,)), GOOD)
+    without = score(handler, rows((A,), (B,)), GOOD)
+    assert with_it.agg_value == without.agg_value
+    assert with_it.value_by_index is not None
+    assert list(with_it.value_by_index) == ["0", "2", "1"]  # neighbours keep their index
+    assert "no target tokens" in with_it.value_by_index["2"]["reason"]
+    assert any("2" in note for note in with_it.notes)
+    assert with_it.value_by_index["1"] == (without.value_by_index or {})["1"]
+
+
+def test_the_peers_stand_ins_for_empty_answers() -> None:
+    """open-unlearning scores an answer without tokens 0 in extraction strength and null in exact memorisation."""
+    one_token = example(3, 5)  # its only label is the end token, which that dialect drops
+    assert one_token.target is not None
+    answers = {**GOOD, one_token.target.key: stats(hit=[1])}
+    data = rows((A,), (one_token,))
+    strength = score("extraction_strength", data, answers, "open-unlearning")
+    assert (strength.value_by_index or {})["3"] == {"score": 0.0}
+    memory = score("exact_memorization", data, answers, "open-unlearning")
+    assert (memory.value_by_index or {})["3"]["score"] is None
+    assert score("exact_memorization", data, answers).agg_value == 1.0  # strict counts the token
+
+
+def test_a_broken_model_has_no_mean() -> None:
+    nan = stats(logprob=[np.nan, -1.0])
+    got = score("probability", rows((A,), (B,)), {**GOOD, B.target.key: nan})  # type: ignore[union-attr]
+    assert got.agg_value is None
+    assert "NaN" in got.reason
+    assert "1 of 2 rows" in got.reason
+    assert (got.value_by_index or {})["0"]["prob"] is not None
+
+
+def test_ragged_answers_keep_all_of_them() -> None:
+    c = example(1, 8, 9)
+    data = rows((A, example(0, 8, 9)), (c,), many=True)
+    got = score("probability", data, GOOD)
+    assert [len(v["prob"]) for v in (got.value_by_index or {}).values()] == [2, 1]
+    means = [np.mean(v["prob"]) for v in (got.value_by_index or {}).values()]
+    assert got.agg_value == pytest.approx(np.mean(means))
+
+
+def test_one_null_does_not_move_its_neighbours() -> None:
+    right = Score(0.5, {"0": {"avg_loss": 1.0}, "1": {"avg_loss": None, "reason": "gone"}, "2": {"avg_loss": 2.0}})
+    wrong = Score(0.5, {i: {"avg_loss": [3.0, 4.0]} for i in ("0", "1", "2")})
+    spec = MetricSpec("r", "truth_ratio", parents={"correct": "c", "wrong": "w"})
+    got = HANDLERS["truth_ratio"].score(
+        Inputs(spec, get_dialect("strict"), {}, Evidence(), {"correct": right, "wrong": wrong})
+    )
+    values = got.value_by_index or {}
+    assert values["1"] == {"score": None, "reason": "gone"}
+    assert values["2"]["score"] == pytest.approx(np.exp(-3.5) / (np.exp(-2.0) + 1e-10))
+
+
+def test_utility_is_null_when_a_parent_is() -> None:
+    spec = MetricSpec("u", "hm_aggregate", parents={"a": "a", "b": "b"})
+    parents = {"a": Score(0.5), "b": Score(None, reason="no file")}
+    got = HANDLERS["hm_aggregate"].score(Inputs(spec, get_dialect("strict"), {}, Evidence(), parents))
+    assert got.agg_value is None
+    assert "'b'" in got.reason
+    assert "no file" in got.reason
+
+
+@pytest.mark.parametrize(
+    ("handler", "params", "needle"),
+    [
+        ("rouge", {"rouge_type": "rougeX"}, "rouge_type"),
+        ("truth_ratio", {"aggregator": "better"}, "aggregator"),
+        ("mia_min_k", {"k": 2}, "k must lie in"),
+    ],
+)
+def test_bad_parameters_are_named(handler: str, params: dict[str, Any], needle: str) -> None:
+    with pytest.raises(UserError, match=needle):
+        score(handler, rows((A,)), GOOD, **params)
+
+
+class _Shelf:
+    def __init__(self, **metrics: Any) -> None:
+        self.metrics = metrics
+
+    def metric(self, name: str) -> Any:
+        return self.metrics.get(name)
+
+    def dataset(self, name: str) -> Any:
+        return None
+
+    def metric_names(self) -> list[str]:
+        return list(self.metrics)
+
+
+def test_suites_order_parents_first_and_refuse_loops() -> None:
+    shelf = _Shelf(
+        a={"handler": "hm_aggregate", "pre_compute": {"b": {}, "c": {}}},
+        b={"handler": "hm_aggregate", "pre_compute": {"c": {"access_key": "x"}}},
+        c={"handler": "loss"},
+    )
+    suite = read_suite("mine", {"metrics": ["a"]}, shelf)
+    assert list(suite.metrics) == ["c", "b", "a"]
+    assert suite.metrics["b"].parents == {"x": "c"}
+    shelf.metrics["c"] = {"handler": "hm_aggregate", "pre_compute": {"a": {}}}
+    with pytest.raises(UserError, match="depends on itself: a -> b -> c -> a"):
+        read_suite("mine", {"metrics": ["a"]}, shelf)
+    with pytest.raises(UserError, match=r"Unknown metric handler 'los'\. Did you mean 'loss'"):
+        read_suite("mine", {"metrics": {"z": {"handler": "los"}}}, shelf)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny sequence classifier with random weights."""
+    import torch
+    from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+    place = tmp_path_factory.mktemp("classifier")
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=600, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
+                        intermediate_size=32, num_labels=3, initializer_range=1.0)  # fmt: skip
+    BertForSequenceClassification(config).save_pretrained(place)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_file=str(LAB / "models" / "full" / "tokenizer.json"), pad_token="<pad>"
+    )
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def test_classifier_probabilities(tmp_path: Path, classifier: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    key = "+eval.tofu.metrics.forget_Q_A_gibberish"
+    words = [f"{key}.classifier_model_args.pretrained_model_name_or_path={classifier}", f"{key}.class_id=1"]
+    args = eval_args(LAB / "models" / "full", tmp_path, "--limit", "5", "--metrics", "forget_Q_A_gibberish", *words)
+    assert main(args) == 0
+    result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
+    texts = [v["generation"] for v in result["forget_Q_A_ROUGE"]["value_by_index"].values()]
+    got = [v["score"] for v in result["forget_Q_A_gibberish"]["value_by_index"].values()]
+    model = AutoModelForSequenceClassification.from_pretrained(classifier)
+    tokenizer = AutoTokenizer.from_pretrained(classifier)
+    expected = []
+    for text in texts:
+        with torch.inference_mode():
+            logits = model(**tokenizer(text, return_tensors="pt", truncation=True, max_length=32)).logits
+        expected.append(float(logits.softmax(-1)[0, 1]))
+    assert got == pytest.approx(expected, abs=1e-6)
+    assert len(set(np.round(got, 6))) > 1
+    assert main(["score", str(tmp_path)]) == 0  # from evidence, without the classifier
+    assert json.loads((tmp_path / "TOFU_EVAL.json").read_text()) == result

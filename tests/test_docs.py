@@ -1,0 +1,192 @@
+"""The documentation, run: every example works, every link leads somewhere, every module is on the map.
+
+Conventions, given in an HTML comment on the line above a fenced block:
+
+    <!-- not run: REASON -->    the block is skipped
+    <!-- composed: REASON -->   `vestige eval` lines only print their configuration (they would need the hub)
+    <!-- file: PATH -->         the block is written to PATH instead of being run
+
+Otherwise bash and python blocks are run, those of one page in order, in one temporary directory and one namespace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import test_rooms
+from conftest import LAB
+from vestige.cli import main, parser
+from vestige.data.datasets import DATASETS
+from vestige.metrics.registry import METRICS
+from vestige.suites.registry import HANDLERS
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+STANDS_FOR = {
+    "PATH_TO_MODEL": LAB / "models" / "unlearned",
+    "RETAIN_MODEL": LAB / "models" / "retain",
+    "DIR": LAB / "data",
+}
+COMMENT = r"(?:^<!-- (?P<mark>[a-z ]+): (?P<word>[^\n]*) -->\n)?"
+FENCE = re.compile(COMMENT + r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)
+
+
+@dataclass(frozen=True)
+class Block:
+    kind: str
+    body: str
+    mark: str  # "", "not run", "composed" or "file"
+    word: str
+    line: int
+
+
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [
+        Block(m["kind"], filled(m["body"]), m["mark"] or "", m["word"] or "", text[: m.start("body")].count("\n"))
+        for m in FENCE.finditer(text)
+    ]
+
+
+def filled(text: str) -> str:
+    """The text with its placeholders replaced by the golden lab."""
+    return re.sub(r"\b(PATH_TO_MODEL|RETAIN_MODEL|DIR)\b", lambda m: str(STANDS_FOR[m[0]]), text)
+
+
+def run_bash(block: Block) -> None:
+    """Commands one by one: ours in this process (imports are paid once), others in a shell."""
+    for command in block.body.replace("\\\n", " ").splitlines():
+        words = shlex.split(command, comments=True)
+        if not words:
+            continue
+        if words[0] != "vestige":
+            subprocess.run(["bash", "-c", command], check=True, capture_output=True)
+            continue
+        more = ["--cfg"] if block.mark == "composed" and "--cfg" not in words else []
+        assert main([*words[1:], *more]) == 0, command
+
+
+@pytest.fixture
+def registries() -> Iterator[None]:
+    """What plug-ins of the examples register does not outlive the page."""
+    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [(d, dict(d)) for d in (HANDLERS, DATASETS, METRICS)]
+    yield
+    for registry, before in kept:
+        registry.clear()
+        registry.update(before)
+
+
+@pytest.mark.usefixtures("registries")
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "example"}
+    for block in blocks(page):
+        if block.mark == "file":
+            place = tmp_path / block.word
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_text(block.body, encoding="utf-8")
+        elif block.mark == "not run":
+            assert len(block.word) > 5, f"{page.name} line {block.line}: say why it is not run"
+        elif block.kind == "bash":
+            run_bash(block)
+        elif block.kind == "python":
+            exec(compile("\n" * block.line + block.body, str(page), "exec"), names)
+
+
+def test_each_page_of_docs_has_an_example_that_runs() -> None:
+    for page in PAGES:
+        if page.parent.name == "docs":
+            assert any(b.kind in ("bash", "python") and not b.mark for b in blocks(page)), page.name
+
+
+def anchors(page: Path) -> set[str]:
+    """Heading anchors as GitHub makes them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    heads = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        place = (page.parent / path).resolve() if path else page
+        assert place.exists(), f"{page.name}: {target}"
+        assert not anchor or anchor in anchors(place), f"{page.name}: {target}"
+
+
+def test_pages_name_no_machine() -> None:
+    for page in [*PAGES, *sorted((ROOT / "docs").glob("*.svg"))]:
+        found = re.search(r"/tmp/|/work/|/home/\w|/root/", page.read_text(encoding="utf-8"))
+        assert found is None, f"{page.name}: {found}"
+
+
+def test_every_flag_is_documented() -> None:
+    verbs = next(a for a in parser()._actions if isinstance(a, argparse._SubParsersAction))
+    page = (ROOT / "docs" / "evaluate.md").read_text(encoding="utf-8")
+    flags = {f for verb in verbs.choices.values() for action in verb._actions for f in action.option_strings}
+    assert [f for f in sorted(flags) if not re.search(rf"`[^`]*{re.escape(f)}\b", page)] == []
+    assert [v for v in verbs.choices if f"\n## {v}\n" not in page] == []
+
+
+def test_every_handler_is_documented() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    built_in = [name for name, handler in HANDLERS.items() if handler.score.__module__.startswith("vestige.")]
+    assert [name for name in built_in if f"`{name}`" not in page] == []
+
+
+def section(name: str) -> str:
+    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README.read_text(encoding="utf-8"), re.S)
+    assert found, f"README has no <!-- {name} --> ... <!-- /{name} -->"
+    return found[1]
+
+
+def mapped() -> list[Path]:
+    """The paths on the README's map, from its indentation."""
+    stack: list[Path] = []
+    out = []
+    for line in section("map").strip().splitlines()[1:-1]:
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        stack = [*stack[:depth], (stack[depth - 1] if depth else ROOT) / name]
+        out.append(stack[-1])
+    return out
+
+
+def test_the_map_names_every_module_and_nothing_else() -> None:
+    on_map = mapped()
+    assert [str(p) for p in on_map if not p.exists()] == []
+    assert len(on_map) == len(set(on_map))
+    modules = {p.parent if p.name == "__init__.py" else p for p in (ROOT / "src" / "vestige").rglob("*.py")}
+    missing = sorted(str(p.relative_to(ROOT)) for p in modules - set(on_map))
+    assert missing == [], "add a line for each to the README's map"
+    assert all(len(line.split(maxsplit=1)) == 2 for line in section("map").strip().splitlines()[1:-1])
+
+
+def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*)\|$", section("rooms"), re.M)
+    table = {room: set(re.findall(r"`(\w+)`", arrows)) for room, arrows in rows}
+    held = {room: arrows for room, arrows in test_rooms.ARROWS.items() if not room.startswith("__")}
+    assert table == held
+
+
+def test_the_demo_table_shows_what_the_demo_shows() -> None:
+    from vestige.run.demo import SHOWN
+
+    shown = next(b.body for b in blocks(README) if b.kind == "text" and "grad_ascent" in b.body)
+    rows = re.findall(r"^(\w+) +[-\d]", shown, re.M)
+    assert rows == list(SHOWN)

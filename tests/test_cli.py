@@ -69,7 +69,12 @@ def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["eval", "tofu", "muse", "--model", "MODEL"], "One suite at a time"),
         (["eval", "experiment=eval/tofu/defaul"], "Did you mean 'default'"),
         (["eval", "model=Llama-3.2-1B-Instuct", "task_name=x"], "Did you mean 'Llama-3.2-1B-Instruct'"),
-        (["eval"], "task_name"),
+        (["eval"], "task_name=NAME"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--batch-tokens", "0"], "at least 1"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", ""], "--metrics is empty"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "forget_split=forget05"], "eval.tofu.forget_split"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], "takes a folder"),
+        (["eval", "experiment=eval/muse/default"], "eval/tofu/default"),
         (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], "not a directory"),
         (["score", "EMPTY"], "not a run directory"),
         (["ls", "metrix"], "Did you mean 'metrics'"),
@@ -189,7 +194,7 @@ def test_the_retain_models_values_stand_beside(tmp_path: Path, capsys: pytest.Ca
     logs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")
     words = eval_args(FULL, tmp_path, "--limit", "3", "--metrics", "forget_Q_A_Prob", "--retain-logs", logs)
     assert main(words) == 0
-    assert "retain" not in capsys.readouterr().out  # this metric reads no retain logs
+    assert "reading" in capsys.readouterr().out.splitlines()[3].split()[2]  # this metric reads no retain logs
     words = eval_args(FULL, tmp_path, "--metrics", "forget_quality,forget_Q_A_Prob", "--retain-logs", logs)
     assert main(words) == 0
     line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("forget_Q_A_Prob"))
@@ -200,3 +205,18 @@ def test_metrics_by_hydra_list(tmp_path: Path) -> None:
     words = eval_args(FULL, tmp_path, "--limit", "2", "eval.tofu.metrics=[forget_Q_A_Prob,mia_loss]")
     assert main(words) == 0
     assert set(json.loads((tmp_path / "TOFU_SUMMARY.json").read_text())) == {"forget_Q_A_Prob", "mia_loss"}
+
+
+def test_unknown_flags_get_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("eval", "tofu", "--modle", FULL)
+    assert stop.value.code == 2
+    assert "did you mean --model?" in capsys.readouterr().err
+
+
+def test_an_unreachable_classifier_does_not_take_the_rest_with_it(tmp_path: Path) -> None:
+    words = eval_args(FULL, tmp_path, "--limit", "2", "--metrics", "forget_Q_A_gibberish,forget_Q_A_Prob")
+    assert main(words) == 0
+    result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
+    assert "could not be loaded" in result["forget_Q_A_gibberish"]["reason"]
+    assert result["forget_Q_A_Prob"]["agg_value"] is not None

@@ -25,8 +25,22 @@ def my_probability(model, **kwargs):
     """Probability, the way that framework computes it."""
     loader = DataLoader(kwargs["data"], batch_size=kwargs["batch_size"], collate_fn=kwargs["collators"])
     scores = run_batchwise_evals(model, loader, evaluate_probability, {}, "probability")
-    assert kwargs["tokenizer"].eos_token_id == 2 and kwargs["flavour"] == "mint"
+    assert kwargs["tokenizer"].eos_token_id == 2 and kwargs["flavour"] == "mint" and kwargs["batch_size"] == 7
     return {"agg_value": np.mean([s["prob"] for s in scores.values()]), "value_by_index": scores}
+
+@unlearning_metric(name="my_length")
+def my_length(model, **kwargs):
+    loader = DataLoader(kwargs["data"], batch_size=kwargs["batch_size"], collate_fn=kwargs["collators"])
+    lengths = {}
+    for batch in loader:
+        mask = batch["attention_mask"].long()
+        out = model.generate(batch["input_ids"], attention_mask=mask, **kwargs["generation_args"])
+        new = out[:, batch["input_ids"].shape[1]:]
+        assert (batch["labels"][:, -1] != -100).all()  # padded on the left, whole conversations as labels
+        texts = kwargs["tokenizer"].batch_decode(new, skip_special_tokens=True)
+        for index, text in zip(batch["index"].tolist(), texts):
+            lengths[index] = {"score": len(text), "generation": text}
+    return {"agg_value": np.mean([v["score"] for v in lengths.values()]), "value_by_index": lengths}
 
 @unlearning_metric(name="my_gap")
 def my_gap(model, **kwargs):
@@ -72,6 +86,22 @@ def configs(tmp_path: Path) -> Path:
                 args:
                   hf_args:
                     name: ${eval.tofu.forget_split}_perturbed
+            """,
+        "eval/tofu_metrics/my_length.yaml": """
+            # @package eval.tofu.metrics.my_length
+            defaults:
+              - ../../data/datasets@datasets: TOFU_QA_forget
+              - ../../collator@collators: DataCollatorForSupervisedDatasetwithIndex
+              - ../../generation@generation_args: default
+            handler: my_length
+            datasets:
+              TOFU_QA_forget:
+                args:
+                  predict_with_generate: True
+            collators:
+              DataCollatorForSupervisedDataset:
+                args:
+                  padding_side: left
             """,
         "eval/tofu_metrics/my_gap.yaml": """
             # @package eval.tofu.metrics.my_gap
@@ -134,6 +164,12 @@ def test_their_metrics_run_unchanged_beside_ours(tmp_path: Path, configs: Path) 
     assert out["my_gap"]["agg_value"] == pytest.approx(ours["agg_value"] - 0.0532, abs=1e-3)
     expected = json.loads((LAB / "expected" / "full" / "TOFU_EVAL.json").read_text())["forget_truth_ratio"]
     assert out["my_truth_ratio"]["agg_value"] == pytest.approx(expected["agg_value"], abs=1e-5)
+
+
+def test_their_generating_metrics_see_left_padded_prompts(tmp_path: Path, configs: Path) -> None:
+    out = evaluate(tmp_path, configs, "my_length,forget_Q_A_ROUGE")
+    theirs, ours = out["my_length"]["value_by_index"], out["forget_Q_A_ROUGE"]["value_by_index"]
+    assert [v["generation"] for v in theirs.values()] == [v["generation"] for v in ours.values()]
 
 
 def test_our_form_with_an_own_data_set(tmp_path: Path, configs: Path) -> None:

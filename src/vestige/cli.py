@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import logging
 import sys
 from collections.abc import Sequence
@@ -45,6 +46,8 @@ def parser() -> argparse.ArgumentParser:
     score = verbs.add_parser("score", help="score a run again from its evidence, without a model")
     score.add_argument("run", help="a run directory (saves/eval/NAME)")
     score.add_argument("changes", nargs="*", help="dialect=NAME, METRIC.KEY=VALUE (mia_min_k.k=0.2)")
+    score.add_argument("--dialect", metavar="NAME", help="the same as dialect=NAME")
+    score.add_argument("--retain-logs", metavar="FILE", help="compare with this run instead")
     score.add_argument("--plugin", action="append", default=[], metavar="FILE")
     listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, experiments")
     listing.add_argument("what", nargs="?", default="all")
@@ -105,13 +108,24 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     args, rest = top.parse_known_args(argv)
     late = [word for word in rest if not word.startswith("-")]
+    strange = [word for word in rest if word.startswith("-")]
     place = {"eval": "words", "plan": "words", "score": "changes"}.get(args.verb)
-    if place is None or len(late) < len(rest):
-        if rest:
-            top.error(f"unrecognized arguments: {' '.join(w for w in rest if place is None or w.startswith('-'))}")
-        return args
-    getattr(args, place).extend(late)
+    if strange or (late and place is None):
+        wrong = (strange or late)[0]
+        known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
+        close = difflib.get_close_matches(wrong.split("=")[0], known, n=1)
+        hint = f"; did you mean {close[0]}?" if close else f"; see vestige {args.verb} --help."
+        top.exit(2, f"vestige: error: vestige {args.verb} has no argument {wrong}{hint}\n")
+    if place:
+        getattr(args, place).extend(late)
     return args
+
+
+def _verb(top: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
+    """The parser of one verb."""
+    verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
+    found: argparse.ArgumentParser = verbs.choices[name]
+    return found
 
 
 def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -130,7 +144,9 @@ def _runs(args: argparse.Namespace) -> list[Any]:
 
     load_plugins(args.plugin)
     suite, overrides = _words(args)
-    metrics = [m.strip() for m in args.metrics.split(",") if m.strip()] if args.metrics else None
+    metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    if metrics == []:
+        raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
     said = {name: getattr(args, name) for name in FRIENDLY}
     if suite is None and not any(v not in (None, False) for v in said.values()):
         config_dir = Path(args.config_dir) if args.config_dir else None
@@ -156,7 +172,8 @@ def run_eval(args: argparse.Namespace) -> int:
 def _report(outcome: Any, run: Any) -> int:
     from vestige.run.tables import summary
 
-    rows = sum(d["rows"] for d in outcome.manifest["data"].values())
+    by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
+    rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
     print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain))
     for note in outcome.notes:
@@ -189,7 +206,10 @@ def _print_config(runs: Sequence[Any]) -> int:
 def run_plan(args: argparse.Namespace) -> int:
     from vestige.run.plan import make_plan, show
 
-    for run in _runs(args):
+    runs = _runs(args)
+    if args.cfg:
+        return _print_config(runs)
+    for run in runs:
         print(show(make_plan(run), run))
     return 0
 
@@ -198,11 +218,12 @@ def run_score(args: argparse.Namespace) -> int:
     import yaml
 
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.rescore import rescore, suite_from_manifest
+    from vestige.run.rescore import rescore
+    from vestige.run.stored import suite_from_manifest
     from vestige.run.tables import summary
 
     load_plugins(args.plugin)
-    dialect: str | None = None
+    dialect: str | None = args.dialect
     changes: dict[str, dict[str, Any]] = {}
     for word in args.changes:
         key, _, value = word.partition("=")
@@ -213,7 +234,7 @@ def run_score(args: argparse.Namespace) -> int:
             changes.setdefault(metric, {})[name] = yaml.safe_load(value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
-    outcome = rescore(Path(args.run), dialect, changes)
+    outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
     suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
     print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain))

@@ -282,7 +282,7 @@ def _explain(path: str, label: str, error: Exception) -> UserError:
     }:
         return UserError(
             f"The hub could not be reached for data set {path}; go online, or give a local directory "
-            "with the same files (hf_args.path=DIR, or --data DIR)."
+            "with the same files (--data DIR)."
         )
     if kind in {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"}:
         return UserError(

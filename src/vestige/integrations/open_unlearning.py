@@ -60,12 +60,13 @@ def run_live(
 ) -> Score:
     """Calls a live metric with what it expects and turns its dictionary into a Score."""
     assert handler.live is not None
-    sets = {key: TorchRows(rows, bool(spec.generation) and "rouge_type" in spec.params) for key, rows in data.items()}
+    generating = {d.access_key: _generates(d.config) for d in spec.datasets}
+    sets = {key: TorchRows(rows, generating.get(key, False)) for key, rows in data.items()}
     kwargs: dict[str, Any] = {
         **spec.params,
         "tokenizer": loaded.tokenizer,
         "data": next(iter(sets.values())) if len(sets) == 1 else sets,
-        "collators": Collator(loaded.tokenizer),
+        "collators": Collator(loaded.tokenizer, _padding_side(spec.collators)),
         "batch_size": int(spec.params.get("batch_size", batch_size)),
         "generation_args": dict(spec.generation),
         "pre_compute": {key: score.to_json() for key, score in parents.items()},
@@ -82,6 +83,16 @@ def run_live(
     if not isinstance(result, Mapping) or "agg_value" not in result:
         raise UserError(f"Plug-in metric '{spec.name}' must return a dict with 'agg_value'.")
     return Score.from_json(_plain(result))
+
+
+def _generates(config: Mapping[str, Any]) -> bool:
+    """Whether a data set is to hand out prompts only, with the whole conversation as labels."""
+    return bool((config.get("args") or {}).get("predict_with_generate"))
+
+
+def _padding_side(collators: Mapping[str, Any]) -> str:
+    sides = [((c or {}).get("args") or {}).get("padding_side") for c in collators.values()]
+    return str(next((s for s in sides if s), "right"))
 
 
 def _plain(x: Any) -> Any:

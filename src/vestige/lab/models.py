@@ -64,7 +64,7 @@ class Settings:
     # Three typical outcomes: ascent ruins the model, the difference spares it but overshoots (the answers
     # become less likely than a stranger's), and preference optimisation stops near the retain model.
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("grad_ascent", Training(epochs=6, lr=4e-4, batch_size=8)),
+        Unlearning("grad_ascent", Training(epochs=6, lr=5e-4, batch_size=8)),
         Unlearning("grad_diff", Training(epochs=14, lr=6e-4, batch_size=8), {"alpha": 8.0}),
         Unlearning("npo", Training(epochs=12, lr=4e-4, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
     )

@@ -61,9 +61,9 @@ READINGS: dict[str, Callable[[float], str]] = {
 # The same handler says different things by how it aggregates.
 TRUTH_RATIO_READINGS: dict[str, Callable[[float], str]] = {
     "closer_to_1_better": _bands(
-        (0.4, "prefers one side clearly: knows the answers or their opposite"),
-        (0.7, "some preference left"),
-        (END, "right and wrong answers look alike: not known"),
+        (0.4, "right and wrong answers far apart"),
+        (0.7, "right and wrong answers some way apart"),
+        (END, "right and wrong answers nearly alike (compare with the retain model)"),
     ),
     "true_better": _bands(
         (0.3, "does not prefer the truth"), (0.6, "prefers the truth somewhat"), (END, "prefers the truth")

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, unknown_name
 from vestige.integrations.plugins import load_plugins
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.rescore import suite_from_manifest
+from vestige.run.stored import suite_from_manifest
 from vestige.run.tables import summary
 from vestige.types import Score
 
@@ -39,8 +40,6 @@ class Result:
 
     def __getitem__(self, name: str) -> Score:
         if name not in self.scores:
-            from vestige.errors import unknown_name
-
             raise unknown_name("metric", name, self.scores)
         return self.scores[name]
 
@@ -85,6 +84,12 @@ def evaluate(
     `metrics` is a list of names or "all"; `settings` are the other fields of `Ask` (dialect, system_prompt, limit,
     reference_model, overrides=[...], ...). Without `out` the files go to a temporary directory.
     """
+    known = {f.name for f in fields(Ask)} - {"suite", "model", "data", "retain_logs", "out", "metrics", "progress"}
+    for name in settings:
+        if name not in known:
+            raise unknown_name("setting of evaluate()", name, known)
+    if isinstance(settings.get("plugins"), (str, Path)):
+        settings["plugins"] = [str(settings["plugins"])]
     load_plugins(settings.get("plugins", ()))
     loaded = None
     if not isinstance(model, (str, Path)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -79,6 +80,7 @@ def _spec_to_json(spec: Any) -> dict[str, Any]:
             for r in spec.references
         },
         "generation_args": dict(spec.generation),
+        "collators": dict(spec.collators),
         **spec.params,
     }
 
@@ -130,6 +132,8 @@ def compose_runs(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    overrides, listed = _metric_lists(overrides)
+    only = only if only is not None else listed
     with composing(config_dir) as directories:
         cfg = _compose(config_name, overrides, directories)
         OmegaConf.set_struct(cfg, False)
@@ -139,31 +143,64 @@ def compose_runs(
             raise _explain_value(error) from None
 
 
+_METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")
+
+
+def _metric_lists(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Takes eval.SUITE.metrics=[A,B] out of the overrides: Hydra cannot lay a list over the mapping it fills."""
+    found = [(o, _METRIC_LIST.match(o)) for o in overrides]
+    lists = [m[1] for _, m in found if m]
+    names = [n.strip() for n in lists[-1].split(",") if n.strip()] if lists else None
+    return [o for o, m in found if not m], names
+
+
 def _compose(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     try:
-        return compose(config_name, overrides=list(overrides))
+        with warnings.catch_warnings():
+            # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
+            warnings.simplefilter("ignore", UserWarning)
+            return compose(config_name, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explain_compose(error, overrides, directories) from None
+        raise _explain_compose(error, directories) from None
 
 
-def _explain_compose(error: Exception, overrides: Sequence[str], directories: Sequence[Path]) -> UserError:
+def _explain_compose(error: Exception, directories: Sequence[Path]) -> UserError:
     text = str(error)
     found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if found:
         group, _, name = found[1].removesuffix(".yaml").rpartition("/")
-        return unknown_name(f"{group or 'config'}", name, options(group, directories))
+        known = options(group, directories)
+        if not known:  # no such group either: name what the whole kind has
+            kind = group.split("/")[0]
+            return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
+        return unknown_name(f"{group or 'config'}", name, known)
     found = re.search(r"Could not override '([^']+)'", text)
     if found:
+        leaf = found[1].rsplit(".", 1)[-1]
+        homes = [k for k in _setting_names() if k.rsplit(".", 1)[-1] == leaf and k != found[1]]
+        advice = f"did you mean {' or '.join(homes)}?" if homes else "check its spelling (--cfg prints what there is)."
         return UserError(
-            f"'{found[1]}' is not a setting that exists; check its spelling (vestige eval ... --cfg prints them all), "
-            f"or write +{found[1]}=VALUE to add it."
+            f"'{found[1]}' is not a setting that exists; {advice} To add a new one write +{found[1]}=VALUE."
         )
     first = " ".join(text.split("\n")[:2])
     return UserError(f"The configuration could not be composed: {first}")
+
+
+def _setting_names() -> list[str]:
+    """Every setting of the default configuration, dotted."""
+    from hydra import compose
+    from omegaconf import OmegaConf
+
+    def walk(node: Any, path: str) -> Iterator[str]:
+        for key, value in node.items():
+            name = f"{path}.{key}" if path else str(key)
+            yield from walk(value, name) if isinstance(value, dict) else [name]
+
+    return list(walk(OmegaConf.to_container(compose("eval.yaml"), resolve=False), ""))
 
 
 def _explain_value(error: Exception) -> UserError:
@@ -249,6 +286,8 @@ def _run(
 ) -> RunConfig:
     from omegaconf import OmegaConf
 
+    if OmegaConf.is_missing(cfg, "task_name"):
+        raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
     library = ConfigLibrary(cfg, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
     wanted = None if only is None else _names(list(only), library)
@@ -258,6 +297,9 @@ def _run(
     limit = data.get("max_samples")
     if limit is not None and int(limit) < 1:
         raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
+    for key in ("batch_tokens", "max_rows"):
+        if cfg.get(key) is not None and int(cfg[key]) < 1:
+            raise UserError(f"{key} must be at least 1, it is {cfg[key]}.")
     if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     return RunConfig(

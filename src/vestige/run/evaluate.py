@@ -15,7 +15,8 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
-from vestige.run.scoring import load_references, score_suite
+from vestige.run.references import load_references
+from vestige.run.scoring import Reference, score_suite
 from vestige.store.evidence import discard_all
 from vestige.store.examples import save_rows
 from vestige.store.files import write_json
@@ -49,11 +50,12 @@ class Outcome:
 
 def evaluate_config(config: RunConfig, loaded: LoadedModel | None = None) -> Outcome:
     """Runs one RunConfig in its run directory. `loaded` is a model already in memory (the Python API)."""
-    references = load_references(config.suite)
-    if _wants_retain_logs(config) and config.retain_logs is None:
-        log.warning(NO_RETAIN_LOGS)
+    references = load_references(config.suite, config.dialect)
     with writing(config.output_dir):
-        return _Evaluation(config, references, loaded).run()
+        evaluation = _Evaluation(config, references, loaded)  # finds the model, or says that there is none
+        if _wants_retain_logs(config) and config.retain_logs is None:
+            log.warning(NO_RETAIN_LOGS)
+        return evaluation.run()
 
 
 def _wants_retain_logs(config: RunConfig) -> bool:
@@ -61,9 +63,7 @@ def _wants_retain_logs(config: RunConfig) -> bool:
 
 
 class _Evaluation:
-    def __init__(
-        self, config: RunConfig, references: Mapping[str, Mapping[str, Any]], loaded: LoadedModel | None
-    ) -> None:
+    def __init__(self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None) -> None:
         self.config = config
         self.references = references
         self.started = time.perf_counter()
@@ -170,11 +170,11 @@ class _Evaluation:
         return facts
 
 
-def retain_values(references: Mapping[str, Mapping[str, Any]], top: Sequence[str]) -> dict[str, float | None]:
+def retain_values(references: Mapping[str, Reference], top: Sequence[str]) -> dict[str, float | None]:
     """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run."""
     if len(references) != 1:
         return {}
-    results = next(iter(references.values()))
+    results = next(iter(references.values())).results
     return {m: results[m].get("agg_value") for m in top if isinstance(results.get(m), Mapping)}
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.data.rows import SUFFIXES
 from vestige.errors import UserError, unknown_name
 from vestige.run.config import PACKAGE_DIR, RunConfig, compose_runs
 
@@ -89,6 +90,7 @@ def _overrides(ask: Ask) -> list[str]:
         "batch_tokens": ask.batch_tokens,
         "data.max_samples": ask.limit,
         "model.model_args.torch_dtype": ask.dtype,
+        "model.model_args.device": ask.device,
         "model.tokenizer_args.pretrained_model_name_or_path": ask.tokenizer,
         "model.model_args.quantization": ask.quantization,
         "model.model_args.trust_remote_code": ask.trust_remote_code or None,
@@ -96,21 +98,23 @@ def _overrides(ask: Ask) -> list[str]:
         "seed": ask.seed,
         "progress": ask.progress,
     }
-    out += [f"{key}={quote(value)}" for key, value in said.items() if value is not None]
-    if ask.device:
-        out.append(f"+model.model_args.device={quote(ask.device)}")
+    # ++ sets a key whether or not a suite or model of the user's own has it.
+    out += [f"++{key}={quote(value)}" for key, value in said.items() if value is not None]
     return out
 
 
 def _task_name(ask: Ask) -> str:
     if ask.out:
         return Path(ask.out).name or "run"
-    name = Path(str(ask.model or "run")).name
+    chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
+    name = Path(str(ask.model or (chosen[-1] if chosen else "run"))).name
     return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
 
 
 def _local(ask: Ask, run: RunConfig) -> dict[str, Any]:
     root = Path(str(ask.data)).expanduser()
+    if root.is_file():
+        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
     if not root.is_dir():
         raise UserError(
             f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
@@ -125,7 +129,7 @@ def _local(ask: Ask, run: RunConfig) -> dict[str, Any]:
         "real_authors_perturbed": "real_authors",
         "world_facts_perturbed": "world_facts",
     }
-    if not any((root / f"{n}{s}").exists() for n in {*names, *names.values()} for s in (".jsonl", ".json", ".parquet")):
+    if not any((root / f"{n}{s}").exists() for n in {*names, *names.values()} for s in SUFFIXES):
         have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
         raise UserError(f"{root} has none of {', '.join(f + '.jsonl' for f in FILES)}; it holds: {have}.")
     return {HUB.get(ask.suite, ask.suite): {"path": str(root), "names": names}}

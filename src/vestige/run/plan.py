@@ -172,5 +172,8 @@ def show(plan: Plan, config: RunConfig) -> str:
     lines += [f"{k.ljust(width)}  {v}" for k, v in facts]
     if plan.prepared.unavailable:
         lines.append("\nnot computable from this data:")
-        lines += [f"  {name}: {why}" for name, why in plan.prepared.unavailable.items()]
+        causes: dict[str, list[str]] = {}
+        for name, why in plan.prepared.unavailable.items():
+            causes.setdefault(why, []).append(name)
+        lines += [f"  {', '.join(names)}: {why}" for why, names in causes.items()]
     return "\n".join(lines)

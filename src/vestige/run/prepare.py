@@ -124,7 +124,7 @@ def _gather(suite: SuiteSpec, out: Prepared) -> None:
         if name in out.unavailable:
             continue
         if parent is not None:
-            out.unavailable[name] = f"needs {parent}: {out.unavailable[parent]}"
+            out.unavailable[name] = out.unavailable[parent]  # the first cause says more than the chain
             continue
         out.wants.add(HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect))
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
-from vestige.store.files import read_json
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
@@ -22,34 +21,66 @@ Classify = Callable[[Sequence[ClassifierWant]], Mapping[str, float]]
 Live = Callable[[MetricSpec, Mapping[str, Score], Mapping[str, Mapping[str, Score | None]]], Score]
 
 
-def load_references(suite: SuiteSpec) -> dict[str, dict[str, Any]]:
-    """Every reference file the suite names, read before anything is computed: a wrong path costs nothing."""
-    paths = {r.path for spec in suite.metrics.values() for r in spec.references if r.path}
-    return {path: read_results(Path(path).expanduser()) for path in sorted(paths)}
+@dataclass(frozen=True)
+class Reference:
+    """Another run's results, what must be said when they are used, and which rows they came from."""
+
+    results: Mapping[str, Any]
+    caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
+    fingerprints: Mapping[str, frozenset[str]] = field(default_factory=dict)  # metric -> its rows
 
 
-def read_results(path: Path) -> dict[str, Any]:
-    """A result file, ours or open-unlearning's; a run directory stands for the one result file in it."""
-    if path.is_dir():
-        found = sorted(path.glob("*_EVAL.json"))
-        if len(found) != 1:
-            raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
-        path = found[0]
-    try:
-        data = read_json(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
-        ) from None
-    except ValueError as error:
-        raise UserError(f"Retain logs {path} are not valid JSON: {error}.") from None
-    if not isinstance(data, dict):
-        raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
-    return data
+def _references(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:
+    return {r.name: _included(r, files[r.path].results if r.path and r.path in files else {}) for r in spec.references}
 
 
-def _references(spec: MetricSpec, files: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Score | None]]:
-    return {r.name: _included(r, files.get(r.path, {}) if r.path else {}) for r in spec.references}
+def _caveats(suite: SuiteSpec, spec: MetricSpec, files: Mapping[str, Reference], prepared: Prepared) -> Iterator[str]:
+    """What a reader must know about the references a metric was compared with."""
+    for r in spec.references:
+        if r.path is None or r.path not in files:
+            continue
+        file = files[r.path]
+        for metric in r.include:
+            if metric in file.caveats:
+                yield file.caveats[metric]
+            theirs, ours = file.fingerprints.get(metric), rows_behind(suite, metric, prepared)
+            if theirs and ours and theirs != ours:
+                yield f"the retain logs were made from other rows than this run ({metric})"
+        if not file.fingerprints:
+            yield from _other_counts(suite, r, file, prepared)
+
+
+def rows_behind(suite: SuiteSpec, metric: str, prepared: Prepared) -> frozenset[str]:
+    """The fingerprints of the rows a metric and its parents read."""
+    if metric not in suite.metrics:
+        return frozenset()
+    mine = frozenset(rows.fingerprint for rows in prepared.data(metric).values())
+    return mine.union(*(rows_behind(suite, p, prepared) for p in suite.metrics[metric].parents.values()))
+
+
+def _other_counts(suite: SuiteSpec, r: ReferenceSpec, file: Reference, prepared: Prepared) -> Iterator[str]:
+    """Another tool's logs say no more about their rows than how many there were."""
+    for metric in r.include:
+        entry = file.results.get(metric)
+        if metric not in suite.metrics or not isinstance(entry, Mapping):
+            continue
+        theirs = _row_counts(entry)
+        ours = {len(rows) for name in family(suite, metric) for rows in prepared.data(name).values()}
+        if theirs and ours and not theirs <= ours:
+            counts = " and ".join(map(str, sorted(theirs)))
+            yield f"the retain logs hold {counts} rows of {metric}, this run {' and '.join(map(str, sorted(ours)))}"
+
+
+def _row_counts(entry: Mapping[str, Any]) -> set[int]:
+    parts = [entry, *(v for v in entry.values() if isinstance(v, Mapping))]
+    return {len(p["value_by_index"]) for p in parts if p.get("value_by_index")}
+
+
+def family(suite: SuiteSpec, metric: str) -> Iterator[str]:
+    """A metric and all its parents."""
+    yield metric
+    for parent in suite.metrics[metric].parents.values():
+        yield from family(suite, parent)
 
 
 def _included(reference: ReferenceSpec, results: Mapping[str, Any]) -> dict[str, Score | None]:
@@ -66,7 +97,7 @@ def score_suite(
     suite: SuiteSpec,
     prepared: Prepared,
     evidence: Evidence,
-    references: Mapping[str, Mapping[str, Any]],
+    references: Mapping[str, Reference],
     classify: Classify | None = None,
     live: Live | None = None,
 ) -> dict[str, Score]:
@@ -84,7 +115,11 @@ def score_suite(
             parents={key: scores[parent] for key, parent in spec.parents.items()},
             references=_references(spec, references),
         )
-        scores[name] = _score(inputs, evidence, classify, live)
+        score = _score(inputs, evidence, classify, live)
+        if score.agg_value is not None and spec.references:
+            caveats = _caveats(suite, spec, references, prepared)
+            score = replace(score, notes=(*score.notes, *dict.fromkeys(caveats)))
+        scores[name] = score
         for note in scores[name].notes:
             log.warning("%s: %s", name, note)
         if scores[name].agg_value is None:
@@ -104,7 +139,10 @@ def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: 
             if parent is None or parent.value_by_index is None:
                 return Score(None, reason=f"its texts are missing: {parent.reason if parent else 'no parent'}")
             if classify is not None:
-                evidence.classified = {**evidence.classified, **classify(handler.classify(inputs))}
+                try:
+                    evidence.classified = {**evidence.classified, **classify(handler.classify(inputs))}
+                except UserError as error:  # somebody else's model: without it the other metrics still stand
+                    return Score(None, reason=str(error))
         return handler.score(inputs)
     except MissingEvidence:
         return Score(None, reason="the evidence it needs was not collected in this run (other dialect or settings)")

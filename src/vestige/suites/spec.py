@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from vestige.errors import UserError, unknown_name
@@ -43,6 +44,7 @@ class MetricSpec:
     parents: Mapping[str, str] = field(default_factory=dict)  # access key -> metric name
     references: tuple[ReferenceSpec, ...] = ()
     generation: Config = field(default_factory=dict)
+    collators: Config = field(default_factory=dict)  # only metrics that run the model themselves pad
     params: Config = field(default_factory=dict)  # everything else: k, p, aggregator, rouge_type, ...
 
 
@@ -69,21 +71,16 @@ class Library(Protocol):
     def metric_names(self) -> Iterable[str]: ...
 
 
-_RESERVED = {
-    "handler",
-    "datasets",
-    "collators",
-    "generation_args",
-    "pre_compute",
-    "reference_logs",
-    "batch_size",
-    "optional",
-}
+# Keys of a metric config that are not settings of the metric itself.
+RESERVED = {
+    "handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "optional",
+}  # fmt: skip
 
 
 class _Reader:
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: Library, settings: Mapping[str, Any]) -> None:
         self.library = library
+        self.settings = settings  # eval.<suite>.metrics: what is said of a metric holds wherever it is a parent
         self.metrics: dict[str, MetricSpec] = {}
         self.open: list[str] = []
 
@@ -103,7 +100,9 @@ class _Reader:
         self.open.pop()
         handler = canonical(str(config["handler"]))
         if handler not in HANDLERS:
-            raise unknown_name("metric handler", handler, HANDLERS, f"(metric '{name}')")
+            raise unknown_name(
+                "metric handler", handler, HANDLERS, f"(metric '{name}'; one of your own: --plugin FILE)"
+            )
         self.metrics[name] = MetricSpec(
             name=name,
             handler=handler,
@@ -111,17 +110,21 @@ class _Reader:
             parents=parents,
             references=tuple(_reference(k, v) for k, v in (config.get("reference_logs") or {}).items()),
             generation=dict(config.get("generation_args") or {}),
-            params={k: v for k, v in config.items() if k not in _RESERVED},
+            collators=dict(config.get("collators") or {}),
+            params={k: v for k, v in config.items() if k not in RESERVED},
         )
         return name
 
     def _config(self, name: str, given: Config | None) -> Config:
         if given and given.get("handler"):
             return given
+        said = self.settings.get(name) or {}
+        if said.get("handler"):
+            return merged(said, given or {})
         found = self.library.metric(name)
         if found is None:
             raise unknown_name("metric", name, self.library.metric_names())
-        return merged(found, given or {})
+        return merged(merged(found, said), given or {})
 
     def _dataset(self, name: str, given: Config | None) -> DataSpec:
         config = dict(given or {})
@@ -137,7 +140,8 @@ class _Reader:
 def _reference(name: str, config: Config) -> ReferenceSpec:
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
-    return ReferenceSpec(name, None if path is None else str(path), include)
+    # Absolute, because a run is scored again from wherever its user happens to be.
+    return ReferenceSpec(name, None if path is None else str(Path(path).expanduser().absolute()), include)
 
 
 def merged(base: Config, over: Config) -> dict[str, Any]:
@@ -158,8 +162,8 @@ def read_suite(name: str, config: Config, library: Library, only: Iterable[str] 
     metrics = config.get("metrics") or {}
     if not isinstance(metrics, Mapping):
         metrics = {str(m): {} for m in metrics}
-    wanted = list(only) if only is not None else list(metrics)
-    reader = _Reader(library)
+    wanted = dict.fromkeys(only if only is not None else metrics)
+    reader = _Reader(library, metrics)
     top = tuple(reader.read(m, metrics.get(m)) for m in wanted)
     if not top:
         raise UserError(f"eval.{name}.metrics is empty; name at least one metric.")

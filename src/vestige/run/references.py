@@ -1,0 +1,127 @@
+"""Reference runs: the retain model's results, and whether they can be compared with ours.
+
+Like must be compared with like. Where the reference is a run of our own that was scored by another definition
+(dialect, k, ...), it is scored again by ours, from its evidence. Where that cannot be done, the number says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.run.scoring import Reference, family
+from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.store.files import read_json
+from vestige.suites.spec import SuiteSpec
+
+log = logging.getLogger("vestige.run")
+
+
+def load_references(suite: SuiteSpec, dialect: str) -> dict[str, Reference]:
+    """Every reference file the suite names, read before anything is computed: a wrong path costs nothing."""
+    wanted: dict[str, set[str]] = {}
+    for spec in suite.metrics.values():
+        for r in spec.references:
+            if r.path:
+                wanted.setdefault(r.path, set()).update(r.include)
+    return {path: _load(Path(path), suite, metrics, dialect) for path, metrics in sorted(wanted.items())}
+
+
+def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
+    file = result_file(path)
+    results = read_results(file)
+    if not (file.parent / "manifest.json").is_file():
+        return Reference(results)  # another tool's: taken at its word
+    manifest = read_manifest(file.parent)
+    fingerprints = {m: data_fingerprints(manifest, m) for m in metrics}
+    differing = {m: _difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
+    differing = {m: why for m, why in differing.items() if why}
+    if not differing:
+        return Reference(results, fingerprints=fingerprints)
+    try:
+        again = _by_our_definition(file.parent, manifest, suite, dialect)
+    except UserError as error:
+        caveats = {
+            m: f"the retain logs differ in {why}, and cannot be re-scored: {error}" for m, why in differing.items()
+        }
+        return Reference(results, caveats, fingerprints)
+    log.warning("Retain logs %s re-scored to match this run (%s).", file, "; ".join(sorted(set(differing.values()))))
+    return Reference({**results, **again}, fingerprints=fingerprints)
+
+
+def result_file(path: Path) -> Path:
+    """A result file; a run directory stands for the one result file in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*_EVAL.json"))
+    if len(found) != 1:
+        raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
+    return found[0]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A result file, ours or open-unlearning's."""
+    try:
+        data = read_json(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
+        ) from None
+    except ValueError as error:
+        raise UserError(f"Retain logs {path} are not valid JSON: {error}.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
+    return data
+
+
+def _difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:
+    """How the reference's definition of a metric differs from ours, or nothing."""
+    theirs = manifest["dialect"]["name"]
+    if theirs != dialect:
+        return f"dialect ({theirs}, here {dialect})"
+    recorded = manifest["config"]["metrics"]
+    for name in family(suite, metric):
+        params = {k: v for k, v in suite.metrics[name].params.items() if k in _SETTINGS}
+        if name in recorded:
+            other = {k: recorded[name].get(k) for k in params}
+            if other != params:
+                return f"{name} ({other}, here {params})"
+    return ""
+
+
+# The settings that change a metric's meaning. (A path to a second model does too, but is compared by its evidence.)
+_SETTINGS = {"k", "p", "aggregator", "rouge_type", "class_id", "max_length", "ref_value"}
+
+
+def _by_our_definition(
+    directory: Path, manifest: Mapping[str, Any], suite: SuiteSpec, dialect: str
+) -> dict[str, dict[str, Any]]:
+    """The reference run's scores under our settings; only what its evidence can answer."""
+    recorded = manifest["config"]["metrics"]
+    changes = {
+        name: {k: v for k, v in spec.params.items() if k in _SETTINGS and k in recorded[name]}
+        for name, spec in suite.metrics.items()
+        if name in recorded
+    }
+    theirs = suite_from_manifest(manifest, {m: body for m, body in changes.items() if body})
+    level = logging.getLogger("vestige").level
+    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing there is not this run's concern
+    try:
+        scores = stored_scores(directory, theirs, dialect_for(manifest, dialect, directory), {})
+    finally:
+        logging.getLogger("vestige").setLevel(level)
+    return {name: s.to_json() for name, s in scores.items() if s.agg_value is not None}
+
+
+def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
+    """The rows behind a metric, its parents' included."""
+    recorded = manifest["config"]["metrics"]
+    if metric not in recorded:
+        return frozenset()
+    keys = manifest["data_of"].get(metric, {}).values()
+    mine = frozenset(manifest["data"][k]["fingerprint"] for k in keys if k in manifest["data"])
+    parents = recorded[metric].get("pre_compute") or {}
+    return mine.union(*(data_fingerprints(manifest, p) for p in parents))

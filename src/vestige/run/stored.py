@@ -1,0 +1,119 @@
+"""A finished run read back: its suite, its rows, its evidence, and scores from them. No model, no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.run.collecting import Found
+from vestige.run.prepare import Prepared
+from vestige.run.scoring import Reference, score_suite
+from vestige.store.evidence import Bank
+from vestige.store.examples import load_rows
+from vestige.store.files import read_json
+from vestige.suites.registry import HANDLERS, Evidence
+from vestige.suites.spec import RESERVED, Config, SuiteSpec, merged, read_suite
+from vestige.types import Score, TokenStats
+
+Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
+
+
+class _Manifest:
+    """A library that holds just what a manifest says, in full."""
+
+    def __init__(self, metrics: Mapping[str, Config]) -> None:
+        self.metrics = metrics
+
+    def metric(self, name: str) -> Config | None:
+        return self.metrics.get(name)
+
+    def dataset(self, name: str) -> Mapping[str, Config] | None:
+        return None
+
+    def metric_names(self) -> list[str]:
+        return sorted(self.metrics)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    path = directory / "manifest.json"
+    if not path.is_file():
+        raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
+    return dict(read_json(path))
+
+
+def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
+    """The suite a run used, with `changes` laid over it."""
+    config = manifest["config"]
+    _check_changes(config["metrics"], changes or {})
+    metrics = merged(config["metrics"], changes or {})
+    body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
+    suite = read_suite(config["suite"], body, _Manifest(metrics))
+    return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
+
+
+def _check_changes(metrics: Mapping[str, Config], changes: Changes) -> None:
+    for metric, body in changes.items():
+        if metric not in metrics:
+            raise unknown_name("metric of this run", metric, metrics)
+        settings = [k for k in metrics[metric] if k not in RESERVED]
+        for key, value in body.items():
+            if key not in settings:
+                raise unknown_name(f"setting of {metric}", key, settings)
+            if isinstance(value, (dict, list)):
+                raise UserError(f"{metric}.{key} takes one value, not {type(value).__name__}.")
+
+
+def dialect_for(manifest: Mapping[str, Any], name: str | None, directory: Path) -> Dialect:
+    """The dialect to score a run in; one that needs other evidence than was collected is refused."""
+    before = manifest["dialect"]
+    chosen = get_dialect(name or before["name"])
+    if chosen.mask != before["mask"] and manifest["hidden_tokens"]:
+        raise UserError(
+            f"{directory} was collected with the attention mask of '{before['name']}', which hides tokens in "
+            f"{manifest['hidden_tokens']} answers; '{chosen.name}' needs a new collection: "
+            f"run `vestige eval ... dialect={chosen.name}`."
+        )
+    return chosen
+
+
+def stored_scores(
+    directory: Path, suite: SuiteSpec, dialect: Dialect, references: Mapping[str, Reference]
+) -> dict[str, Score]:
+    """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
+    manifest = read_manifest(directory)
+    rows = load_rows(directory / "evidence" / "examples.json.gz")
+    prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
+    scores = score_suite(suite, prepared, load_evidence(directory, manifest), references)
+    _keep_live(directory, suite, scores)
+    return scores
+
+
+def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
+    """Metrics that run the model themselves keep the value the run gave them."""
+    path = directory / f"{suite.file_stem}_EVAL.json"
+    old = read_json(path) if path.is_file() else {}
+    for name, spec in suite.metrics.items():
+        if HANDLERS[spec.handler].live is not None and name in old:
+            scores[name] = Score.from_json(old[name])
+
+
+def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
+    """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
+    place, identity = directory / "evidence", manifest["model"]["evidence"]
+    classified: dict[str, float] = {}
+    for path in sorted(place.glob("classified-*.json")):
+        classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load()
+    references = {
+        path: Found(Bank[TokenStats](place, "answers", other).load())
+        for path, other in (manifest.get("references") or {}).items()
+    }
+    return Evidence(
+        answers=Found(Bank[Any](place, "answers", identity).load()),
+        texts=Found(Bank[Any](place, "texts", identity).load()),
+        gradients=Found(Bank[Any](place, "gradients", identity).load()),
+        reference=references,
+        classified=Found(classified),
+    )

@@ -1,0 +1,111 @@
+"""Like is compared with like: retain logs in another definition, on other rows, or moved about."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB
+from golden_tools import eval_args, variant_model
+from vestige.cli import main
+
+METRICS = ("--metrics", "privleak,forget_quality,mia_min_k")
+
+
+def run(name: str, out: Path, *more: str) -> dict[str, Any]:
+    assert main(eval_args(LAB / "models" / name, out, *METRICS, *more)) == 0
+    return read(out)
+
+
+def read(out: Path) -> dict[str, Any]:
+    return dict(json.loads((out / "TOFU_EVAL.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def retain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("retain")
+    run("retain", place)
+    return place
+
+
+def test_retain_logs_in_another_dialect_are_rescored(retain: Path, tmp_path: Path, caplog: Any) -> None:
+    strict_retain = tmp_path / "strict-retain"
+    run("retain", strict_retain, "--dialect", "strict")
+    direct = run("unlearned", tmp_path / "a", "--dialect", "strict", "--retain-logs", str(strict_retain))
+    caplog.clear()
+    mixed = run("unlearned", tmp_path / "b", "--dialect", "strict", "--retain-logs", str(retain))
+    assert mixed["privleak"] == direct["privleak"]
+    assert mixed["forget_quality"] == direct["forget_quality"]
+    assert any("re-scored to match" in r.getMessage() for r in caplog.records)
+    loose = run("unlearned", tmp_path / "c", "--retain-logs", str(retain))
+    assert loose["privleak"] != mixed["privleak"]  # so that the comparison above could have failed
+
+
+def test_a_changed_setting_changes_both_sides(retain: Path, tmp_path: Path) -> None:
+    """k of a parent, said once, holds for the parent of privleak and for the retain model's value."""
+    retain_k = tmp_path / "retain-k"
+    run("retain", retain_k, "+eval.tofu.metrics.mia_min_k.k=0.9")
+    both = run("unlearned", tmp_path / "a", "+eval.tofu.metrics.mia_min_k.k=0.9", "--retain-logs", str(retain_k))
+    one = run("unlearned", tmp_path / "b", "+eval.tofu.metrics.mia_min_k.k=0.9", "--retain-logs", str(retain))
+    assert one["privleak"] == both["privleak"]
+    assert one["mia_min_k"]["forget"] != run("unlearned", tmp_path / "c")["mia_min_k"]["forget"]
+    assert main(["score", str(tmp_path / "c"), "mia_min_k.k=0.9", "--retain-logs", str(retain)]) == 0
+    again = read(next((tmp_path / "c" / "scores").iterdir()))
+    assert again["privleak"] == both["privleak"]
+
+
+def test_an_override_reaches_a_parent_that_is_not_listed(tmp_path: Path) -> None:
+    args = eval_args(LAB / "models" / "unlearned", tmp_path, "--metrics", "privleak")
+    assert main([*args, "+eval.tofu.metrics.mia_min_k.k=0.9"]) == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    assert manifest["config"]["metrics"]["mia_min_k"]["k"] == 0.9
+
+
+def test_other_rows_are_said(retain: Path, tmp_path: Path) -> None:
+    few = run("unlearned", tmp_path / "a", "--limit", "3", "--retain-logs", str(retain))
+    assert "other rows" in few["privleak"]["notes"][0]
+    assert "other rows" in few["forget_quality"]["notes"][0]
+    theirs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")  # no manifest beside it: only counts are known
+    few = run("unlearned", tmp_path / "b", "--limit", "3", "--retain-logs", theirs)
+    assert "hold 32 rows of mia_min_k, this run 3" in few["privleak"]["notes"][0]
+    assert "notes" not in run("unlearned", tmp_path / "c", "--retain-logs", theirs)["privleak"]
+
+
+def test_logs_that_cannot_be_rescored_carry_a_caveat(tmp_path: Path) -> None:
+    model = variant_model(tmp_path, "tmpleos_padeos", "retain")
+    assert main(eval_args(model, tmp_path / "retain", *METRICS)) == 0
+    model = tmp_path / "model"
+    args = eval_args(
+        model, tmp_path / "run", *METRICS, "--dialect", "strict", "--retain-logs", str(tmp_path / "retain")
+    )
+    assert main(args) == 0
+    assert "cannot be re-scored" in read(tmp_path / "run")["privleak"]["notes"][0]
+
+
+def test_a_run_is_scored_from_anywhere(retain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(retain.parent)
+    run("unlearned", tmp_path / "run", "--retain-logs", retain.name)
+    before = read(tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    assert main(["score", "run"]) == 0
+    assert read(tmp_path / "run") == before
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        ("mia_mink.k=0.3", "Did you mean 'mia_min_k'"),
+        ("mia_min_k.kk=3", "Did you mean 'k'"),
+        ("privleak.reference_logs=x", "Unknown setting of privleak"),
+        ("mia_min_k.k=[1]", "takes one value"),
+        ("nonsense", "Cannot read"),
+    ],
+)
+def test_bad_changes_are_refused(change: str, needle: str, retain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(retain.rglob("*"))
+    assert main(["score", str(retain), change]) == 2
+    assert needle in capsys.readouterr().err
+    assert sorted(retain.rglob("*")) == before

@@ -120,13 +120,13 @@ def _listed(root: Path, data_files: Any, split: str) -> list[Path]:
 def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
     """Files for a (name, split) in a directory laid out like a hub data set; [] if there are none.
 
-    Looked for in order: NAME.ext, NAME/SPLIT.ext, NAME/SPLIT-*.parquet, then the same for the split alone.
+    Looked for in order: NAME.ext, NAME_SPLIT.ext, NAME/SPLIT.ext, NAME/SPLIT-*.parquet; without a name, SPLIT.ext.
     """
     bases = [root, root / "data"]
     stems: list[Path] = []
     for base in bases:
         if name:
-            stems += [base / name, base / name / split]
+            stems += [base / name, base / f"{name}_{split}", base / name / split]
         else:
             stems += [base / split]
     for stem in stems:

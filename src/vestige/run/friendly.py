@@ -12,10 +12,6 @@ from vestige.data.rows import SUFFIXES
 from vestige.errors import UserError, unknown_name
 from vestige.run.config import PACKAGE_DIR, RunConfig, compose_runs
 
-HUB = {"tofu": "locuslab/TOFU"}
-# The files a user's own directory may hold, and the hub's names for them.
-FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
-
 
 @dataclass(frozen=True)
 class Ask:
@@ -119,17 +115,13 @@ def _local(ask: Ask, run: RunConfig) -> dict[str, Any]:
         raise UserError(
             f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
         )
-    forget = str(run.settings.get("forget_split", "forget10"))
-    holdout = str(run.settings.get("holdout_split", "holdout10"))
-    names = {
-        f"{forget}_perturbed": "forget",
-        forget: "forget",
-        holdout: "holdout",
-        "retain_perturbed": "retain",
-        "real_authors_perturbed": "real_authors",
-        "world_facts_perturbed": "world_facts",
-    }
-    if not any((root / f"{n}{s}").exists() for n in {*names, *names.values()} for s in SUFFIXES):
+    layout = run.settings.get("local_data")
+    if not layout:
+        raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")
+    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
+    stems = {stem for pair in pairs for stem in pair}
+    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in SUFFIXES):
         have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
-        raise UserError(f"{root} has none of {', '.join(f + '.jsonl' for f in FILES)}; it holds: {have}.")
-    return {HUB.get(ask.suite, ask.suite): {"path": str(root), "names": names}}
+        wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
+        raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
+    return {str(layout["hub"]): {"path": str(root), "names": dict(pairs)}}

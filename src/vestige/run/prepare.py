@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.data.chat import Encoder, Template
+from vestige.data.chat import Template
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, find_in_directory
 from vestige.errors import UserError
@@ -158,10 +158,7 @@ def _redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, An
     if not root.is_dir():
         raise UserError(f"Data directory {root} does not exist; check --data.")
     name = hf_args.get("name")
-    if not find_in_directory(root, name, str(hf_args.get("split", "train")).split("[")[0]):
+    split = str(hf_args.get("split", "train")).split("[")[0]
+    if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
         name = (place.get("names") or {}).get(name, name)
     return {**hf_args, "path": str(root), "name": name}
-
-
-def encoder_of(context: Context) -> Encoder:
-    return context.encoder

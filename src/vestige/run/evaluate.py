@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence
-from vestige.suites.spec import MetricSpec
+from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
 
 log = logging.getLogger("vestige.run")
@@ -127,7 +127,7 @@ class _Evaluation:
         manifest = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", manifest)
         notes = [*self.notes, *prepared.notes]
-        retain = retain_values(self.references, suite.top)
+        retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain)
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
@@ -170,12 +170,16 @@ class _Evaluation:
         return facts
 
 
-def retain_values(references: Mapping[str, Reference], top: Sequence[str]) -> dict[str, float | None]:
-    """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run."""
+def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, float | None]:
+    """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run.
+
+    Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
+    """
     if len(references) != 1:
         return {}
     results = next(iter(references.values())).results
-    return {m: results[m].get("agg_value") for m in top if isinstance(results.get(m), Mapping)}
+    plain = [m for m in suite.top if not suite.metrics[m].references]
+    return {m: results[m].get("agg_value") for m in plain if isinstance(results.get(m), Mapping)}
 
 
 def config_json(config: RunConfig) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def rescore(
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
-    retain = retain_values(references, suite.top)
+    retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain)
 
 

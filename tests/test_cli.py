@@ -74,7 +74,7 @@ def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", ""], "--metrics is empty"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "forget_split=forget05"], "eval.tofu.forget_split"),
         (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], "takes a folder"),
-        (["eval", "experiment=eval/muse/default"], "eval/tofu/default"),
+        (["eval", "experiment=eval/nowhere/default"], "eval/tofu/default"),
         (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], "not a directory"),
         (["score", "EMPTY"], "not a run directory"),
         (["ls", "metrix"], "Did you mean 'metrics'"),

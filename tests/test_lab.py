@@ -201,8 +201,11 @@ def test_builds_are_reproducible_and_silent(lab, tmp_path, capfd):
     assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
 
 
-def test_progress_goes_to_stderr(tmp_path, capfd):
+def test_progress_goes_to_stderr_when_somebody_watches(tmp_path, capfd, monkeypatch):
     few = replace(TINY, learning=Training(epochs=1, lr=1e-3), unlearned=())
-    build_lab(tmp_path, settings=few)
+    build_lab(tmp_path / "unwatched", settings=few)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    build_lab(tmp_path / "watched", settings=few)
     out, err = capfd.readouterr()
     assert out == "" and "lab: retain" in err

@@ -24,6 +24,9 @@ class Dialect:
     boundary: str = "offsets"  # how labels begin when prompt and full text are tokenised differently: or "count"
     written_answer: bool = True  # ROUGE and zlib use the answer as written; else as decoded from the labels
     gradnorm_train_mode: bool = False
+    rouge_stemmer: bool = True
+    published_references: bool = False  # without retain logs, privleak compares with the benchmark's own retrain AUCs
+    rows: int | None = None  # how many rows of each data set are read unless a limit is given
 
 
 _NO_EOS = frozenset({"exact_memorization", "extraction_strength", "mia_min_k", "mia_min_k_plus_plus", "mia_gradnorm"})
@@ -44,12 +47,45 @@ DIALECTS: dict[str, Dialect] = {
         written_answer=False,
         gradnorm_train_mode=True,
     ),
+    "tofu": Dialect(
+        name="tofu",
+        version=1,
+        doc="locuslab/tofu's code and published logs: 300 rows a set, masks by length (paper: true for its text).",
+        boundary="count",
+        rows=300,
+    ),
+    "muse": Dialect(
+        name="muse",
+        version=1,
+        doc="MUSE's code: ROUGE without a stemmer, privleak against the published retrain models.",
+        rouge_stemmer=False,
+        published_references=True,
+    ),
     "strict": Dialect(
         name="strict",
         version=1,
         doc="What the definitions say: every real token attended and counted, nothing missing turned into a number.",
     ),
 }
+
+
+# AUC of forget against holdout for MUSE's retrained models, as published, in MUSE's convention: higher = forget rows
+# look *less* familiar than holdout rows. Ours is one minus that.
+MUSE_RETRAIN_AUC: dict[str, dict[str, float]] = {
+    "News": {"mia_loss": 0.4652, "mia_zlib": 0.4328, "mia_min_k 0.2": 0.4931, "mia_min_k 0.4": 0.4772},
+    "Books": {"mia_loss": 0.4746, "mia_zlib": 0.2773, "mia_min_k 0.2": 0.5582, "mia_min_k 0.4": 0.5393},
+}
+
+
+def published_auc(data_split: str, attack: str, k: float | None = None) -> float | None:
+    """The published retrain model's AUC in our convention, or None where none was published.
+
+    >>> round(published_auc("News", "mia_min_k", 0.4), 4)
+    0.5228
+    """
+    name = attack if k is None else f"{attack} {k:g}"
+    found = MUSE_RETRAIN_AUC.get(data_split, {}).get(name)
+    return None if found is None else 1 - found
 
 
 def get_dialect(name: str) -> Dialect:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.metrics.dialects import get_dialect
 from vestige.suites.spec import Config, SuiteSpec, read_suite
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
@@ -294,7 +295,8 @@ def _run(
     suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
-    limit = data.get("max_samples")
+    dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
+    limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
     if limit is not None and int(limit) < 1:
         raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
     for key in ("batch_tokens", "max_rows"):
@@ -310,7 +312,7 @@ def _run(
         template_args=model.get("template_args") or {},
         task_name=str(cfg.task_name),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
-        dialect=str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning"),
+        dialect=dialect,
         seed=int(cfg.get("seed") or 0),
         limit=None if limit is None else int(limit),
         missing=str(data.get("missing") or "error"),

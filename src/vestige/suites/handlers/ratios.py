@@ -54,6 +54,11 @@ def probability_w_options(inputs: Inputs) -> Score:
     return mean_score(by_index, "prob")
 
 
+def _mean_loss(losses: list[float], paper: bool) -> float:
+    """The loss of several answers taken together. The paper's text averages their probabilities, all code their losses."""
+    return float(-np.log(np.mean(np.exp(-np.asarray(losses))))) if paper else float(np.mean(losses))
+
+
 @handler("truth_ratio")
 def truth_ratio(inputs: Inputs) -> Score:
     """P(wrong answers) / P(right answer)."""
@@ -62,12 +67,12 @@ def truth_ratio(inputs: Inputs) -> Score:
         raise unknown_name("aggregator", name, utility.TRUTH_RATIO_AGGREGATORS, f"(metric '{inputs.spec.name}')")
     if missing := need(inputs, "correct", "wrong"):
         return Score(None, reason=missing)
+    paper = bool(inputs.spec.params.get("paper", False))
     by_index: dict[str, Value] = {}
     for index, right, wrong in _pairs(inputs):
         c, w = _present(right, "avg_loss"), _present(wrong, "avg_loss")
         if c and w:
-            # Averaging losses first makes each probability the geometric mean over answers.
-            ratio = utility.truth_ratio(float(np.mean(c)), float(np.mean(w)), prob_mean=name == "prob_mean")
+            ratio = utility.truth_ratio(_mean_loss(c, paper), _mean_loss(w, paper), prob_mean=name == "prob_mean")
             by_index[index] = {"score": float(ratio)}
         else:
             by_index[index] = {"score": None, "reason": right.get("reason") or wrong.get("reason") or NO_TOKENS}

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from vestige.compare import vectors
 from vestige.errors import UserError
+from vestige.metrics.dialects import published_auc
 from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.ratios import need
 from vestige.suites.registry import Inputs, handler
@@ -45,9 +46,21 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float])
     reference = inputs.reference("retain")
     if reference is not None and reference.agg_value is not None:
         return Score(formula(parent.agg_value, reference.agg_value))
+    published = _published(inputs)
+    if published is not None:
+        note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"
+        return Score(formula(parent.agg_value, published), notes=(note,))
     stand_in = float(inputs.spec.params.get("ref_value", 0.5))
     note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
     return Score(formula(parent.agg_value, stand_in), notes=(note,))
+
+
+def _published(inputs: Inputs) -> float | None:
+    """The benchmark's own retrain AUC for the attack behind this metric, in dialects that compare with it."""
+    split = inputs.spec.params.get("data_split")
+    if not inputs.dialect.published_references or split is None:
+        return None
+    return published_auc(str(split), str(inputs.spec.params.get("attack", "")), inputs.spec.params.get("attack_k"))
 
 
 @handler("privleak")

@@ -41,7 +41,7 @@ def rouge(inputs: Inputs) -> Score:
         generation = inputs.evidence.texts[Request(example.prompt, decoding).key].text
         reference = example.answer if inputs.dialect.written_answer else example.reference
         return {
-            **rouge_scores(reference, generation),
+            **rouge_scores(reference, generation, stem=inputs.dialect.rouge_stemmer),
             "input": example.input_text,
             "ground_truth": reference,
             "generation": generation,

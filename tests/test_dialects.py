@@ -1,0 +1,65 @@
+"""Dialects as users choose them: muse and tofu beside open-unlearning and strict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from conftest import LAB
+from golden_tools import eval_args
+from vestige.cli import main
+from vestige.metrics.dialects import DIALECTS, published_auc
+
+
+def muse(out: Path, *more: str) -> dict[str, Any]:
+    args = ["eval", "muse", "--model", str(LAB / "models" / "full"), "--data", str(LAB / "data" / "muse")]
+    assert main([*args, "--out", str(out), *more]) == 0
+    return dict(json.loads((out / "MUSE_EVAL.json").read_text()))
+
+
+def test_muse_has_no_stemmer(tmp_path: Path) -> None:
+    from rouge_score.rouge_scorer import RougeScorer
+
+    got = muse(tmp_path, "--dialect", "muse", "--metrics", "forget_verbmem_ROUGE")["forget_verbmem_ROUGE"]
+    scorer = RougeScorer(["rougeL"], use_stemmer=False)
+    for row in got["value_by_index"].values():
+        expected = scorer.score(row["ground_truth"], row["generation"])["rougeL"].fmeasure
+        assert row["rougeL_f1"] == expected
+
+
+@pytest.mark.parametrize(("split", "theirs"), [("News", 0.4772), ("Books", 0.5393)])
+def test_muse_compares_with_the_published_retrain_model(split: str, theirs: float, tmp_path: Path) -> None:
+    """In MUSE's own convention: 100 (AUC - AUC_retrain) / AUC_retrain, where its AUC is one minus ours."""
+    words = ("--dialect", "muse", "--metrics", "privleak,mia_min_k", f"eval.muse.data_split={split}")
+    got = muse(tmp_path, *words)
+    mine = 1 - got["mia_min_k"]["agg_value"]
+    assert got["privleak"]["agg_value"] == pytest.approx(100 * (mine - theirs) / theirs, rel=1e-6)
+    assert "published retrain model" in got["privleak"]["notes"][0]
+
+
+def test_published_values_only_where_there_are_some() -> None:
+    assert published_auc("News", "mia_loss") == pytest.approx(1 - 0.4652)
+    assert published_auc("News", "mia_min_k", 0.3) is None
+    assert published_auc("Poems", "mia_loss") is None
+
+
+def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
+    names = "forget_truth_ratio,forget_Q_A_PARA_Prob,forget_Q_A_PERT_Prob"
+    args = eval_args(LAB / "models" / "full", tmp_path / "a", "--dialect", "tofu", "--metrics", names)
+    assert main([*args, "+eval.tofu.metrics.forget_truth_ratio.paper=true"]) == 0
+    got = json.loads((tmp_path / "a" / "TOFU_EVAL.json").read_text())
+    assert json.loads((tmp_path / "a" / "manifest.json").read_text())["config"]["max_samples"] == 300
+    right = got["forget_Q_A_PARA_Prob"]["value_by_index"]["0"]["prob"]
+    wrong = got["forget_Q_A_PERT_Prob"]["value_by_index"]["0"]["prob"]
+    ratio = got["forget_truth_ratio"]["value_by_index"]["0"]["score"]
+    assert ratio == pytest.approx(np.mean(wrong) / right, rel=1e-6)  # arithmetic, as the paper's text has it
+    assert ratio != pytest.approx(np.exp(np.mean(np.log(wrong))) / right, rel=1e-3)
+
+
+def test_every_dialect_says_what_it_is() -> None:
+    assert set(DIALECTS) == {"open-unlearning", "tofu", "muse", "strict"}
+    assert all(d.doc.endswith(".") and d.version >= 1 for d in DIALECTS.values())

@@ -55,7 +55,7 @@ def probability_w_options(inputs: Inputs) -> Score:
 
 
 def _mean_loss(losses: list[float], paper: bool) -> float:
-    """The loss of several answers taken together. The paper's text averages their probabilities, all code their losses."""
+    """The loss of several answers together. The paper's text averages their probabilities, all code their losses."""
     return float(-np.log(np.mean(np.exp(-np.asarray(losses))))) if paper else float(np.mean(losses))
 
 

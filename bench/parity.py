@@ -127,7 +127,11 @@ DIFFERENCES = """## Where we differ on purpose
 | extra keys | | `reason`, `notes`, and for KS the statistic, sizes and log10 p |
 | loss over a large vocabulary | float32 cross entropy over transposed logits, off by about 1e-4 at 49,152 tokens | agrees with float64 to 2e-6 |
 
-The dialect `strict` differs further; [metrics.md](metrics.md#dialects) has the table."""
+The dialect `strict` differs further; [metrics.md](metrics.md#dialects) has the table. The dialects there are:
+
+```bash
+vestige ls dialects
+```"""
 
 
 def main(write: Callable[[str], Any] = PAGE.write_text) -> None:

@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   vestige eval tofu --model PATH --data DIR --retain-logs saves/eval/retain/TOFU_EVAL.json
   vestige eval experiment=eval/tofu/default model=Llama-3.2-1B-Instruct \\
       model.model_args.pretrained_model_name_or_path=PATH task_name=NAME
+  vestige audit --before A --after B --forget f.jsonl --retain r.jsonl     your own rows
   vestige plan tofu --model PATH --data DIR           what that would cost
   vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
   vestige ls metrics                                  what there is
@@ -53,6 +54,16 @@ def parser() -> argparse.ArgumentParser:
     listing.add_argument("what", nargs="?", default="all")
     listing.add_argument("--config-dir", metavar="DIR")
     listing.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    audit = verbs.add_parser("audit", help="did it forget? two checkpoints and your own rows")
+    audit.add_argument("--before", required=True, metavar="PATH", help="the model before unlearning")
+    audit.add_argument("--after", required=True, metavar="PATH", help="the model after unlearning")
+    audit.add_argument("--forget", required=True, metavar="FILE", help="rows to forget (question and answer, or text)")
+    audit.add_argument("--retain", metavar="FILE", help="rows to be kept")
+    audit.add_argument("--holdout", metavar="FILE", help="rows like the forget rows, never trained on")
+    audit.add_argument("--retain-model", metavar="PATH", help="a model trained without the forget rows")
+    audit.add_argument("--system-prompt", metavar="TEXT")
+    audit.add_argument("--limit", type=int, metavar="N", help="first N rows of every file")
+    audit.add_argument("--out", default="saves/audit", metavar="DIR", help="default: saves/audit")
     demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
     demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
     demo.add_argument("--seed", type=int, default=0)
@@ -90,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
-    verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
+    verbs = {"audit": run_audit, "eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -249,6 +260,14 @@ def run_ls(args: argparse.Namespace) -> int:
     load_plugins(args.plugin)
     print(listing(args.what, Path(args.config_dir) if args.config_dir else None))
     return 0
+
+
+def run_audit(args: argparse.Namespace) -> int:
+    from vestige.run.audit import Audit, audit
+
+    names = ("before", "after", "forget", "retain", "holdout", "retain_model")
+    ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
+    return audit(ask, {"system_prompt": args.system_prompt, "limit": args.limit})
 
 
 def run_demo(args: argparse.Namespace) -> int:

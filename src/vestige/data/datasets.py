@@ -206,7 +206,36 @@ def pretraining_chunks(rows: list[Row], args: Args, context: Context) -> tuple[E
     return _plain_text(items, pieces, context), False
 
 
+def _halves(text: str) -> tuple[str, str]:
+    """The first and the second half of a text, by words.
+
+    >>> _halves("one two three")
+    ('one two', 'three')
+    """
+    words = text.split()
+    middle = (len(words) + 1) // 2
+    return " ".join(words[:middle]), " ".join(words[middle:])
+
+
+def whatever_fits(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """AutoDataset: questions and answers where the columns are there, else plain text after a prompt.
+
+    Text without a prompt is cut in the middle: the model is given the first half and judged on the second.
+    """
+    have = set().union(*rows)
+    if args.get("question_key", "question") in have:
+        return question_answers(rows, args, context)
+    if args.get("text_key", "text") in have and args.get("answer_key", "answer") in ("answer", *have):
+        if args.get("prefix_key", "prompt") not in have:
+            key = args.get("text_key", "text")
+            halves = [_halves(text) for text in texts(rows, key, context.source)]
+            rows, args = [{"prompt": a, key: b} for a, b in halves], {**args, "insert_space": True}
+        return completions(rows, args, context)
+    return question_answers(rows, args, context)  # which names the column that is missing
+
+
 DATASETS: dict[str, Handler] = {
+    "AutoDataset": whatever_fits,
     "QADataset": question_answers,
     "CompletionDataset": completions,
     "PretrainingDataset": pretraining_chunks,

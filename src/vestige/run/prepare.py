@@ -154,6 +154,11 @@ def _redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, An
     place = local.get(str(hf_args.get("path")))
     if not place:
         return hf_args
+    if "files" in place:  # single files, each under a name of its own
+        file = place["files"].get(hf_args.get("name"))
+        if file is None:
+            raise MissingData(f"no {hf_args.get('name')} rows were given")
+        return {"path": str(Path(str(file)).expanduser())}
     root = Path(str(place["path"])).expanduser()
     if not root.is_dir():
         raise UserError(f"Data directory {root} does not exist; check --data.")

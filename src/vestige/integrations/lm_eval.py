@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import logging
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -138,32 +139,42 @@ def _shot_notes(raw: Mapping[str, Any], args: Mapping[str, Any], tasks: Tasks) -
 class _Warnings:
     """Collects the harness's warnings, which would otherwise go to the terminal as if they were ours."""
 
-    CHATTER = ("`pretrained` model kwarg", "Overwriting default num_fewshot", "generation_kwargs:")
+    CHATTER = (
+        "`pretrained` model kwarg",
+        "Passed an already-initialized model",
+        "Overwriting default num_fewshot",
+        "generation_kwargs:",
+        "is defined, but aggregation is not",
+        "is defined, but higher_is_better is not",
+    )
+    SILENT = ("huggingface_hub", "datasets")  # their retries; what comes of them is an error of ours
     MANY = 20
 
     def __init__(self) -> None:
-        import logging
-
         self.lines: list[str] = []
         self.logger = logging.getLogger("lm_eval")
         self.handler = logging.Handler(logging.WARNING)
         self.handler.emit = self._keep  # type: ignore[method-assign]
 
     def _keep(self, record: Any) -> None:
-        lines = record.getMessage().strip().splitlines()
-        line = f"lm_eval: {' '.join(lines)[:300]}"
-        chatter = line.removeprefix("lm_eval: ").startswith(self.CHATTER)
+        line = f"lm_eval: {' '.join(record.getMessage().split())[:300]}"
+        chatter = any(words in line for words in self.CHATTER)
         if not chatter and line not in self.lines and len(self.lines) < self.MANY:
             self.lines.append(line)
 
     def __enter__(self) -> _Warnings:
         self.propagate, self.logger.propagate = self.logger.propagate, False
         self.logger.addHandler(self.handler)
+        self.levels = {name: logging.getLogger(name).level for name in self.SILENT}
+        for name in self.SILENT:
+            logging.getLogger(name).setLevel(logging.ERROR)
         return self
 
     def __exit__(self, *error: object) -> None:
         self.logger.removeHandler(self.handler)
         self.logger.propagate = self.propagate
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
 
 
 # Evaluators that are not a list of metrics: the `handler` of an eval config -> what runs it. Handlers that are not

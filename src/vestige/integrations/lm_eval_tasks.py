@@ -135,7 +135,7 @@ def _unknown(name: str, known: Sequence[str]) -> UserError:
     )
 
 
-_HUB = re.compile(r"\bhub\b|offline|huggingface\.co|connection|resolve", re.IGNORECASE)
+_HUB = re.compile(r"\bhub\b|offline|huggingface\.co|connect(ion)?\b|max retries", re.IGNORECASE)
 
 
 def _explain(name: str, error: Exception) -> UserError:

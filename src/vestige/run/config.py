@@ -326,11 +326,9 @@ def _run(
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
     limit = data.get("max_samples")
-    if limit is not None and int(limit) < 1:
-        raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
-    for key in ("batch_tokens", "max_rows"):
-        if cfg.get(key) is not None and int(cfg[key]) < 1:
-            raise UserError(f"{key} must be at least 1, it is {cfg[key]}.")
+    for key, count in (("data.max_samples", limit), *((k, cfg.get(k)) for k in ("batch_tokens", "max_rows"))):
+        if count is not None and int(count) < 1:
+            raise UserError(f"{key} must be at least 1, it is {count}.")
     if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     if settings.get("handler") in EVALUATORS:

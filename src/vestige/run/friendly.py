@@ -24,7 +24,7 @@ class Ask:
     out: str | None = None
     task_name: str | None = None
     metrics: Sequence[str] | None = None  # ["all"] for every metric of the suite
-    tasks: Sequence[str] | str | None = None  # of lm_eval
+    tasks: Sequence[Any] | str | None = None  # of lm_eval: names, paths, task configs
     include_path: str | None = None
     reference_model: str | None = None
     dialect: str | None = None
@@ -78,6 +78,8 @@ def to_run(ask: Ask) -> AnyConfig:
     said = [f"--{name.replace('_', '-')}" for name in idle if getattr(ask, name) is not None]
     if said:
         raise UserError(f"{said[0]} means nothing to '{ask.suite}'; leave it out.")
+    if isinstance(run, HarnessConfig) and ask.tasks is not None:
+        return replace(run, settings={**run.settings, "tasks": ask.tasks})
     if ask.data and isinstance(run, RunConfig):
         run = replace(run, missing="skip", local=_local(ask, run))
     return run
@@ -106,9 +108,6 @@ def _overrides(ask: Ask) -> list[str]:
         "seed": ask.seed,
         "progress": ask.progress,
     }
-    if ask.tasks is not None:
-        names = ask.tasks.split(",") if isinstance(ask.tasks, str) else ask.tasks
-        out.append(f"++eval.{ask.suite}.tasks=[{','.join(quote(n.strip()) for n in names if n.strip())}]")
     # ++ sets a key whether or not a suite or model of the user's own has it.
     out += [f"++{key}={quote(value)}" for key, value in said.items() if value is not None]
     return out

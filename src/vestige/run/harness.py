@@ -10,6 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
 from vestige.models.load import LoadedModel
+from vestige.models.locate import locate
 from vestige.run.collecting import ModelHandle
 from vestige.run.config import HarnessConfig
 from vestige.run.evaluate import Outcome, config_json
@@ -26,9 +27,10 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
     started = time.perf_counter()
     with writing(config.output_dir):
         _check_directory(config)
-        model = ModelHandle(None if loaded else model_args(config), loaded)
-        if loaded is None:
-            _ = model.fingerprint  # finds the model, or says that there is none, before tasks are read
+        args = None if loaded else model_args(config)
+        if args is not None:
+            locate(args)  # finds the model, or says that there is none, before tasks are read
+        model = ModelHandle(args, loaded)
         results = EVALUATORS[config.handler](config.settings, model.get, config.limit, config.progress)
         return _write(config, model, results, started)
 

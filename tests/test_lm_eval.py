@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,16 @@ task: [lab_choice, lab_more]
 aggregate_metric_list:
   - {metric: acc, weight_by_size: true}
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the datasets library makes of our JSONL files does not stay in the user's cache."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +193,27 @@ def test_prompt_settings_are_in_effect(model: LoadedModel, tasks: Path, prompts:
 def test_a_task_that_fixes_its_examples_is_noted(model: LoadedModel, tasks: Path) -> None:
     result = evaluate(model, tasks, ["lab_text"], max_samples=1, num_fewshot=2)
     assert any("num_fewshot=2 does not hold for lab_text" in note for note in result.notes)
+
+
+def test_a_chat_template_that_is_not_there(model: LoadedModel, tasks: Path) -> None:
+    from vestige.errors import UserError
+
+    bare = copy.copy(model)
+    bare.tokenizer = copy.deepcopy(model.tokenizer)
+    bare.tokenizer.chat_template = None
+    with pytest.raises(UserError, match="has no chat template"):
+        evaluate(bare, tasks, ["lab_choice"], apply_chat_template=True)
+
+
+def test_the_tokenizer_of_the_caller_is_left_alone(model: LoadedModel, tasks: Path) -> None:
+    import vestige
+
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.pad_token = None
+    words = {"tasks": [str(tasks / "lab_choice.yaml")], "limit": 2}
+    result = vestige.evaluate(model.model, "lm_eval", tokenizer=tokenizer, **words)
+    assert tokenizer.pad_token is None
+    assert result.manifest["model"]["name"] == "in-memory model"
 
 
 def test_three_ways_to_name_a_task(model: LoadedModel, tasks: Path) -> None:

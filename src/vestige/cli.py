@@ -29,7 +29,8 @@ EXAMPLES = """examples:
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
 FRIENDLY = (
     "model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt", "batch_tokens",
-    "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite", "seed",
+    "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite", "seed", "tasks",
+    "include_path",
 )  # fmt: skip
 
 
@@ -77,6 +78,8 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--retain-logs", metavar="FILE", help="TOFU_EVAL.json (or run directory) of the retain model")
     p.add_argument("--out", metavar="DIR", help="run directory (default: saves/eval/<task_name>)")
     p.add_argument("--metrics", metavar="all|NAME,...", help="instead of the suite's default metrics")
+    p.add_argument("--tasks", metavar="NAME,...", help="lm_eval: names or YAML files of lm-evaluation-harness tasks")
+    p.add_argument("--include-path", metavar="DIR", help="lm_eval: folder with task YAML files of your own")
     p.add_argument("--reference-model", metavar="PATH", help="second model for mia_reference")
     p.add_argument("--dialect", metavar="NAME", help="open-unlearning | strict")
     p.add_argument("--system-prompt", metavar="TEXT")
@@ -148,7 +151,7 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 
 def _runs(args: argparse.Namespace) -> list[Any]:
-    """The RunConfigs a command line means: friendly flags, Hydra overrides, or both."""
+    """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     from vestige.integrations.plugins import load_plugins
     from vestige.run.config import compose_runs
     from vestige.run.friendly import Ask, to_run
@@ -183,6 +186,11 @@ def run_eval(args: argparse.Namespace) -> int:
 def _report(outcome: Any, run: Any) -> int:
     from vestige.run.tables import summary
 
+    if "harness" in outcome.manifest:
+        from vestige.run.harness import report
+
+        print(report(outcome))
+        return 0
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
@@ -209,18 +217,23 @@ def _print_config(runs: Sequence[Any]) -> int:
     from vestige.run.evaluate import config_json
 
     for run in runs:
-        body = {**config_json(run), "output_dir": str(run.output_dir), "dialect": run.dialect}
+        body = {**config_json(run), "output_dir": str(run.output_dir)}
+        if hasattr(run, "dialect"):
+            body["dialect"] = run.dialect
         print(OmegaConf.to_yaml(OmegaConf.create(body)))
     return 0
 
 
 def run_plan(args: argparse.Namespace) -> int:
+    from vestige.run.config import HarnessConfig
     from vestige.run.plan import make_plan, show
 
     runs = _runs(args)
     if args.cfg:
         return _print_config(runs)
     for run in runs:
+        if isinstance(run, HarnessConfig):
+            raise UserError(f"vestige plan counts the cost of metrics; '{run.name}' has tasks. Try --limit 10 instead.")
         print(show(make_plan(run), run))
     return 0
 

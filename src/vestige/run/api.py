@@ -12,6 +12,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.integrations.plugins import load_plugins
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
+from vestige.run.harness import report
 from vestige.run.stored import suite_from_manifest
 from vestige.run.tables import summary
 from vestige.types import Score
@@ -62,6 +63,8 @@ class Result:
         return pandas.DataFrame({"value": self.summary})
 
     def __repr__(self) -> str:
+        if "harness" in self.manifest:
+            return report(self.outcome).strip()
         suite = suite_from_manifest(self.manifest)
         head = f"{self.manifest['model']['name']}  (dialect {self.outcome.dialect}; files in {self.directory})"
         return f"{head}\n{summary(suite.metrics, self.outcome.top, self.scores, self.outcome.retain)}"

@@ -86,6 +86,21 @@ class ModelHandle:
                 log.info("%s: %s", self.name, note)
         return self._loaded
 
+    def facts(self) -> dict[str, Any]:
+        """What a manifest says of the model."""
+        out: dict[str, Any] = {
+            "name": self.name,
+            "fingerprint": self.fingerprint,
+            "evidence": self.identity,
+            "load_seconds": round(self.load_seconds, 3),
+        }
+        if self._loaded is not None:
+            m = self._loaded
+            out |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
+        if self.args:
+            out["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
+        return out
+
     def free(self) -> None:
         """Gives the memory back; a model the caller owns is left alone."""
         if self.args is not None and self._loaded is not None:

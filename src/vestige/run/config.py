@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.suites.spec import Config, SuiteSpec, read_suite
 
@@ -71,6 +72,39 @@ class RunConfig:
         }
 
 
+@dataclass(frozen=True)
+class HarnessConfig:
+    """One evaluation by somebody else's harness: tasks in the place of metrics."""
+
+    name: str  # the config key: lm_eval
+    handler: str  # a key of EVALUATORS
+    settings: Mapping[str, Any]  # eval.<name>, resolved
+    model_args: Mapping[str, Any]
+    tokenizer_args: Mapping[str, Any]
+    task_name: str
+    output_dir: Path
+    limit: int | None
+    progress: bool
+
+    @property
+    def file_stem(self) -> str:
+        """LMEvalEvaluator -> LMEval, as in LMEval_EVAL.json."""
+        return self.handler.removesuffix("Evaluator")
+
+    def describe(self) -> dict[str, Any]:
+        """The configuration as the manifest records it."""
+        return {
+            "suite": self.name,
+            "settings": dict(self.settings),
+            "model": {"model_args": dict(self.model_args), "tokenizer_args": dict(self.tokenizer_args)},
+            "task_name": self.task_name,
+            "max_samples": self.limit,
+        }
+
+
+AnyConfig = RunConfig | HarnessConfig
+
+
 def _spec_to_json(spec: Any) -> dict[str, Any]:
     return {
         "handler": spec.handler,
@@ -128,8 +162,8 @@ def compose_runs(
     config_dir: Path | None = None,
     only: Iterable[str] | None = None,
     plugins: Sequence[str] = (),
-) -> list[RunConfig]:
-    """One RunConfig for each evaluator under `eval`. `only` replaces the suite's metrics ("all" means all)."""
+) -> list[AnyConfig]:
+    """One config for each evaluator under `eval`. `only` replaces the suite's metrics ("all" means all)."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -284,26 +318,28 @@ class ConfigLibrary:
 
 def _run(
     cfg: Any, name: str, directories: Sequence[Path], only: Iterable[str] | None, plugins: Sequence[str]
-) -> RunConfig:
+) -> AnyConfig:
     from omegaconf import OmegaConf
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
-    library = ConfigLibrary(cfg, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
-    wanted = None if only is None else _names(list(only), library)
-    suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
-    if limit is not None and int(limit) < 1:
-        raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
-    for key in ("batch_tokens", "max_rows"):
-        if cfg.get(key) is not None and int(cfg[key]) < 1:
-            raise UserError(f"{key} must be at least 1, it is {cfg[key]}.")
+    for key, count in (("data.max_samples", limit), *((k, cfg.get(k)) for k in ("batch_tokens", "max_rows"))):
+        if count is not None and int(count) < 1:
+            raise UserError(f"{key} must be at least 1, it is {count}.")
     if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
+    if settings.get("handler") in EVALUATORS:
+        if only is not None:
+            raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
+        return _harness(cfg, name, settings, model, limit)
+    library = ConfigLibrary(cfg, name, directories)
+    wanted = None if only is None else _names(list(only), library)
+    suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
     return RunConfig(
         suite=suite,
         settings={k: v for k, v in settings.items() if not k.startswith("_")},
@@ -321,6 +357,20 @@ def _run(
         max_rows=int(cfg.get("max_rows") or 128),
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
+    )
+
+
+def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> HarnessConfig:
+    return HarnessConfig(
+        name=name,
+        handler=str(settings["handler"]),
+        settings=settings,
+        model_args=model.get("model_args") or {},
+        tokenizer_args=model.get("tokenizer_args") or {},
+        task_name=str(cfg.task_name),
+        output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
+        limit=None if limit is None else int(limit),
+        progress=bool(cfg.get("progress", True)),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from vestige.data.datasets import Context
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.run.collecting import Collector, ModelHandle
-from vestige.run.config import RunConfig
+from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
@@ -48,8 +48,12 @@ class Outcome:
     retain: Mapping[str, float | None] = field(default_factory=dict)  # the retain model's values, if its logs are here
 
 
-def evaluate_config(config: RunConfig, loaded: LoadedModel | None = None) -> Outcome:
-    """Runs one RunConfig in its run directory. `loaded` is a model already in memory (the Python API)."""
+def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
+    """Runs one evaluation in its run directory. `loaded` is a model already in memory (the Python API)."""
+    if isinstance(config, HarnessConfig):
+        from vestige.run.harness import evaluate_harness
+
+        return evaluate_harness(config, loaded)
     references = load_references(config.suite, config.dialect)
     with writing(config.output_dir):
         evaluation = _Evaluation(config, references, loaded)  # finds the model, or says that there is none
@@ -138,7 +142,7 @@ class _Evaluation:
         return {
             "created": now,
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
-            "model": self._model_facts(),
+            "model": self.model.facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
             "data": {
                 key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
@@ -155,20 +159,6 @@ class _Evaluation:
             "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
         }
 
-    def _model_facts(self) -> dict[str, Any]:
-        facts: dict[str, Any] = {
-            "name": self.model.name,
-            "fingerprint": self.model.fingerprint,
-            "evidence": self.model.identity,
-            "load_seconds": round(self.model.load_seconds, 3),
-        }
-        if self.model.is_loaded:
-            m = self.model.get()
-            facts |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
-        if self.args:
-            facts["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
-        return facts
-
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, float | None]:
     """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run.
@@ -182,7 +172,7 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
     return {m: results[m].get("agg_value") for m in plain if isinstance(results.get(m), Mapping)}
 
 
-def config_json(config: RunConfig) -> dict[str, Any]:
+def config_json(config: AnyConfig) -> dict[str, Any]:
     import json
 
     return dict(json.loads(json.dumps(config.describe(), default=str)))

@@ -10,7 +10,7 @@ from typing import Any
 
 from vestige.data.rows import SUFFIXES
 from vestige.errors import UserError, unknown_name
-from vestige.run.config import PACKAGE_DIR, RunConfig, compose_runs
+from vestige.run.config import PACKAGE_DIR, AnyConfig, HarnessConfig, RunConfig, compose_runs
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Ask:
     out: str | None = None
     task_name: str | None = None
     metrics: Sequence[str] | None = None  # ["all"] for every metric of the suite
+    tasks: Sequence[Any] | str | None = None  # of lm_eval: names, paths, task configs
+    include_path: str | None = None
     reference_model: str | None = None
     dialect: str | None = None
     system_prompt: str | None = None
@@ -57,8 +59,13 @@ def quote(value: Any) -> str:
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${") + '"'
 
 
-def to_run(ask: Ask) -> RunConfig:
-    """The RunConfig of a friendly request."""
+# Flags that mean something to one kind of evaluation only; said to the other kind they would change nothing.
+METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_tokens", "seed")
+TASKS_ONLY = ("tasks", "include_path")
+
+
+def to_run(ask: Ask) -> AnyConfig:
+    """The configuration of a friendly request."""
     suites = sorted(p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml"))
     if ask.suite not in suites and ask.config_dir is None:
         raise unknown_name("suite", ask.suite, suites)
@@ -67,7 +74,13 @@ def to_run(ask: Ask) -> RunConfig:
     overrides = [f"eval={ask.suite}", *_overrides(ask), *ask.overrides]
     config_dir = Path(ask.config_dir) if ask.config_dir else None
     run = compose_runs(overrides, config_dir=config_dir, only=ask.metrics, plugins=ask.plugins)[0]
-    if ask.data:
+    idle = METRICS_ONLY if isinstance(run, HarnessConfig) else TASKS_ONLY
+    said = [f"--{name.replace('_', '-')}" for name in idle if getattr(ask, name) is not None]
+    if said:
+        raise UserError(f"{said[0]} means nothing to '{ask.suite}'; leave it out.")
+    if isinstance(run, HarnessConfig) and ask.tasks is not None:
+        return replace(run, settings={**run.settings, "tasks": ask.tasks})
+    if ask.data and isinstance(run, RunConfig):
         run = replace(run, missing="skip", local=_local(ask, run))
     return run
 
@@ -82,7 +95,8 @@ def _overrides(ask: Ask) -> list[str]:
         f"eval.{ask.suite}.retain_logs_path": ask.retain_logs,
         f"eval.{ask.suite}.reference_model_path": ask.reference_model,
         "dialect": ask.dialect,
-        "model.template_args.system_prompt": ask.system_prompt,
+        _system_key(ask): ask.system_prompt,
+        f"eval.{ask.suite}.include_path": ask.include_path,
         "batch_tokens": ask.batch_tokens,
         "data.max_samples": ask.limit,
         "model.model_args.torch_dtype": ask.dtype,
@@ -97,6 +111,14 @@ def _overrides(ask: Ask) -> list[str]:
     # ++ sets a key whether or not a suite or model of the user's own has it.
     out += [f"++{key}={quote(value)}" for key, value in said.items() if value is not None]
     return out
+
+
+def _system_key(ask: Ask) -> str:
+    """Where the system prompt goes: the harness makes its own prompts, from its own setting."""
+    harness = ask.suite == "lm_eval"
+    return (
+        f"eval.{ask.suite}.simple_evaluate_args.system_instruction" if harness else "model.template_args.system_prompt"
+    )
 
 
 def _task_name(ask: Ask) -> str:

@@ -15,7 +15,7 @@ from vestige.data.rows import MissingData, find_in_directory
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.load import ModelArgs
-from vestige.run.config import RunConfig
+from vestige.run.config import AnyConfig, RunConfig
 from vestige.suites.registry import HANDLERS
 from vestige.suites.spec import DataSpec, SuiteSpec
 from vestige.types import Rows, content_key
@@ -48,7 +48,7 @@ class Prepared:
         return {access: self.rows[key] for access, key in self.data_of.get(metric, {}).items()}
 
 
-def model_args(config: RunConfig) -> ModelArgs:
+def model_args(config: AnyConfig) -> ModelArgs:
     """The model block of a config, in open-unlearning's names, as ModelArgs."""
     given = dict(config.model_args)
     path = str(given.pop("pretrained_model_name_or_path"))

@@ -19,8 +19,8 @@ def rescore(
 ) -> Outcome:
     """Scores a run again. Another dialect is possible as long as it reads the same evidence."""
     manifest = read_manifest(directory)
-    chosen = dialect_for(manifest, dialect, directory)
     suite = suite_from_manifest(manifest, changes)
+    chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = _against(suite, str(Path(retain_logs).expanduser().absolute()))
     references = load_references(suite, chosen.name)

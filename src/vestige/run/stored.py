@@ -47,6 +47,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
     """The suite a run used, with `changes` laid over it."""
     config = manifest["config"]
+    if "harness" in manifest:
+        raise UserError(f"A run of '{config['suite']}' keeps no evidence to score again; evaluate the model again.")
     _check_changes(config["metrics"], changes or {})
     metrics = merged(config["metrics"], changes or {})
     body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}

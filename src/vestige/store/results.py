@@ -10,7 +10,18 @@ from pathlib import Path
 from vestige.store.files import write_json
 from vestige.types import Score
 
-PACKAGES = ("vestige", "torch", "transformers", "tokenizers", "datasets", "numpy", "scipy", "peft", "bitsandbytes")
+PACKAGES = (
+    "vestige",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "scipy",
+    "peft",
+    "bitsandbytes",
+    "lm_eval",
+)
 
 
 def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:

@@ -1,0 +1,182 @@
+"""Any task list through lm-evaluation-harness, with a model and tokenizer that are already loaded.
+
+The harness is an extra and slow to import, so nothing of it is imported before `evaluate` is called. Tasks are read
+before the model is: a misspelt name should not cost the loading of seven billion weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.integrations.lm_eval_results import read_results
+from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
+from vestige.models.load import LoadedModel
+from vestige.models.quiet import first_line, quiet
+
+# Arguments of simple_evaluate that are said elsewhere, and where.
+ELSEWHERE = {
+    "model": "model=NAME or --model PATH",
+    "model_args": "model.model_args",
+    "device": "model.model_args.device",
+    "tasks": "eval.lm_eval.tasks",
+    "task_manager": "eval.lm_eval.include_path",
+    "evaluation_tracker": "the files of the run directory",
+    "log_samples": "LMEval_EVAL.json, which always has the samples",
+    "verbosity": "the notes of manifest.json",
+}
+FOR_THE_MODEL = ("batch_size", "max_batch_size")  # simple_evaluate ignores them when it is handed a model
+
+
+@dataclass
+class HarnessResults:
+    """What the harness found, in plain data."""
+
+    details: dict[str, Any]  # task or group -> metrics, samples by document
+    summary: dict[str, float]  # "task/metric" -> value, of what was asked for
+    data: dict[str, Any]  # task -> rows, source, fingerprint
+    settings: dict[str, Any]  # what the harness was really called with
+    notes: list[str] = field(default_factory=list)
+
+
+Evaluator = Callable[[Mapping[str, Any], Callable[[], LoadedModel], int | None, bool], HarnessResults]
+
+
+def evaluate(
+    settings: Mapping[str, Any], get_model: Callable[[], LoadedModel], max_samples: int | None, progress: bool
+) -> HarnessResults:
+    """Runs `settings["tasks"]` in one call of the harness. `get_model` is asked for the model once tasks are read."""
+    _need_harness()
+    from lm_eval import simple_evaluate
+
+    args = _arguments(settings.get("simple_evaluate_args") or {}, max_samples, simple_evaluate)
+    bars = progress and sys.stderr.isatty()
+    with quiet(bars), _Warnings() as warned:
+        tasks = load_tasks(settings.get("tasks"), settings.get("include_path"), args)
+        lm, model = _wrapped(get_model(), args)
+        try:
+            raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
+        except ValueError as error:
+            raise UserError(f"lm-evaluation-harness refused to run: {first_line(error)}") from error
+    assert raw is not None  # None is for the helpers of a distributed run, and ours is not one
+    read = read_results(raw, tasks.top)
+    used = {k: v for k, v in args.items() if v is not None} | _used(raw["config"])
+    used |= {"max_length": raw.get("max_length"), "tokenizer": type(model.tokenizer).__name__}
+    return HarnessResults(*read, used, [*_shot_notes(raw, args, tasks), *warned.lines])
+
+
+def _need_harness() -> None:
+    try:
+        import lm_eval
+        import lm_eval.models.huggingface  # noqa: F401
+    except ImportError as error:
+        raise UserError(
+            f"This evaluation needs lm-evaluation-harness ({first_line(error).rstrip('.')}); "
+            "run `pip install 'vestige[lm-eval]'`."
+        ) from None
+
+
+def _arguments(given: Mapping[str, Any], max_samples: int | None, function: Any) -> dict[str, Any]:
+    """The arguments of simple_evaluate: checked, without those not said, `limit` from data.max_samples by default."""
+    known = [n for n in inspect.signature(function).parameters if n not in ELSEWHERE]
+    for name in given:
+        if name in ELSEWHERE:
+            raise UserError(f"simple_evaluate_args.{name} has another place here: {ELSEWHERE[name]}.")
+        if name not in known:
+            raise unknown_name("setting of simple_evaluate_args", str(name), known)
+    out = {str(k): v for k, v in given.items() if v is not None}
+    if max_samples is not None and "samples" not in out:
+        out.setdefault("limit", max_samples)
+    if "limit" in out and not float(out["limit"]) > 0:
+        raise UserError(f"simple_evaluate_args.limit must be more than 0, it is {out['limit']}.")
+    out["batch_size"] = _batch_size(out.get("batch_size", 1))
+    return out
+
+
+def _batch_size(value: Any) -> int | str:
+    text = str(value)
+    if text.startswith("auto"):
+        return text
+    if not text.isdigit() or int(text) < 1:
+        raise UserError(f"simple_evaluate_args.batch_size must be a number from 1 or auto, it is {value}.")
+    return int(text)
+
+
+def _wrapped(model: LoadedModel, args: Mapping[str, Any]) -> tuple[Any, LoadedModel]:
+    """Our model as the harness sees models. The tokenizer is a copy, because the harness gives it a padding token."""
+    from lm_eval.models.huggingface import HFLM
+
+    if args.get("apply_chat_template") and not getattr(model.tokenizer, "chat_template", None):
+        raise UserError(
+            f"apply_chat_template is set, but the tokenizer of {model.name} has no chat template; "
+            "set eval.lm_eval.simple_evaluate_args.apply_chat_template=false or give --tokenizer PATH."
+        )
+    sizes = {name: args[name] for name in FOR_THE_MODEL if name in args}
+    return HFLM(pretrained=model.model, tokenizer=copy.deepcopy(model.tokenizer), **sizes), model
+
+
+def _used(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What the harness itself says it used, seeds and found batch sizes above all."""
+    names = ("batch_sizes", "bootstrap_iters", "random_seed", "numpy_seed", "torch_seed", "fewshot_seed")
+    return {name: config[name] for name in names if name in config}
+
+
+def _shot_notes(raw: Mapping[str, Any], args: Mapping[str, Any], tasks: Tasks) -> list[str]:
+    """The harness never gives examples to a task whose own config says zero, whatever was asked."""
+    asked = args.get("num_fewshot")
+    other = [name for name, shots in raw["n-shot"].items() if asked is not None and shots != asked]
+    if not other:
+        return []
+    return [f"num_fewshot={asked} does not hold for {', '.join(sorted(other))}: the task itself fixes another number."]
+
+
+class _Warnings:
+    """Collects the harness's warnings, which would otherwise go to the terminal as if they were ours."""
+
+    CHATTER = (
+        "`pretrained` model kwarg",
+        "Passed an already-initialized model",
+        "Overwriting default num_fewshot",
+        "generation_kwargs:",
+        "is defined, but aggregation is not",
+        "is defined, but higher_is_better is not",
+    )
+    SILENT = ("huggingface_hub", "datasets")  # their retries; what comes of them is an error of ours
+    MANY = 20
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.logger = logging.getLogger("lm_eval")
+        self.handler = logging.Handler(logging.WARNING)
+        self.handler.emit = self._keep  # type: ignore[method-assign]
+
+    def _keep(self, record: Any) -> None:
+        line = f"lm_eval: {' '.join(record.getMessage().split())[:300]}"
+        chatter = any(words in line for words in self.CHATTER)
+        if not chatter and line not in self.lines and len(self.lines) < self.MANY:
+            self.lines.append(line)
+
+    def __enter__(self) -> _Warnings:
+        self.propagate, self.logger.propagate = self.logger.propagate, False
+        self.logger.addHandler(self.handler)
+        self.levels = {name: logging.getLogger(name).level for name in self.SILENT}
+        for name in self.SILENT:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.logger.removeHandler(self.handler)
+        self.logger.propagate = self.propagate
+        for name, level in self.levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+# Evaluators that are not a list of metrics: the `handler` of an eval config -> what runs it. Handlers that are not
+# here (TOFUEvaluator, MUSEEvaluator, a user's own) are suites of metrics.
+EVALUATORS: dict[str, Evaluator] = {"LMEvalEvaluator": evaluate}

@@ -1,0 +1,105 @@
+"""An evaluation by somebody else's harness: its results in our run directory, with our kind of manifest."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
+from vestige.models.load import LoadedModel
+from vestige.models.locate import locate
+from vestige.run.collecting import ModelHandle
+from vestige.run.config import HarnessConfig
+from vestige.run.evaluate import Outcome, config_json
+from vestige.run.prepare import model_args
+from vestige.run.tables import number, table
+from vestige.store.files import read_json, write_json
+from vestige.store.lock import writing
+from vestige.store.results import versions
+from vestige.types import Score
+
+
+def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:
+    """Runs the tasks in the run directory. Nothing is kept between runs: the harness has no evidence to resume from."""
+    started = time.perf_counter()
+    with writing(config.output_dir):
+        _check_directory(config)
+        args = None if loaded else model_args(config)
+        if args is not None:
+            locate(args)  # finds the model, or says that there is none, before tasks are read
+        model = ModelHandle(args, loaded)
+        results = EVALUATORS[config.handler](config.settings, model.get, config.limit, config.progress)
+        return _write(config, model, results, started)
+
+
+def _check_directory(config: HarnessConfig) -> None:
+    """A run of metrics is scored again from its manifest, so that file is not written over."""
+    path = config.output_dir / "manifest.json"
+    before = read_json(path) if path.is_file() else {}
+    suite = (before.get("config") or {}).get("suite")
+    if before and "harness" not in before:
+        raise UserError(
+            f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or "
+            f"eval.{config.name}.output_dir."
+        )
+
+
+def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
+    place, stem = config.output_dir, config.file_stem
+    files = (place / f"{stem}_EVAL.json", place / f"{stem}_SUMMARY.json")
+    write_json(files[0], results.details)
+    write_json(files[1], results.summary)
+    notes = [*results.notes, *(model.get().notes)]
+    manifest = {
+        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "harness": {"handler": config.handler, "settings": results.settings},
+        "model": model.facts(),
+        "data": results.data,
+        "config": config_json(config),
+        "versions": versions(),
+        "seconds": {"total": round(time.perf_counter() - started, 3)},
+        "notes": notes,
+    }
+    write_json(place / "manifest.json", manifest)
+    scores = _scores(results)
+    return Outcome(place, scores, tuple(scores), config.file_stem, manifest, files, results.notes)
+
+
+def _scores(results: HarnessResults) -> dict[str, Score]:
+    """The summary as Scores, so that Python's Result reads a harness run like any other."""
+    out = {}
+    for key, value in results.summary.items():
+        task, _, metric = key.partition("/")
+        rows = results.details[task].get("value_by_index")
+        out[key] = Score(
+            value, None if rows is None else {i: {metric: r[metric]} for i, r in rows.items() if metric in r}
+        )
+    return out
+
+
+def summary(scores: Mapping[str, Score]) -> str:
+    """One line a task and metric, its standard error beside it."""
+    rows = []
+    for key, score in scores.items():
+        name, comma, kind = key.partition(",")
+        if name.endswith("_stderr"):
+            continue
+        error = scores.get(f"{name}_stderr{comma}{kind}")
+        rows.append([key, number(score.agg_value), number(error.agg_value if error else None)])
+    return table(rows, ["task/metric", "value", "stderr"], right=(1, 2))
+
+
+def report(outcome: Outcome) -> str:
+    """What the command line prints of a harness run."""
+    manifest: Mapping[str, Any] = outcome.manifest
+    documents = sum(d["rows"] for d in manifest["data"].values())
+    version = manifest["versions"].get("lm_eval", "")
+    head = f"{manifest['model']['name']}  (lm-evaluation-harness {version}, {documents} documents)"
+    notes = [f"note: {note}" for note in outcome.notes]
+    files = f"files: {', '.join(str(f) for f in outcome.files)}"
+    return "\n".join(
+        ["", head, "", summary(outcome.scores), *notes, "", files, f"time:  {manifest['seconds']['total']:.1f} s"]
+    )

@@ -1,0 +1,336 @@
+"""lm-evaluation-harness with our model: its own numbers, every setting in effect, mistakes in one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("lm_eval")
+
+from conftest import LAB
+from vestige.cli import main
+from vestige.models.load import LoadedModel, ModelArgs, load_model
+
+FULL = LAB / "models" / "full"
+ROWS = 12
+
+CHOICE = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}, train: {data}}}}}
+test_split: test
+fewshot_split: train
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: label
+metric_list:
+  - {{metric: acc}}
+  - {{metric: acc_norm}}
+metadata: {{version: 1.0}}
+"""
+GENERATE = """
+task: {name}
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "{{{{answer}}}}"
+generation_kwargs: {{until: ["."], max_gen_toks: 12, do_sample: false}}
+num_fewshot: 0
+metric_list:
+  - {{metric: exact_match, ignore_case: true}}
+"""
+GROUP = """
+group: lab_group
+task: [lab_choice, lab_more]
+aggregate_metric_list:
+  - {metric: acc, weight_by_size: true}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What the datasets library makes of our JSONL files does not stay in the user's cache."""
+    import datasets
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a multiple-choice task, another one under three names, a generation task and a group."""
+    place = tmp_path_factory.mktemp("tasks")
+    data = place / "rows.jsonl"
+    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()[:ROWS]]
+    with data.open("w") as out:
+        for number, row in enumerate(rows):
+            wrong = row["perturbed_answer"][:3]
+            label = number % 4
+            choices = [*wrong[:label], row["answer"], *wrong[label:]]
+            body = {"question": row["question"], "answer": row["answer"], "choices": choices, "label": label}
+            out.write(json.dumps(body) + "\n")
+    for name in ("lab_choice", "lab_more", "wmdp_cyber", "mmlu"):
+        (place / f"{name}.yaml").write_text(CHOICE.format(name=name, data=data))
+    (place / "lab_text.yaml").write_text(GENERATE.format(name="lab_text", data=data))
+    (place / "lab_group.yaml").write_text(GROUP)
+    return place
+
+
+@pytest.fixture(scope="module")
+def model() -> LoadedModel:
+    return load_model(ModelArgs(path=str(FULL)))
+
+
+def directly(model: LoadedModel, tasks: Path, names: list[str], **args: Any) -> dict[str, Any]:
+    """The harness without us."""
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+    from lm_eval.tasks import TaskManager
+
+    lm = HFLM(pretrained=model.model, tokenizer=model.tokenizer, batch_size=4)
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    return dict(simple_evaluate(model=lm, tasks=names, task_manager=manager, **args) or {})
+
+
+def run(out: Path, *words: str) -> dict[str, Any]:
+    """The command, and its three files."""
+    assert main(["eval", "lm_eval", "--model", str(FULL), "--out", str(out), *words]) == 0
+    return {p.stem: json.loads(p.read_text()) for p in out.glob("*.json") if not p.name.startswith(".")}
+
+
+def settings(tasks: Path, names: Any, **args: Any) -> dict[str, Any]:
+    return {"tasks": names, "include_path": str(tasks), "simple_evaluate_args": args}
+
+
+def evaluate(model: LoadedModel, tasks: Path, names: Any, max_samples: int | None = None, **args: Any) -> Any:
+    from vestige.integrations.lm_eval import evaluate
+
+    return evaluate(settings(tasks, names, **args), lambda: model, max_samples, False)
+
+
+def test_the_harness_own_numbers(
+    model: LoadedModel, tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ["lab_choice", "lab_text"]
+    expected = directly(model, tasks, names)
+    got = run(tmp_path, "--tasks", "lab_choice,lab_text", "--include-path", str(tasks))
+    assert "lab_choice/acc_norm" in capsys.readouterr().out
+    summary, details, manifest = got["LMEval_SUMMARY"], got["LMEval_EVAL"], got["manifest"]
+    for name in names:
+        numbers = {k.removesuffix(",none"): v for k, v in expected["results"][name].items() if "," in k}
+        assert {f"{name}/{k}": v for k, v in numbers.items()} == pytest.approx(
+            {k: v for k, v in summary.items() if k.startswith(f"{name}/")}, abs=1e-12
+        )
+        for sample in expected["samples"][name]:
+            row = details[name]["value_by_index"][str(sample["doc_id"])]
+            assert {m: row[m] for m in sample["metrics"]} == {m: float(sample[m]) for m in sample["metrics"]}
+        assert len(details[name]["value_by_index"]) == ROWS
+    assert 0 < summary["lab_choice/acc"] <= 1
+    assert summary["lab_text/exact_match"] in [i / ROWS for i in range(ROWS + 1)]
+    assert manifest["versions"]["lm_eval"] and manifest["model"]["dtype"] == "float32"
+    assert manifest["data"]["lab_choice"]["rows"] == ROWS and manifest["harness"]["settings"]["batch_size"] == 16
+
+
+def test_batch_size_is_in_effect(model: LoadedModel, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    hook = model.model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(args[0] if args else kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        values, calls = [], []
+        for batch_size in (1, 8):
+            sizes.clear()
+            values.append(evaluate(model, tasks, ["lab_choice"], batch_size=batch_size).summary["lab_choice/acc"])
+            calls.append((len(sizes), max(sizes)))
+    finally:
+        hook.remove()
+    assert calls == [(4 * ROWS, 1), (4 * ROWS // 8, 8)]
+    assert values[0] == values[1]
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Every context that the harness hands to the model."""
+    from lm_eval.models.huggingface import HFLM
+
+    seen: list[str] = []
+    original = HFLM.loglikelihood
+
+    def spy(self: Any, requests: Any, **kwargs: Any) -> Any:
+        seen.extend(r.args[0] for r in requests)
+        return original(self, requests, **kwargs)
+
+    monkeypatch.setattr(HFLM, "loglikelihood", spy)
+    yield seen
+
+
+def test_prompt_settings_are_in_effect(model: LoadedModel, tasks: Path, prompts: list[str]) -> None:
+    def asked(**args: Any) -> list[str]:
+        prompts.clear()
+        evaluate(model, tasks, ["lab_choice"], max_samples=2, **args)
+        return list(prompts)
+
+    plain = asked()
+    assert len(plain) == 8  # data.max_samples is the limit
+    assert len(asked(limit=3)) == 12  # one said to the harness itself goes first
+    assert asked(system_instruction="Be brief.")[0].startswith("Be brief.")
+    chat = asked(apply_chat_template=True, system_instruction="Be brief.")
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": plain[0]}]
+    assert chat[0] == model.tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
+    assert len(asked(num_fewshot=2)[0]) > 2 * len(plain[0])
+
+
+def test_a_task_that_fixes_its_examples_is_noted(model: LoadedModel, tasks: Path) -> None:
+    result = evaluate(model, tasks, ["lab_text"], max_samples=1, num_fewshot=2)
+    assert any("num_fewshot=2 does not hold for lab_text" in note for note in result.notes)
+
+
+def test_a_chat_template_that_is_not_there(model: LoadedModel, tasks: Path) -> None:
+    from vestige.errors import UserError
+
+    bare = copy.copy(model)
+    bare.tokenizer = copy.deepcopy(model.tokenizer)
+    bare.tokenizer.chat_template = None
+    with pytest.raises(UserError, match="has no chat template"):
+        evaluate(bare, tasks, ["lab_choice"], apply_chat_template=True)
+
+
+def test_the_tokenizer_of_the_caller_is_left_alone(model: LoadedModel, tasks: Path) -> None:
+    import vestige
+
+    tokenizer = copy.deepcopy(model.tokenizer)
+    tokenizer.pad_token = None
+    words = {"tasks": [str(tasks / "lab_choice.yaml")], "limit": 2}
+    result = vestige.evaluate(model.model, "lm_eval", tokenizer=tokenizer, **words)
+    assert tokenizer.pad_token is None
+    assert result.manifest["model"]["name"] == "in-memory model"
+
+
+def test_three_ways_to_name_a_task(model: LoadedModel, tasks: Path) -> None:
+    import yaml
+
+    inline = yaml.safe_load((tasks / "lab_choice.yaml").read_text())
+    ways = ["lab_choice", str(tasks / "lab_choice.yaml"), inline]
+    found = [evaluate(model, tasks, [way], max_samples=4) for way in ways]
+    assert found[0].summary == found[1].summary == found[2].summary
+    assert found[0].data["lab_choice"]["fingerprint"] == found[2].data["lab_choice"]["fingerprint"]
+
+
+@pytest.fixture
+def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the harness's own 14,000 tasks only WMDP's: reading all of them takes seconds each time."""
+    import lm_eval.tasks
+    from lm_eval.tasks._index import TaskIndex
+
+    own, original = Path(lm_eval.tasks.__file__).parent, TaskIndex._iter_yaml_files
+    few = staticmethod(lambda root: original(root / "wmdp" if Path(root) == own else root))
+    monkeypatch.setattr(TaskIndex, "_iter_yaml_files", few)
+
+
+@pytest.mark.usefixtures("small_index")
+def test_groups_and_changes_to_a_known_task(model: LoadedModel, tasks: Path) -> None:
+    changed = {"task": "wmdp_cyber", "num_fewshot": 1}
+    result = evaluate(model, tasks, ["lab_group", changed], max_samples=4)
+    parts = [result.details[n]["metrics"]["acc"] for n in ("lab_choice", "lab_more")]
+    assert result.summary["lab_group/acc"] == pytest.approx(sum(parts) / 2)
+    assert {k.split("/")[0] for k in result.summary} == {"lab_group", "wmdp_cyber"}
+    assert result.details["lab_group"]["subtasks"] == ["lab_choice", "lab_more"]
+    assert result.details["wmdp_cyber"]["n_shot"] == 1
+
+
+@pytest.mark.usefixtures("small_index")
+@pytest.mark.parametrize(
+    ("names", "args", "needle"),
+    [
+        ([], {}, "No tasks given"),
+        (["lab_chioce"], {}, "Did you mean 'lab_choice'"),
+        (["wmdp_cybr"], {}, "Did you mean 'wmdp_cyber'"),
+        ([{"dataset_path": "json"}], {}, "neither a name nor a task config"),
+        (["wmdp_bio"], {}, "'wmdp_bio' is on the hub and could not be fetched"),
+        (["lab_choice", "lab_group"], {}, "Duplicate task 'lab_choice'"),
+        (["lab_choice"], {"batchsize": 3}, "Did you mean 'batch_size'"),
+        (["lab_choice"], {"device": "cpu"}, "model.model_args.device"),
+        (["lab_choice"], {"batch_size": 0}, "batch_size must be"),
+    ],
+)
+def test_mistakes_are_one_sentence_and_load_no_model(tasks: Path, names: Any, args: Any, needle: str) -> None:
+    from vestige.errors import UserError
+    from vestige.integrations.lm_eval import evaluate
+
+    def never() -> Any:
+        raise AssertionError("the model was asked for")
+
+    with pytest.raises(UserError) as error:
+        evaluate(settings(tasks, names, **args), never, None, False)
+    assert needle in str(error.value) and "\n" not in str(error.value)
+
+
+def test_without_the_package(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    words = ["eval", "lm_eval", "--model", str(FULL), "--out", str(tmp_path), "--tasks", "lab_choice"]
+    assert main(words) == 2
+    assert "pip install 'vestige[lm-eval]'" in capsys.readouterr().err
+
+
+def test_wmdp_experiment(tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3"]
+    words += [f"eval.lm_eval.include_path={tasks}", f"model.model_args.pretrained_model_name_or_path={FULL}"]
+    assert main(["eval", *words, "eval.lm_eval.simple_evaluate_args.batch_size=2"]) == 0
+    place = tmp_path / "saves" / "eval" / "X"
+    summary = json.loads((place / "LMEval_SUMMARY.json").read_text())
+    assert {"wmdp_cyber/acc", "mmlu/acc"} <= set(summary)
+    manifest = json.loads((place / "manifest.json").read_text())
+    assert manifest["harness"]["settings"]["batch_size"] == 2 and manifest["harness"]["settings"]["limit"] == 3
+
+
+def test_hydra_overrides(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["eval=lm_eval", f"eval.lm_eval.tasks=[{tasks / 'lab_choice.yaml'}]", "model=local", "task_name=x"]
+    words += [f"model.model_args.pretrained_model_name_or_path={FULL}", f"paths.output_dir={tmp_path}"]
+    assert main(["eval", *words, "--cfg"]) == 0
+    assert "lab_choice.yaml" in capsys.readouterr().out
+    assert main(["eval", *words, "data.max_samples=2"]) == 0
+    assert (tmp_path / "LMEval_SUMMARY.json").is_file()
+    assert main(["score", str(tmp_path)]) == 2
+    assert "no evidence to score" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["eval", "lm_eval", "--tasks", "a", "--retain-logs", "x"], "--retain-logs means nothing to 'lm_eval'"),
+        (["eval", "lm_eval", "--tasks", "a", "--metrics", "all"], "has tasks, not metrics"),
+        (["eval", "tofu", "--tasks", "a"], "--tasks means nothing to 'tofu'"),
+        (["plan", "lm_eval", "--tasks", "a"], "counts the cost of metrics"),
+    ],
+)
+def test_flags_of_the_other_kind(words: list[str], needle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*words, "--model", str(FULL)]) == 2
+    assert needle in capsys.readouterr().err
+
+
+def test_a_run_of_metrics_is_not_written_over(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "manifest.json").write_text(json.dumps({"config": {"suite": "tofu"}}))
+    words = ["--tasks", "lab_choice", "--include-path", str(tasks)]
+    assert main(["eval", "lm_eval", "--model", str(FULL), "--out", str(tmp_path), *words]) == 2
+    assert "holds a run of 'tofu'" in capsys.readouterr().err
+
+
+def test_python(tasks: Path, tmp_path: Path) -> None:
+    import vestige
+
+    result = vestige.evaluate(FULL, "lm_eval", tasks=["lab_choice"], include_path=str(tasks), out=tmp_path, limit=3)
+    assert len(result.rows("lab_choice/acc")) == 3
+    assert "lab_choice/acc" in repr(result)

@@ -25,6 +25,7 @@ def ks_test(inputs: Inputs) -> Score:
         return Score(None, reason="no row has a truth ratio to compare")
     test = vectors.ks(mine, theirs)
     extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
+    extra["smallest_detectable"] = vectors.smallest_detectable(test.n, test.m)  # below it, no row count would tell
     return Score(test.p, extra=extra)
 
 

@@ -175,7 +175,7 @@ def _report(outcome: Any, run: Any) -> int:
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
-    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain))
+    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in outcome.notes:
         print(f"note: {note}")
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
@@ -237,7 +237,7 @@ def run_score(args: argparse.Namespace) -> int:
     outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
     suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain))
+    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
     return 0
 

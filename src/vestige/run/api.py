@@ -64,7 +64,8 @@ class Result:
     def __repr__(self) -> str:
         suite = suite_from_manifest(self.manifest)
         head = f"{self.manifest['model']['name']}  (dialect {self.outcome.dialect}; files in {self.directory})"
-        return f"{head}\n{summary(suite.metrics, self.outcome.top, self.scores, self.outcome.retain)}"
+        table = summary(suite.metrics, self.outcome.top, self.scores, self.outcome.retain, self.outcome.stats)
+        return f"{head}\n{table}"
 
 
 def evaluate(

@@ -37,6 +37,7 @@ class RunConfig:
     max_rows: int
     progress: bool
     plugins: tuple[str, ...] = ()
+    resamples: int = 2000  # behind each interval; 0: no intervals
 
     @property
     def overwrite(self) -> bool:
@@ -67,6 +68,7 @@ class RunConfig:
             "batch_tokens": self.batch_tokens,
             "max_rows": self.max_rows,
             "plugins": list(self.plugins),
+            "stats": {"resamples": self.resamples},
         }
 
 
@@ -319,7 +321,16 @@ def _run(
         max_rows=int(cfg.get("max_rows") or 128),
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
+        resamples=_resamples(cfg),
     )
+
+
+def _resamples(cfg: Any) -> int:
+    """A root configuration of the user's own need not have heard of intervals."""
+    said = (cfg.get("stats") or {}).get("resamples", RunConfig.resamples)
+    if not isinstance(said, int) or said < 0:
+        raise UserError(f"stats.resamples must be a whole number (0: no intervals), it is {said}.")
+    return said
 
 
 def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:

@@ -30,7 +30,7 @@ class Reference:
     fingerprints: Mapping[str, frozenset[str]] = field(default_factory=dict)  # metric -> its rows
 
 
-def _references(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:
+def references_of(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:
     return {r.name: _included(r, files[r.path].results if r.path and r.path in files else {}) for r in spec.references}
 
 
@@ -113,7 +113,7 @@ def score_suite(
             data=prepared.data(name),
             evidence=evidence,
             parents={key: scores[parent] for key, parent in spec.parents.items()},
-            references=_references(spec, references),
+            references=references_of(spec, references),
         )
         score = _score(inputs, evidence, classify, live)
         if score.agg_value is not None and spec.references:

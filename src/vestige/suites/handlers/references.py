@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vestige.compare import vectors
 from vestige.errors import UserError
@@ -10,6 +11,9 @@ from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.ratios import need
 from vestige.suites.registry import Inputs, handler
 from vestige.types import Score
+
+if TYPE_CHECKING:
+    from vestige.suites.spec import MetricSpec
 
 
 @handler("ks_test")
@@ -25,7 +29,7 @@ def ks_test(inputs: Inputs) -> Score:
         return Score(None, reason="no row has a truth ratio to compare")
     test = vectors.ks(mine, theirs)
     extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
-    extra["smallest_detectable"] = vectors.smallest_detectable(test.n, test.m)  # below it, no row count would tell
+    extra["smallest_detectable"] = vectors.smallest_detectable(test.n, test.m)  # at this n and m
     return Score(test.p, extra=extra)
 
 
@@ -37,6 +41,11 @@ def _no_reference(inputs: Inputs) -> str:
     return "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
 
 
+def ref_value(spec: MetricSpec) -> float:
+    """What stands in for a retain model that is not there."""
+    return float(spec.params.get("ref_value", 0.5))
+
+
 def _against_reference(inputs: Inputs, formula: Callable[[float, float], float]) -> Score:
     parent = inputs.parents.get("forget")
     if parent is None:
@@ -46,7 +55,7 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float])
     reference = inputs.reference("retain")
     if reference is not None and reference.agg_value is not None:
         return Score(formula(parent.agg_value, reference.agg_value))
-    stand_in = float(inputs.spec.params.get("ref_value", 0.5))
+    stand_in = ref_value(inputs.spec)
     note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
     return Score(formula(parent.agg_value, stand_in), notes=(note,))
 

@@ -17,7 +17,7 @@ from vestige.run.config import RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
-from vestige.run.statistics import Run, write_statistics
+from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.store.evidence import discard_all
 from vestige.store.examples import save_rows
 from vestige.store.files import write_json
@@ -125,10 +125,11 @@ class _Evaluation:
 
     def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
         config, suite = self.config, self.config.suite
-        files = write_results(config.output_dir, suite.file_stem, scores, suite.top)
+        files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         manifest = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", manifest)
         stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
+        files = (*files, stats_file(config.output_dir, suite)) if stats else files
         notes = [*self.notes, *prepared.notes]
         retain = retain_values(self.references, suite.top)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)

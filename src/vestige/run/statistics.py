@@ -111,7 +111,7 @@ class Run:
             return None, ""
         # The same rows under two models are drawn together. Another tool's logs do not say which rows they read;
         # equal row numbers must do then.
-        files = [self.references[r.path] for r in spec.references if r.path in self.references]
+        files = [self.references[r.path] for r in spec.references if r.path and r.path in self.references]
         known = [f.fingerprints[parent] for f in files if f.fingerprints.get(parent)]
         same = all(k == data_fingerprints(self.manifest, parent) for k in known)
         same = same and _row_numbers(score) == _row_numbers(self.scores[parent])
@@ -249,9 +249,13 @@ def rounded(x: float) -> float:
     return float(f"{x:.10g}")
 
 
+def stats_file(directory: Path, suite: SuiteSpec) -> Path:
+    return directory / f"{suite.file_stem}_STATS.json"
+
+
 def write_statistics(directory: Path, run: Run, resamples: int) -> dict[str, dict[str, Any]]:
     """NAME_STATS.json beside the results. Whatever goes wrong here, the run and its numbers stand."""
-    path = directory / f"{run.suite.file_stem}_STATS.json"
+    path = stats_file(directory, run.suite)
     path.unlink(missing_ok=True)  # intervals of earlier numbers must not stand beside these
     if resamples == 0:
         return {}

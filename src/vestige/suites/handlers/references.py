@@ -28,9 +28,9 @@ def ks_test(inputs: Inputs) -> Score:
     if not mine or not theirs:
         return Score(None, reason="no row has a truth ratio to compare")
     test = vectors.ks(mine, theirs)
+    least = vectors.smallest_detectable(test.n, test.m)
     extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
-    extra["smallest_detectable"] = vectors.smallest_detectable(test.n, test.m)  # at this n and m
-    return Score(test.p, extra=extra)
+    return Score(test.p, extra={**extra, "smallest_detectable": least})
 
 
 def _no_reference(inputs: Inputs) -> str:

@@ -35,6 +35,12 @@ class Result:
         return {name: self.scores[name].agg_value for name in self.outcome.top}
 
     @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of all metrics that have one (of forget_quality: of its KS distance)."""
+        ends = {name: stat["interval"] for name, stat in self.outcome.stats.items()}
+        return {name: (e[0], e[1]) for name, e in ends.items() if e}
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
         return self.outcome.manifest
 

@@ -74,7 +74,8 @@ def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0
 def _short(paths: Sequence[Path]) -> list[str]:
     """The last part of each path; the whole path where that would name two runs alike."""
     names = [p.parent.name if p.suffix == ".json" else p.resolve().name for p in paths]
-    return [name if names.count(name) == 1 else str(p) for name, p in zip(names, paths, strict=True)]
+    names = [name if names.count(name) == 1 else str(p) for name, p in zip(names, paths, strict=True)]
+    return [n if n not in names[:i] else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
 
 
 def _read(path: Path, name: str) -> Stored:

@@ -79,6 +79,8 @@ def _short(paths: Sequence[Path]) -> list[str]:
 
 
 def _read(path: Path, name: str) -> Stored:
+    if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
+        raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
     file = result_file(path)
     scores = {m: Score.from_json(v) for m, v in read_results(file).items() if isinstance(v, dict)}
     if not (file.parent / "manifest.json").is_file():

@@ -299,9 +299,7 @@ def _run(
     limit = data.get("max_samples")
     if limit is not None and int(limit) < 1:
         raise UserError(f"data.max_samples must be at least 1, it is {limit}.")
-    for key in ("batch_tokens", "max_rows"):
-        if cfg.get(key) is not None and int(cfg[key]) < 1:
-            raise UserError(f"{key} must be at least 1, it is {cfg[key]}.")
+    _check_sizes(cfg)
     if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     return RunConfig(
@@ -323,6 +321,12 @@ def _run(
         plugins=tuple(plugins),
         resamples=_resamples(cfg),
     )
+
+
+def _check_sizes(cfg: Any) -> None:
+    for key in ("batch_tokens", "max_rows"):
+        if cfg.get(key) is not None and int(cfg[key]) < 1:
+            raise UserError(f"{key} must be at least 1, it is {cfg[key]}.")
 
 
 def _resamples(cfg: Any) -> int:

@@ -88,9 +88,14 @@ def _included(reference: ReferenceSpec, results: Mapping[str, Any]) -> dict[str,
     for metric, access_key in reference.include.items():
         found = results.get(metric)
         out[access_key] = Score.from_json(found) if isinstance(found, dict) else None
-        if reference.path and found is None:
-            log.warning("%s holds no metric '%s'.", reference.path, metric)
     return out
+
+
+def _say_absent(spec: MetricSpec, files: Mapping[str, Reference]) -> None:
+    for r in spec.references:
+        for metric in r.include:
+            if r.path and (r.path not in files or files[r.path].results.get(metric) is None):
+                log.warning("%s holds no metric '%s'.", r.path, metric)
 
 
 def score_suite(
@@ -107,6 +112,7 @@ def score_suite(
         if name in prepared.unavailable:
             scores[name] = Score(None, reason=prepared.unavailable[name])
             continue
+        _say_absent(spec, references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,

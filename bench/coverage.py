@@ -3,8 +3,9 @@
     python bench/coverage.py [--repetitions 400] [--resamples 1000] [--seed 0]
 
 Prints, for each statistic and number of rows, the share of intervals that hold the truth, those that miss on either
-side, and their mean width; then the seconds that 10,000 resamplings of a suite of TOFU's size take. A share between
-92 and 98 % passes; the exit status says whether all do.
+side, and their mean width; how often the KS test rejects two equal models on the same rows; and the seconds that
+10,000 resamplings of a suite of TOFU's size take. A share between 92 and 98 % passes; the exit status says whether
+all do.
 """
 
 from __future__ import annotations
@@ -83,6 +84,20 @@ def cover(world: World, truth: float, n: int, repetitions: int, resamples: int, 
                                (high - low).mean())]  # fmt: skip
 
 
+def ks_cover(n: int, repetitions: int, resamples: int, seed: int) -> tuple[float, float]:
+    """Two equal models on the same rows (correlation 0.5): how often the band holds 0, and how often KS rejects."""
+    rng = np.random.default_rng([seed, n])
+    held = rejected = 0
+    for repetition in range(repetitions):
+        easy = rng.normal(0, 0.5**0.5, n)
+        a, b = (sample(easy + rng.normal(0, 0.5**0.5, n)) for _ in range(2))
+        reach = bootstrap.Resampler([a, b], resamples, repetition).draws({"x": bootstrap.ks_deviation(a, b)})["x"]
+        test = vectors.ks(a.values, b.values)
+        held += test.distance <= np.quantile(reach, bootstrap.LEVEL) + 1e-12
+        rejected += test.p < 1 - bootstrap.LEVEL
+    return held / repetitions, rejected / repetitions
+
+
 def tofu_seconds(resamples: int = 10_000) -> float:
     """A suite of TOFU's size: 36 means, 6 AUCs, a harmonic mean and a KS distance on sets of 400 and 100 rows."""
     rng = np.random.default_rng(0)
@@ -113,6 +128,10 @@ def main() -> int:
             inside, low, high, width = cover(world, truth, n, args.repetitions, args.resamples, args.seed)
             passed &= 0.92 <= inside <= 0.98
             print(f"{name:14} {n:5}  {inside:7.1%}  {low:8.1%}  {high:8.1%}  {width:7.3f}", flush=True)
+    for n in (40, 100):
+        inside, rejects = ks_cover(n, args.repetitions, args.resamples, args.seed)
+        passed &= 0.92 <= inside <= 0.98
+        print(f"{'KS distance 0':14} {n:5}  {inside:7.1%}   the KS test rejects {rejects:.1%}", flush=True)
     print(f"10,000 resamplings of a suite of TOFU's size: {tofu_seconds():.1f} s")
     return 0 if passed else 1
 

@@ -28,10 +28,14 @@ def span(stat: Mapping[str, Any]) -> str:
 
     >>> span({"interval": [0.41, 0.5]}), span({"interval": [0.1, 0.3], "of": "ks_statistic"}), span({})
     ('0.4100 to 0.5000', 'D 0.1000 to 0.3000', '-')
+    >>> span({"interval": [1.0, 1.0]})  # not certainty: the rows at hand agree, others might not
+    'no spread'
     """
     if not stat.get("interval"):
         return "-"
     low, high = stat["interval"]
+    if low == high:
+        return "no spread"
     return f"{'D ' if stat.get('of') == 'ks_statistic' else ''}{number(low)} to {number(high)}"
 
 

@@ -22,6 +22,7 @@ EXAMPLES = """examples:
   vestige audit --before A --after B --forget f.jsonl --retain r.jsonl     your own rows
   vestige plan tofu --model PATH --data DIR           what that would cost
   vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
+  vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
   vestige ls metrics                                  what there is
 """
 
@@ -51,6 +52,14 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--dialect", metavar="NAME", help="the same as dialect=NAME")
     score.add_argument("--retain-logs", metavar="FILE", help="compare with this run instead")
     score.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    compare = verbs.add_parser("compare", help="runs side by side, and whether their differences could be chance")
+    compare.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run directories; the first is the yardstick"
+    )
+    compare.add_argument("--metrics", metavar="all|NAME,...", help="instead of those the first run was asked for")
+    compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
+    compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
+    compare.add_argument("--plugin", action="append", default=[], metavar="FILE")
     listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, experiments")
     listing.add_argument("what", nargs="?", default="all")
     listing.add_argument("--config-dir", metavar="DIR")
@@ -104,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
-    verbs = {"audit": run_audit, "eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
+    verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
+    verbs |= {"ls": run_ls, "demo": run_demo}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -123,7 +133,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, rest = top.parse_known_args(argv)
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
-    place = {"eval": "words", "plan": "words", "score": "changes"}.get(args.verb)
+    place = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs"}.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
@@ -194,7 +204,7 @@ def _report(outcome: Any, run: Any) -> int:
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
-    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain))
+    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in outcome.notes:
         print(f"note: {note}")
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
@@ -261,8 +271,17 @@ def run_score(args: argparse.Namespace) -> int:
     outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
     suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain))
+    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.comparing import compare
+
+    load_plugins(args.plugin)
+    print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples))
     return 0
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 
 from vestige.types import Array
 
 EPSILON = 1e-10
+Number = TypeVar("Number", float, Array)  # one value, or one for each resampling
 
 
 def auc(forget: Sequence[float] | Array, holdout: Sequence[float] | Array) -> float:
@@ -23,11 +26,25 @@ def auc(forget: Sequence[float] | Array, holdout: Sequence[float] | Array) -> fl
     low, high = np.asarray(forget, float), np.asarray(holdout, float)
     if not len(low) or not len(high) or np.isnan(low).any() or np.isnan(high).any():
         return float("nan")
-    ordered = np.sort(low)
-    below = np.searchsorted(ordered, high, side="left")
-    upto = np.searchsorted(ordered, high, side="right")
+    return float(auc_of_counts(low, high, np.ones(len(low)), np.ones(len(high))))
+
+
+def auc_of_counts(low: Array, high: Array, times_low: Array, times_high: Array) -> Array:
+    """AUCs of samples in which each value stands as often as its count says; leading axes of counts pass through.
+
+    >>> float(auc_of_counts(np.array([1, 5]), np.array([3]), np.array([2, 0]), np.array([1])))
+    1.0
+    """
+    order = np.argsort(low, kind="stable")
+    ordered, times = low[order], times_low[..., order]
+    so_far = np.concatenate([np.zeros((*times.shape[:-1], 1)), np.cumsum(times, axis=-1)], axis=-1)
+    below = so_far[..., np.searchsorted(ordered, high, side="left")]
+    upto = so_far[..., np.searchsorted(ordered, high, side="right")]
     # Twice the wins plus the ties: whole numbers, so that the only rounding is one division.
-    return float((below + upto).sum() / (2 * len(low) * len(high)))
+    pairs = times_low.sum(axis=-1) * times_high.sum(axis=-1)
+    with np.errstate(invalid="ignore"):  # a resampling without any usable row has no AUC
+        out: Array = ((below + upto) * times_high).sum(axis=-1) / (2 * pairs)
+    return out
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,51 @@ def ks(a: Sequence[float] | Array, b: Sequence[float] | Array) -> KolmogorovSmir
     return KolmogorovSmirnov(p, float(np.log10(p)) if p > 0 else float("-inf"), float(result.statistic), len(x), len(y))
 
 
-def privleak(score: float, reference: float) -> float:
+def gaps_of_counts(a: Array, b: Array, times_a: Array, times_b: Array) -> Array:
+    """F_a - F_b, the gap between two distribution functions, at each pooled value; KS D is its largest size.
+
+    >>> gaps_of_counts(np.array([1, 2]), np.array([3]), np.array([1, 1]), np.array([1])).tolist()
+    [0.5, 1.0, 0.0]
+    """
+    pooled = np.unique(np.concatenate([a, b]))
+    return _steps(a, times_a, pooled) - _steps(b, times_b, pooled)
+
+
+def _steps(values: Array, times: Array, at: Array) -> Array:
+    order = np.argsort(values, kind="stable")
+    so_far = np.cumsum(times[..., order], axis=-1)
+    so_far = np.concatenate([np.zeros((*times.shape[:-1], 1)), so_far], axis=-1)
+    with np.errstate(invalid="ignore"):
+        out: Array = so_far[..., np.searchsorted(values[order], at, side="right")] / so_far[..., -1:]
+    return out
+
+
+@lru_cache(maxsize=64)
+def smallest_detectable(n: int, m: int, level: float = 0.05) -> float | None:
+    """The smallest KS distance that samples of n and m can call significant; None when no distance would do.
+
+    Looked for among the multiples of 1 / max(n, m), with the very p-value that `ks` reports.
+
+    >>> smallest_detectable(400, 400), smallest_detectable(2, 2)
+    (0.0975, None)
+    """
+    size, other = max(n, m), (np.arange(min(n, m)) + 0.5) / max(min(n, m), 1)
+
+    def significant(ahead: int) -> bool:
+        """Samples alike but for `ahead` values of the larger one that come before everything else."""
+        sample = np.where(np.arange(size) < ahead, -1.0, (np.arange(size) + 1) / size)
+        return ks(sample, other).p < level
+
+    if not len(other) or not significant(size):
+        return None
+    low, high = 0, size
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if significant(middle) else (middle, high)
+    return high / size
+
+
+def privleak(score: Number, reference: Number) -> Number:
     """MUSE's PrivLeak: the relative change of 1 - AUC against the retain model's, in per cent.
 
     Negative: still recognisable (too little forgotten). Positive: stranger than never seen (too much).
@@ -66,7 +127,7 @@ def privleak(score: float, reference: float) -> float:
     return ((1 - score) - (1 - reference)) / ((1 - reference) + EPSILON) * 100
 
 
-def rel_diff(score: float, reference: float) -> float:
+def rel_diff(score: Number, reference: Number) -> Number:
     """The relative difference to a reference, in per cent.
 
     >>> round(rel_diff(0.75, 0.5), 4)
@@ -81,7 +142,11 @@ def harmonic_mean(values: Sequence[float]) -> float:
     >>> harmonic_mean([1.0, 0.5]), harmonic_mean([1.0, 0.0])
     (0.6666666666666666, 0.0)
     """
-    x = np.asarray(values, float)
-    if (x == 0).any():
-        return 0.0
-    return float(len(x) / np.sum(1.0 / x))
+    return float(harmonic_means(np.asarray(values, float)))
+
+
+def harmonic_means(values: Array) -> Array:
+    """The same over the last axis; leading axes pass through."""
+    with np.errstate(divide="ignore"):
+        mean = values.shape[-1] / np.sum(1.0 / values, axis=-1)
+    return np.where((values == 0).any(axis=-1), 0.0, mean)

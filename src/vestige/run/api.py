@@ -36,6 +36,12 @@ class Result:
         return {name: self.scores[name].agg_value for name in self.outcome.top}
 
     @property
+    def intervals(self) -> dict[str, tuple[float, float]]:
+        """95 % intervals of all metrics that have one (of forget_quality: of its KS distance)."""
+        ends = {name: stat["interval"] for name, stat in self.outcome.stats.items()}
+        return {name: (e[0], e[1]) for name, e in ends.items() if e}
+
+    @property
     def manifest(self) -> Mapping[str, Any]:
         return self.outcome.manifest
 
@@ -67,7 +73,8 @@ class Result:
             return report(self.outcome).strip()
         suite = suite_from_manifest(self.manifest)
         head = f"{self.manifest['model']['name']}  (dialect {self.outcome.dialect}; files in {self.directory})"
-        return f"{head}\n{summary(suite.metrics, self.outcome.top, self.scores, self.outcome.retain)}"
+        table = summary(suite.metrics, self.outcome.top, self.scores, self.outcome.retain, self.outcome.stats)
+        return f"{head}\n{table}"
 
 
 def evaluate(

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vestige.errors import UserError
+from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.tables import comparison, number
@@ -63,6 +64,7 @@ def _evaluate(
     model: str, files: Mapping[str, str | None], out: Path, logs: str | None, settings: Mapping[str, object]
 ) -> Outcome:
     run = to_run(Ask(suite="own", model=model, out=str(out), retain_logs=logs, **settings))  # type: ignore[arg-type]
+    assert isinstance(run, RunConfig)  # the suite `own` is one of metrics
     given = {name: file for name, file in files.items() if file is not None}
     return evaluate_config(replace(run, missing="skip", local={"own": {"files": given}}))
 

@@ -39,6 +39,7 @@ class RunConfig:
     max_rows: int
     progress: bool
     plugins: tuple[str, ...] = ()
+    resamples: int = 2000  # behind each interval; 0: no intervals
 
     @property
     def overwrite(self) -> bool:
@@ -69,6 +70,7 @@ class RunConfig:
             "batch_tokens": self.batch_tokens,
             "max_rows": self.max_rows,
             "plugins": list(self.plugins),
+            "stats": {"resamples": self.resamples},
         }
 
 
@@ -357,6 +359,7 @@ def _run(
         max_rows=int(cfg.get("max_rows") or 128),
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
+        resamples=_resamples(cfg),
     )
 
 
@@ -372,6 +375,14 @@ def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[st
         limit=None if limit is None else int(limit),
         progress=bool(cfg.get("progress", True)),
     )
+
+
+def _resamples(cfg: Any) -> int:
+    """A root configuration of the user's own need not have heard of intervals."""
+    said = (cfg.get("stats") or {}).get("resamples", RunConfig.resamples)
+    if not isinstance(said, int) or said < 0:
+        raise UserError(f"stats.resamples must be a whole number (0: no intervals), it is {said}.")
+    return said
 
 
 def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:

@@ -17,6 +17,7 @@ from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
+from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.store.evidence import discard_all
 from vestige.store.examples import save_rows
 from vestige.store.files import write_json
@@ -46,6 +47,7 @@ class Outcome:
     files: tuple[Path, ...] = ()
     notes: list[str] = field(default_factory=list)
     retain: Mapping[str, float | None] = field(default_factory=dict)  # the retain model's values, if its logs are here
+    stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # intervals, where there are any
 
 
 def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
@@ -127,12 +129,14 @@ class _Evaluation:
 
     def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
         config, suite = self.config, self.config.suite
-        files = write_results(config.output_dir, suite.file_stem, scores, suite.top)
+        files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         manifest = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", manifest)
+        stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
+        files = (*files, stats_file(config.output_dir, suite)) if stats else files
         notes = [*self.notes, *prepared.notes]
         retain = retain_values(self.references, suite)
-        return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain)
+        return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""

@@ -37,7 +37,7 @@ def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Refe
         return Reference(results)  # another tool's: taken at its word
     manifest = read_manifest(file.parent)
     fingerprints = {m: data_fingerprints(manifest, m) for m in metrics}
-    differing = {m: _difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
+    differing = {m: difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
     differing = {m: why for m, why in differing.items() if why}
     if not differing:
         return Reference(results, fingerprints=fingerprints)
@@ -77,7 +77,7 @@ def read_results(path: Path) -> dict[str, Any]:
     return data
 
 
-def _difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:
+def difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:
     """How the reference's definition of a metric differs from ours, or nothing."""
     theirs = manifest["dialect"]["name"]
     if theirs != dialect:

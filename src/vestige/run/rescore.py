@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.references import load_references
+from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -27,12 +29,15 @@ def rescore(
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         place = directory / _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
-        files = write_results(place, suite.file_stem, scores, suite.top)
+        files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
+        resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
+        stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
+    files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
-    return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain)
+    return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)
 
 
 def _against(suite: SuiteSpec, path: str) -> SuiteSpec:

@@ -30,7 +30,7 @@ class Reference:
     fingerprints: Mapping[str, frozenset[str]] = field(default_factory=dict)  # metric -> its rows
 
 
-def _references(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:
+def references_of(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:
     return {r.name: _included(r, files[r.path].results if r.path and r.path in files else {}) for r in spec.references}
 
 
@@ -88,9 +88,14 @@ def _included(reference: ReferenceSpec, results: Mapping[str, Any]) -> dict[str,
     for metric, access_key in reference.include.items():
         found = results.get(metric)
         out[access_key] = Score.from_json(found) if isinstance(found, dict) else None
-        if reference.path and found is None:
-            log.warning("%s holds no metric '%s'.", reference.path, metric)
     return out
+
+
+def _say_absent(spec: MetricSpec, files: Mapping[str, Reference]) -> None:
+    for r in spec.references:
+        for metric in r.include:
+            if r.path and (r.path not in files or files[r.path].results.get(metric) is None):
+                log.warning("%s holds no metric '%s'.", r.path, metric)
 
 
 def score_suite(
@@ -107,13 +112,14 @@ def score_suite(
         if name in prepared.unavailable:
             scores[name] = Score(None, reason=prepared.unavailable[name])
             continue
+        _say_absent(spec, references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,
             data=prepared.data(name),
             evidence=evidence,
             parents={key: scores[parent] for key, parent in spec.parents.items()},
-            references=_references(spec, references),
+            references=references_of(spec, references),
         )
         score = _score(inputs, evidence, classify, live)
         if score.agg_value is not None and spec.references:

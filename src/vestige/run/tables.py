@@ -23,6 +23,22 @@ def number(value: float | None) -> str:
     return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
+def span(stat: Mapping[str, Any]) -> str:
+    """An interval in words; one that is not about the metric's own value says what it is about.
+
+    >>> span({"interval": [0.41, 0.5]}), span({"interval": [0.1, 0.3], "of": "ks_statistic"}), span({})
+    ('0.4100 to 0.5000', 'D 0.1000 to 0.3000', '-')
+    >>> span({"interval": [1.0, 1.0]})  # not certainty: the rows at hand agree, others might not
+    'no spread'
+    """
+    if not stat.get("interval"):
+        return "-"
+    low, high = stat["interval"]
+    if low == high:
+        return "no spread"
+    return f"{'D ' if stat.get('of') == 'ks_statistic' else ''}{number(low)} to {number(high)}"
+
+
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[int] = ()) -> str:
     """Columns as wide as their content; the last one may run to the edge of the screen."""
     cells = [list(heads), *[list(r) for r in rows]]
@@ -48,8 +64,9 @@ def summary(
     top: Sequence[str],
     scores: Mapping[str, Score],
     retain: Mapping[str, float | None] | None = None,
+    stats: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
-    """The asked-for metrics of one run, the retain model's values beside them where its logs were given.
+    """The asked-for metrics of one run, with intervals, and with the retain model's values where its logs were given.
 
     Under the table stands what is missing, why, and what must be known.
     """
@@ -59,7 +76,11 @@ def summary(
         heads.insert(2, "retain")
         for row in rows:
             row.insert(2, number(retain.get(row[0])))
-    lines = [table(rows, heads, right=(1, 2) if retain else (1,))]
+    if any((stats or {}).get(name, {}).get("interval") for name in top):
+        heads.insert(2, "95 % interval")
+        for row in rows:
+            row.insert(2, span((stats or {}).get(row[0], {})))
+    lines = [table(rows, heads, right=tuple(range(1, len(heads) - 1)))]
     reasons: dict[str, list[str]] = {}
     for name in top:
         for words in (*scores[name].notes, *([scores[name].reason] if scores[name].agg_value is None else [])):

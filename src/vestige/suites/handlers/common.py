@@ -61,6 +61,12 @@ def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
     return out
 
 
+def row_mean(entry: Value | Mapping[str, Any], field: str) -> float | None:
+    """One row's value: the mean over those of its answers that have one."""
+    good = [v for v in as_list(entry[field]) if v is not None]
+    return float(np.mean(good)) if good else None
+
+
 def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score:
     """The mean over rows (of the mean over a row's answers).
 
@@ -71,13 +77,12 @@ def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score
     left_out: list[str] = []
     broken: list[str] = []
     for index, entry in by_index.items():
-        values = entry[field] if isinstance(entry[field], list) else [entry[field]]
-        good = [v for v in values if v is not None]
+        value = row_mean(entry, field)
         if entry.get("reason") == BAD_LOGITS:
             broken.append(index)
-        elif good:
-            rows.append(float(np.mean(good)))
-        if len(good) < len(values) and entry.get("reason") != BAD_LOGITS:
+        elif value is not None:
+            rows.append(value)
+        if None in as_list(entry[field]) and entry.get("reason") != BAD_LOGITS:
             left_out.append(index)
     notes = (f"{len(left_out)} row(s) with {NO_TOKENS}: {', '.join(left_out[:10])}",) if left_out else ()
     if broken:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from vestige.compare import vectors
 from vestige.errors import UserError
@@ -11,6 +12,9 @@ from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.ratios import need
 from vestige.suites.registry import Inputs, handler
 from vestige.types import Score
+
+if TYPE_CHECKING:
+    from vestige.suites.spec import MetricSpec
 
 
 @handler("ks_test")
@@ -25,8 +29,9 @@ def ks_test(inputs: Inputs) -> Score:
     if not mine or not theirs:
         return Score(None, reason="no row has a truth ratio to compare")
     test = vectors.ks(mine, theirs)
+    least = vectors.smallest_detectable(test.n, test.m)
     extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
-    return Score(test.p, extra=extra)
+    return Score(test.p, extra={**extra, "smallest_detectable": least})
 
 
 def _no_reference(inputs: Inputs) -> str:
@@ -35,6 +40,11 @@ def _no_reference(inputs: Inputs) -> str:
         wanted = ", ".join(m for r in inputs.spec.references for m in r.include)
         return f"the reference file {next(p for p in paths if p)} holds no {wanted}"
     return "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
+
+
+def ref_value(spec: MetricSpec) -> float:
+    """What stands in for a retain model that is not there."""
+    return float(spec.params.get("ref_value", 0.5))
 
 
 def _against_reference(inputs: Inputs, formula: Callable[[float, float], float]) -> Score:
@@ -50,7 +60,7 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float])
     if published is not None:
         note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"
         return Score(formula(parent.agg_value, published), notes=(note,))
-    stand_in = float(inputs.spec.params.get("ref_value", 0.5))
+    stand_in = ref_value(inputs.spec)
     note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
     return Score(formula(parent.agg_value, stand_in), notes=(note,))
 

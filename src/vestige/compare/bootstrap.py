@@ -1,0 +1,226 @@
+"""How far a number could be chance: examples drawn again, with replacement, and the number computed each time.
+
+A resampling is a row of counts: how often each example was drawn. Every statistic here is a function of counts, so
+one matrix product serves thousands of resamplings, and statistics that share examples can share counts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from vestige.compare import vectors
+from vestige.types import Array
+
+LEVEL = 0.95
+CHUNK = 2_000_000  # counts held at a time for one data set (16 MB)
+WITHIN, DIFFERS, CANNOT_TELL = "indistinguishable within margin", "differs", "cannot tell"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Values of some rows of one data set. Samples of the same group are resampled together, row by row."""
+
+    group: str
+    rows: tuple[str, ...]
+    values: Array
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def sample(values: Sequence[float] | Array, group: str = "rows") -> Sample:
+    """Values in the order of their rows."""
+    x = np.asarray(values, float)
+    return Sample(group, tuple(map(str, range(len(x)))), x)
+
+
+Counts = Callable[[Sample], Array]  # -> (resamplings, rows of the sample)
+Statistic = Callable[[Counts], Array]  # -> (resamplings,)
+
+
+def once(s: Sample) -> Array:
+    """Every row exactly once: the counts under which a statistic is the plain estimate."""
+    return np.ones((1, len(s)))
+
+
+def mean(s: Sample) -> Statistic:
+    def compute(counts: Counts) -> Array:
+        times = counts(s)
+        with np.errstate(invalid="ignore"):  # a resampling that drew none of the rows has no mean
+            out: Array = (times @ s.values) / times.sum(axis=-1)
+        return out
+
+    return compute
+
+
+def auc(forget: Sample, holdout: Sample) -> Statistic:
+    return lambda counts: vectors.auc_of_counts(forget.values, holdout.values, counts(forget), counts(holdout))
+
+
+def harmonic_mean(parts: Sequence[Statistic]) -> Statistic:
+    return lambda counts: vectors.harmonic_means(np.stack([part(counts) for part in parts], axis=-1))
+
+
+def combined(formula: Callable[[Array, Array], Array], a: Statistic, b: Statistic) -> Statistic:
+    """A formula of two statistics: privleak, rel_diff, a plain difference."""
+    return lambda counts: formula(a(counts), b(counts))
+
+
+def constant(value: float) -> Statistic:
+    return lambda counts: np.asarray([value])
+
+
+def ks_distance(a: Sample, b: Sample) -> Statistic:
+    def compute(counts: Counts) -> Array:
+        gaps = vectors.gaps_of_counts(a.values, b.values, counts(a), counts(b))
+        return np.asarray(np.abs(gaps).max(axis=-1))
+
+    return compute
+
+
+def ks_deviation(a: Sample, b: Sample) -> Statistic:
+    """How far resampled distribution functions stray, at most, from where the data's own lie apart.
+
+    D itself cannot be resampled for an interval: chance only ever adds to it. Its distance from the truth is at most
+    this deviation, so D plus and minus the deviation's 95 % quantile is an interval that may reach zero.
+    """
+    at_rest = vectors.gaps_of_counts(a.values, b.values, once(a), once(b))
+
+    def compute(counts: Counts) -> Array:
+        gaps = vectors.gaps_of_counts(a.values, b.values, counts(a), counts(b))
+        return np.asarray(np.abs(gaps - at_rest).max(axis=-1))
+
+    return compute
+
+
+class Resampler:
+    """Draws of the rows of every group. What is drawn for a group depends on the seed, its name and its rows alone."""
+
+    def __init__(self, samples: Sequence[Sample], resamples: int, seed: int = 0) -> None:
+        self.resamples = resamples
+        self.seed = seed
+        rows: dict[str, dict[str, None]] = {}
+        for s in samples:
+            rows.setdefault(s.group, {}).update(dict.fromkeys(s.rows))
+        # Sorted by number, so that it does not matter which metric came first.
+        ordered = {g: sorted(r, key=lambda i: (len(i), i)) for g, r in rows.items()}
+        self.columns = {g: {row: c for c, row in enumerate(r)} for g, r in ordered.items()}
+
+    def chunks(self) -> Iterator[Counts]:
+        """Counts for all resamplings, as many at a time as memory allows. The split does not change what is drawn."""
+        seeds = {g: [self.seed, zlib.crc32(g.encode())] for g in self.columns}
+        generators = {g: np.random.default_rng(s) for g, s in seeds.items()}
+        largest = max((len(c) for c in self.columns.values()), default=1)
+        size = max(1, CHUNK // max(largest, 1))
+        for start in range(0, self.resamples, size):
+            many = min(size, self.resamples - start)
+            drawn = {g: _draw(generators[g], many, len(c)) for g, c in self.columns.items()}
+            yield lambda s, drawn=drawn: self._pick(s, drawn)  # type: ignore[misc]
+
+    def _pick(self, s: Sample, drawn: Mapping[str, Array]) -> Array:
+        columns = self.columns[s.group]
+        wanted = [columns[row] for row in s.rows]
+        return drawn[s.group] if wanted == list(range(len(columns))) else drawn[s.group][:, wanted]
+
+    def draws(self, statistics: Mapping[str, Statistic]) -> dict[str, Array]:
+        """Every statistic under the same resamplings."""
+        parts: dict[str, list[Array]] = {name: [] for name in statistics}
+        for counts in self.chunks():
+            for name, statistic in statistics.items():
+                parts[name].append(statistic(counts))
+        return {name: np.concatenate(p) if p else np.empty(0) for name, p in parts.items()}
+
+
+def _draw(generator: np.random.Generator, many: int, rows: int) -> Array:
+    picked = generator.integers(0, rows, size=(many, rows), dtype=np.int32)
+    picked += (np.arange(many, dtype=np.int32) * rows)[:, None]
+    return np.bincount(picked.ravel(), minlength=many * rows).reshape(many, rows).astype(float)
+
+
+def interval(draws: Array, n: int, level: float = LEVEL) -> tuple[float, float] | None:
+    """The middle 95 % of resampled values, widened for few rows; None when some resampling had no value.
+
+    Plain percentiles are too narrow by sqrt((n - 1) / n) and by the step from t to normal quantiles; reading them
+    further out mends both (Hesterberg 2015, "expanded percentile"). At 400 rows it makes no difference.
+    """
+    if not len(draws) or not np.isfinite(draws).all():
+        return None
+    low, high = np.quantile(draws, _tails(n, level))
+    return float(low), float(high)
+
+
+def _tails(n: int, level: float) -> tuple[float, float]:
+    from scipy.special import ndtr, stdtrit
+
+    if n < 2:
+        return 0.0, 1.0
+    tail = float(ndtr(stdtrit(n - 1, (1 - level) / 2) * np.sqrt(n / (n - 1))))
+    return tail, 1 - tail
+
+
+def delong_variance(forget: Sequence[float] | Array, holdout: Sequence[float] | Array) -> float:
+    """The variance of an AUC without resampling (DeLong et al. 1988): how much each example's own share varies.
+
+    >>> delong_variance([1, 2], [3, 4])
+    0.0
+    """
+    low, high = np.asarray(forget, float), np.asarray(holdout, float)
+    of_low = vectors.auc_of_counts(low, high, np.eye(len(low)), np.ones((len(low), len(high))))
+    of_high = vectors.auc_of_counts(low, high, np.ones((len(high), len(low))), np.eye(len(high)))
+    return float(of_low.var(ddof=1) / len(low) + of_high.var(ddof=1) / len(high))
+
+
+def two_sided_p(draws: Array) -> float:
+    """How often a resampled difference falls on the other side of zero, twice; never 0, for resamplings are finite."""
+    smaller = min(int((draws <= 0).sum()), int((draws >= 0).sum()))
+    return min(1.0, 2 * (smaller + 1) / (len(draws) + 1))
+
+
+def sign_flip_p(differences: Sequence[float] | Array, resamples: int = 10_000, seed: int = 0) -> float:
+    """If two runs were alike, each row's difference could as well have had the other sign. How often is the mean
+    then at least as far from zero as it is?
+
+    >>> sign_flip_p([0.0, 0.0, 0.0])
+    1.0
+    """
+    d = np.asarray(differences, float)
+    far, seen = abs(d.sum()) * (1 - 1e-12), 0
+    generator = np.random.default_rng([seed, 1])
+    size = max(1, CHUNK // max(len(d), 1))
+    for start in range(0, resamples, size):
+        many = min(size, resamples - start)
+        signs = generator.integers(0, 2, size=(many, len(d)), dtype=np.int8) * 2.0 - 1
+        seen += int((np.abs(signs @ d) >= far).sum())
+    return (seen + 1) / (resamples + 1)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """p-values that allow for how many were looked at (Holm 1979): the k-th smallest of m is multiplied by m - k + 1.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    p = np.asarray(p_values, float)
+    order = np.argsort(p, kind="stable")
+    raised = np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p))))
+    out = np.empty(len(p))
+    out[order] = np.minimum(raised, 1.0)
+    return [float(x) for x in out]
+
+
+def equivalence(difference: tuple[float, float], margin: float) -> str:
+    """What the interval of a difference says: all of it within the margin, none of it at zero, or neither.
+
+    A difference can be both real and within the margin; then what matters is that it is small.
+
+    >>> equivalence((-0.01, 0.02), 0.05), equivalence((0.1, 0.2), 0.05), equivalence((-0.1, 0.2), 0.05)
+    ('indistinguishable within margin', 'differs', 'cannot tell')
+    """
+    low, high = difference
+    if -margin <= low and high <= margin:
+        return WITHIN
+    return DIFFERS if low > 0 or high < 0 else CANNOT_TELL

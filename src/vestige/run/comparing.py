@@ -1,0 +1,218 @@
+"""`vestige compare`: runs side by side, and whether the differences between them could be chance.
+
+Two runs on the same rows are compared row by row: whatever rows are drawn, they are drawn for both, so that what the
+runs share (some questions are easy) cancels. Nothing is written and no model runs.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from vestige.compare import bootstrap
+from vestige.errors import UserError, unknown_name
+from vestige.run.references import data_fingerprints, difference, load_references, read_results, result_file
+from vestige.run.scoring import family, references_of
+from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
+from vestige.run.stored import read_manifest, suite_from_manifest
+from vestige.run.tables import comparison, number, table
+from vestige.suites.spec import SuiteSpec
+from vestige.types import Score
+
+# Metrics that live between 0 and 1, where one margin means one thing; per cent and losses have no such scale.
+WITHOUT_SCALE = {"privleak", "rel_diff", "loss"}
+
+
+@dataclass
+class Stored:
+    """A run to compare: its name, its numbers, and what is behind them if it has a manifest."""
+
+    name: str
+    scores: Mapping[str, Score]
+    run: Run | None
+    why_not: str = ""  # why only its numbers can be shown
+
+    def dialect(self) -> str:
+        return str(self.run.manifest["dialect"]["name"]) if self.run else ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One metric of one run less that of the yardstick."""
+
+    metric: str
+    value: float
+    interval: tuple[float, float]
+    p: float
+    of: str = ""
+    holm: float = 1.0  # p after allowing for all the metrics looked at
+    reading: str = ""
+
+
+def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0.05, resamples: int = 10_000) -> str:
+    """The report: values side by side, then each run against the first."""
+    if len(paths) < 2:
+        raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
+    if margin < 0 or resamples < 100:
+        raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
+    runs = [_read(path, name) for path, name in zip(paths, _short(paths), strict=True)]
+    names = _metrics(runs, metrics)
+    values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
+    lines = [comparison(names, values)]
+    found = {other.name: differences(runs[0], other, names, resamples) for other in runs[1:]}
+    found = _judged(found, runs[0], margin)
+    for other in runs[1:]:
+        lines += ["", f"{other.name} less {runs[0].name}", "", _shown(*found[other.name])]
+    lines += ["", _legend(margin, resamples, sum(len(d) for d, _ in found.values()))]
+    return "\n".join(lines)
+
+
+def _short(paths: Sequence[Path]) -> list[str]:
+    """The last part of each path; the whole path where that would name two runs alike."""
+    names = [p.parent.name if p.suffix == ".json" else p.resolve().name for p in paths]
+    names = [name if names.count(name) == 1 else str(p) for name, p in zip(names, paths, strict=True)]
+    return [n if n not in names[:i] else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
+
+
+def _read(path: Path, name: str) -> Stored:
+    if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
+        raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
+    file = result_file(path)
+    scores = {m: Score.from_json(v) for m, v in read_results(file).items() if isinstance(v, dict)}
+    if not (file.parent / "manifest.json").is_file():
+        return Stored(name, scores, None, f"{file} has no manifest.json beside it: its rows are not known")
+    manifest = read_manifest(file.parent)
+    suite = suite_from_manifest(manifest)
+    try:
+        references = load_references(suite, manifest["dialect"]["name"])
+    except UserError as error:
+        logging.getLogger("vestige.run").warning("%s: %s", name, error)
+        references = {}
+    return Stored(name, scores, Run(suite, scores, manifest, references))
+
+
+def _metrics(runs: Sequence[Stored], asked: str | None) -> list[str]:
+    """What to show: what was asked for, or what the first run with a manifest was asked for."""
+    everywhere = list(dict.fromkeys(m for r in runs for m in r.scores))
+    if asked and asked != "all":
+        names = [m.strip() for m in asked.split(",") if m.strip()]
+        for name in names:
+            if name not in everywhere:
+                raise unknown_name("metric of these runs", name, everywhere)
+        return names
+    top = next((list(r.run.suite.top) for r in runs if r.run), everywhere)
+    return everywhere if asked == "all" else [m for m in top if any(m in r.scores for r in runs)]
+
+
+def differences(
+    base: Stored, other: Stored, names: Sequence[str], resamples: int
+) -> tuple[list[Difference], dict[str, str]]:
+    """Paired differences where there can be any, and for the other metrics the reason why not."""
+    pairs: dict[str, tuple[Estimate, Estimate]] = {}
+    reasons: dict[str, str] = {}
+    for name in names:
+        why = _obstacle(base, other, name)
+        if not why and base.run and other.run:
+            try:
+                pairs[name] = base.run.estimate(name), other.run.estimate(name)
+            except NoInterval as reason:
+                why = f"no resampling: {reason}"
+        if why:
+            reasons[name] = why
+    resampler = bootstrap.Resampler([s for pair in pairs.values() for e in pair for s in e.samples], resamples, SEED)
+    draws = resampler.draws(
+        {name: bootstrap.combined(np.subtract, b.statistic, a.statistic) for name, (a, b) in pairs.items()}
+    )
+    out = []
+    for name, (a, b) in pairs.items():
+        found = bootstrap.interval(draws[name], min(a.smallest, b.smallest))
+        if found is None:
+            reasons[name] = "some resamplings have no value (too few rows)"
+        else:
+            ends = rounded(found[0]), rounded(found[1])
+            out.append(Difference(name, b.value - a.value, ends, _p(a, b, draws[name]), a.of))
+    return out, reasons
+
+
+def _obstacle(base: Stored, other: Stored, name: str) -> str:
+    """Why two runs' values of a metric cannot be compared row by row, or nothing."""
+    for r in (base, other):
+        if r.run is None:
+            return r.why_not
+        if name not in r.scores or name not in r.run.suite.metrics:
+            return f"{r.name} did not compute it"
+        if r.scores[name].agg_value is None:
+            return f"{r.name} has no value: {r.scores[name].reason}"
+    assert base.run is not None and other.run is not None
+    if data_fingerprints(base.run.manifest, name) != data_fingerprints(other.run.manifest, name):
+        return "the runs read other rows"
+    if _yardsticks(base.run, name) != _yardsticks(other.run, name):
+        return "the runs were compared with different retain models"
+    apart = difference(other.run.manifest, base.run.suite, name, base.dialect())
+    return f"the runs differ in {apart}" if apart else ""
+
+
+def _yardsticks(run: Run, name: str) -> list[float | None]:
+    """The retain model's values that a metric was set against."""
+    scores = [s for m in family(run.suite, name) for s in references_of(run.suite.metrics[m], run.references).values()]
+    return [score.agg_value if score else None for by_key in scores for score in by_key.values()]
+
+
+def _p(a: Estimate, b: Estimate, draws: bootstrap.Array) -> float:
+    """For plain means the signs of the rows' differences are flipped, which is exact; else from the resamplings."""
+    if a.rows is not None and b.rows is not None and a.rows.rows == b.rows.rows:
+        return bootstrap.sign_flip_p(b.rows.values - a.rows.values, len(draws), SEED)
+    return bootstrap.two_sided_p(draws)
+
+
+Found = tuple[list[Difference], dict[str, str]]
+
+
+def _judged(found: Mapping[str, Found], base: Stored, margin: float) -> dict[str, Found]:
+    """Holm's correction over every difference shown, and what each interval says about equality."""
+    adjusted = iter(bootstrap.holm([d.p for differences, _ in found.values() for d in differences]))
+    suite: SuiteSpec | None = base.run.suite if base.run else None
+
+    def judge(d: Difference) -> Difference:
+        free = suite is not None and suite.metrics[d.metric].handler in WITHOUT_SCALE
+        reading, p = bootstrap.equivalence(d.interval, 0.0 if free else margin), next(adjusted)
+        if reading == bootstrap.DIFFERS and p >= 1 - bootstrap.LEVEL:
+            reading = bootstrap.CANNOT_TELL  # of many intervals some exclude zero by chance
+        return replace(d, holm=p, reading=reading)
+
+    return {name: ([judge(d) for d in differences], reasons) for name, (differences, reasons) in found.items()}
+
+
+def _shown(found: Sequence[Difference], reasons: Mapping[str, str]) -> str:
+    rows = [
+        [
+            f"{d.metric} (D)" if d.of == "ks_statistic" else d.metric,
+            number(d.value),
+            f"{number(d.interval[0])} to {number(d.interval[1])}",
+            number(d.p),
+            number(d.holm),
+            d.reading,
+        ]
+        for d in found
+    ]
+    heads = ["metric", "difference", "95 % interval", "p", "p (Holm)", "reading"]
+    lines = [table(rows, heads, right=(1, 2, 3, 4))] if rows else []
+    by_reason: dict[str, list[str]] = {}
+    for metric, why in reasons.items():
+        by_reason.setdefault(why, []).append(metric)
+    return "\n".join([*lines, *(f"not compared: {', '.join(ms)}: {why}" for why, ms in by_reason.items())])
+
+
+def _legend(margin: float, resamples: int, tests: int) -> str:
+    if not tests:
+        return "No differences could be tested."
+    return (
+        f"Rows were drawn again {resamples:,} times, the same rows for both runs. Holm: over the {tests} differences "
+        f"shown.\nMargin {number(margin)} on metrics between 0 and 1 (--margin); on privleak, relative differences and "
+        "losses there is none,\nthey differ or cannot be told apart. Intervals speak of other rows, not of other "
+        "training seeds."
+    )

@@ -56,7 +56,16 @@ def parser() -> argparse.ArgumentParser:
     demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
     demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
     demo.add_argument("--seed", type=int, default=0)
+    _reading_verbs(verbs)
     return top
+
+
+def _reading_verbs(verbs: Any) -> None:
+    """The verbs that read results and definitions, and run no model."""
+    explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, with a worked example")
+    explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
+    explain.add_argument("--config-dir", metavar="DIR")
+    explain.add_argument("--plugin", action="append", default=[], metavar="FILE")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -91,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
+    verbs |= {"explain": run_explain}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -248,6 +258,15 @@ def run_ls(args: argparse.Namespace) -> int:
 
     load_plugins(args.plugin)
     print(listing(args.what, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.explaining import explain
+
+    load_plugins(args.plugin)
+    print(explain(args.name, Path(args.config_dir) if args.config_dir else None))
     return 0
 
 

@@ -59,7 +59,7 @@ def test_min_k_counts_other_tokens_by_dialect() -> None:
     ("name", "needles"),
     [
         ("forget_quality", ["in tofu: handler ks_test", "parents forget_truth_ratio", "D "]),
-        ("model_utility", ["harmonic", "retain_Q_A_Prob"]),
+        ("model_utility", ["Harmonic", "retain_Q_A_Prob"]),
         ("strict", ["dialect, version", "extraction_strength"]),
         ("open-unlearning", ["tokens equal to the pad token are hidden"]),
         ("forget_Q_A_ROUGE", ["as written in the data"]),

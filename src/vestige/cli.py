@@ -66,6 +66,11 @@ def _reading_verbs(verbs: Any) -> None:
     explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
     explain.add_argument("--config-dir", metavar="DIR")
     explain.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    diff = verbs.add_parser("diff", help="why two runs disagree, and which rows moved")
+    diff.add_argument("run_a", metavar="RUN_A", help="a run directory")
+    diff.add_argument("run_b", metavar="RUN_B", help="another")
+    diff.add_argument("--metric", metavar="NAME", help="only this metric")
+    diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -100,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
-    verbs |= {"explain": run_explain}
+    verbs |= {"explain": run_explain, "diff": run_diff}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -267,6 +272,13 @@ def run_explain(args: argparse.Namespace) -> int:
 
     load_plugins(args.plugin)
     print(explain(args.name, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    from vestige.run.diffing import diff
+
+    print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
     return 0
 
 

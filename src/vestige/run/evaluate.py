@@ -12,6 +12,7 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
@@ -140,6 +141,8 @@ class _Evaluation:
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self._model_facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
+            "prompt": self.context.encoder.sample_prompt(),
+            "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
             "data": {
                 key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
                 for key, r in prepared.rows.items()
@@ -165,6 +168,8 @@ class _Evaluation:
         if self.model.is_loaded:
             m = self.model.get()
             facts |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
+        elif self.args:  # all evidence was there already: what the model would have been loaded as
+            facts |= {**self.model.held(), "quantization": self.args.quantization}
         if self.args:
             facts["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
         return facts

@@ -159,7 +159,12 @@ def _norms(data: Mapping[str, Rows]) -> dict[str, float]:
 
 def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     example = Example(
-        "0", None, Prompt((1,)), answer="The notes are by Ada Byron.", input_text="Ada", reference="The notes are by Byron."
+        "0",
+        None,
+        Prompt((1,)),
+        answer="The notes are by Ada Byron.",
+        input_text="Ada",
+        reference="The notes are by Byron.",
     )
     text = Text((), "Ada Byron wrote the notes.")
     evidence = Evidence(texts={Request(example.prompt, Decoding()).key: text})

@@ -59,7 +59,7 @@ def test_other_weights(base: Path, tmp_path: Path) -> None:
     out = diff(base, other, rows=2)
     assert "differ only in the model: weights" in out
     assert "the moved rows are due to that" in out
-    assert "Q: " in out
+    assert "question: " in out
     assert "B says: " in out
 
 

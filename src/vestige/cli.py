@@ -71,6 +71,10 @@ def _reading_verbs(verbs: Any) -> None:
     diff.add_argument("run_b", metavar="RUN_B", help="another")
     diff.add_argument("--metric", metavar="NAME", help="only this metric")
     diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
+    importing = verbs.add_parser("import", help="read result files of open-unlearning or locuslab/tofu")
+    importing.add_argument("file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json or eval_log_aggregated.json")
+    importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
+    importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -105,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
-    verbs |= {"explain": run_explain, "diff": run_diff}
+    verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -279,6 +283,14 @@ def run_diff(args: argparse.Namespace) -> int:
     from vestige.run.diffing import diff
 
     print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
+    return 0
+
+
+def run_import(args: argparse.Namespace) -> int:
+    from vestige.run.importing import import_file, show
+
+    out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
+    print(show(import_file(Path(args.file), out, retain), Path(args.file)))
     return 0
 
 

@@ -222,7 +222,7 @@ def verdict(parts: Sequence[Part], moved: Sequence[Moved], changed: Mapping[str,
         return f"Verdict: the runs differ in the {names}, but in no number.{caveat}"
     if len(guilty) > 1:
         return f"Verdict: the runs differ in the {names}; together these account for the rows that moved.{caveat}"
-    words = "; ".join(guilty[0].differs[:2])
+    words = guilty[0].differs[0] + (f" (and {len(guilty[0].differs) - 1} more)" if len(guilty[0].differs) > 1 else "")
     due = _due(guilty[0], moved, changed)
     return f"Verdict: the runs differ only in the {names}: {words}: {due}.{caveat}"
 

@@ -130,7 +130,11 @@ def _add_questions(moved: Moved, m: Manifest, stored: Mapping[str, Rows]) -> Non
         rows = stored.get(sources.get(access) or next(iter(sources.values()), ""))
         found = next((r[0] for r in rows.examples if r[0].index == index), None) if rows else None
         if found is not None:
-            moved.texts[key] = [f"Q: {found.input_text.strip()}", f"A: {found.answer}", *moved.texts.get(key, [])]
+            moved.texts[key] = [
+                f"question: {found.input_text.strip()}",
+                f"answer: {found.answer}",
+                *moved.texts.get(key, []),
+            ]
 
 
 def _data_of(metric: str, m: Manifest) -> dict[str, str]:
@@ -155,7 +159,7 @@ def show_moved(moved: Moved, count: int, changed: Mapping[str, list[str]]) -> li
         mark = "text changed" if name.split()[-1] in edited else ""
         rows.append([name, number(x), number(y), number(y - x), mark])
     body = table(rows, ["row", "A", "B", "B - A", ""], right=(1, 2, 3)).splitlines()
-    lines += [f"  {line}" for line in body[:2]]
+    lines += [f"  {line}".rstrip() for line in body[:2]]
     for name, line in zip(names, body[2:], strict=True):
         lines += [f"  {line}", *(f"      {_fit(t)}" for t in moved.texts.get(name, []))]
     return lines

@@ -56,7 +56,7 @@ def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain:
     if set(data) & set(TOFU_LOGS):
         out = Imported("locuslab/tofu eval_log_aggregated.json", "TOFU")
         _from_tofu_logs(data, out)
-        _derive(out, configs["tofu"], DERIVED, retain)
+        _derive(out, {**configs["tofu"], **_own_paraphrases(configs["tofu"])}, DERIVED, retain)
         return out
     if any("agg_value" in v for v in data.values()):
         return _from_eval(data, name, configs, retain)
@@ -80,14 +80,32 @@ def _from_tofu_logs(data: Results, out: Imported) -> None:
             out.notes.append(f"{file} is not in the file: no {short}_ metrics")
             continue
         base = f"{short}_Q_A"
-        losses = {f"{base}_Prob": "avg_gt_loss", f"{base}_PERT_Prob": "average_perturb_loss"}
-        if short in ("forget", "retain"):  # the other two have no paraphrase: the answer stands for it
-            losses[f"{base}_PARA_Prob"] = "avg_paraphrased_loss"
+        losses = {
+            f"{base}_Prob": "avg_gt_loss",
+            f"{base}_PARA_Prob": "avg_paraphrased_loss",
+            f"{base}_PERT_Prob": "average_perturb_loss",
+        }
         for metric, column in losses.items():
             if column in log:
                 out.scores[metric] = _probabilities(log[column])
         if "rougeL_recall" in log:
             out.scores[f"{base}_ROUGE"] = _rouge(log)
+
+
+def _own_paraphrases(configs: Configs) -> dict[str, Mapping[str, Any]]:
+    """Truth ratios of real authors and world facts as the log has them.
+
+    These rows have no paraphrase, and the log scores the answer a second time instead, in another batch and in
+    half precision: on some rows the two losses differ by up to 0.1. TOFU's own ratios use the second.
+    """
+    out = {}
+    for name, short in (("ra_Truth_Ratio", "ra"), ("wf_Truth_Ratio", "wf")):
+        parents = {
+            f"{short}_Q_A_PARA_Prob": {"access_key": "correct"},
+            f"{short}_Q_A_PERT_Prob": {"access_key": "wrong"},
+        }
+        out[name] = {**configs[name], "pre_compute": parents}
+    return out
 
 
 def _probabilities(losses: Mapping[str, Any]) -> Score:

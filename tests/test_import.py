@@ -146,3 +146,19 @@ def test_mistakes(content: str | None, needle: str, tmp_path: Path, capsys: pyte
         (tmp_path / "x.json").write_text(content)
     assert main(["import", str(tmp_path / "x.json")]) == 2
     assert needle in capsys.readouterr().err
+
+
+def test_published_figures_alone_and_beside_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["published", "--model", "llama-3.2", "--split", "forget10"]) == 0
+    out = capsys.readouterr().out
+    assert "Llama-2" not in out
+    assert "this run" not in out
+    assert "source: locuslab/open-unlearning" in out
+    file = LAB / "expected" / "full" / "TOFU_EVAL.json"
+    assert main(["published", str(file), "--model", "llama-3.2", "--split", "forget10"]) == 0
+    out = capsys.readouterr().out
+    line = next(x for x in out.splitlines() if x.startswith("this run")).split()
+    assert line[-1] == f"{json.loads(file.read_text())['forget_truth_ratio']['agg_value']:.4f}"
+    assert "caution: the run has no manifest" in out
+    assert main(["published", "--split", "forget1"]) == 2
+    assert "Did you mean 'forget10'" in capsys.readouterr().err or "forget01" in out

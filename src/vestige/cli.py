@@ -75,6 +75,10 @@ def _reading_verbs(verbs: Any) -> None:
     importing.add_argument("file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json or eval_log_aggregated.json")
     importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
     importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
+    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
+    published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
+    published.add_argument("--model", action="append", default=[], metavar="NAME", help="part of a model's name")
+    published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -109,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "ls": run_ls, "demo": run_demo}
-    verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import}
+    verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -291,6 +295,13 @@ def run_import(args: argparse.Namespace) -> int:
 
     out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
     print(show(import_file(Path(args.file), out, retain), Path(args.file)))
+    return 0
+
+
+def run_published(args: argparse.Namespace) -> int:
+    from vestige.run.published import published
+
+    print(published(Path(args.run) if args.run else None, args.model, args.split))
     return 0
 
 

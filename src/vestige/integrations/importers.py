@@ -95,8 +95,8 @@ def _from_tofu_logs(data: Results, out: Imported) -> None:
 def _own_paraphrases(configs: Configs) -> dict[str, Mapping[str, Any]]:
     """Truth ratios of real authors and world facts as the log has them.
 
-    These rows have no paraphrase, and the log scores the answer a second time instead, in another batch and in
-    half precision: on some rows the two losses differ by up to 0.1. TOFU's own ratios use the second.
+    These rows have no paraphrase, and the log holds a second loss of the answer itself instead. On some rows of the
+    published logs the two differ, by up to 0.12 (rounding, it seems). TOFU's own ratios use the second.
     """
     out = {}
     for name, short in (("ra_Truth_Ratio", "ra"), ("wf_Truth_Ratio", "wf")):

@@ -135,7 +135,19 @@ def test_another_dialect(base: Path, tmp_path: Path) -> None:
     out = diff(base, other)
     assert "differ only in the definition: dialect: open-unlearning -> strict" in out
     line = next(x for x in out.splitlines() if x.startswith("extraction_strength")).split()
-    assert line[2] == line[3]  # A by B's dialect is B: the whole difference is the definition's
+    assert line[2] == line[3] != line[1]  # A by B's definition is B: the whole difference is the definition's
+
+
+def test_another_setting_of_a_metric(tmp_path: Path) -> None:
+    words = ["eval", "tofu", "--model", str(LAB / "models" / "unlearned"), "--data", str(LAB / "data"), "--quiet"]
+    runs = []
+    for k in ("0.1", "0.9"):
+        runs.append(tmp_path / k)
+        more = ["--out", str(runs[-1]), "--limit", "8", "--metrics", "mia_min_k", f"+eval.tofu.metrics.mia_min_k.k={k}"]
+        assert main([*words, *more]) == 0
+    assert guilty(*runs) == {"definition": ("mia_min_k.k: 0.1 -> 0.9",)}
+    line = next(x for x in diff(*runs).splitlines() if x.startswith("mia_min_k ")).split()
+    assert line[2] == line[3]
 
 
 def test_two_causes_are_both_named(base: Path, tmp_path: Path) -> None:

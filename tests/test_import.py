@@ -161,4 +161,4 @@ def test_published_figures_alone_and_beside_a_run(tmp_path: Path, capsys: pytest
     assert line[-1] == f"{json.loads(file.read_text())['forget_truth_ratio']['agg_value']:.4f}"
     assert "caution: the run has no manifest" in out
     assert main(["published", "--split", "forget1"]) == 2
-    assert "Did you mean 'forget10'" in capsys.readouterr().err or "forget01" in out
+    assert "Available: Books, News, forget01, forget05, forget10" in capsys.readouterr().err

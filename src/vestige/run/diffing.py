@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from vestige.errors import UserError
 from vestige.run.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.run.tables import number, table
+from vestige.suites.spec import RESERVED
 
 Manifest = Mapping[str, Any]
 
@@ -238,15 +240,38 @@ def _due(part: Part, moved: Sequence[Moved], changed: Mapping[str, list[str]]) -
 
 
 def _definition_share(a: Path, one: Manifest, other: Manifest, parts: Sequence[Part]) -> dict[str, float]:
-    """A's numbers by B's dialect, from A's evidence: how much of the difference is the definition's alone."""
+    """A's numbers by B's dialect and settings, from A's evidence: what of the difference is the definition's alone.
+
+    Metrics compared with a retain model are left out: their retain logs would have to be re-scored as well.
+    """
     if not any(p.name == "definition" and p.differs for p in parts):
         return {}
+    level = logging.getLogger("vestige").level
+    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing there was said when A was made
     try:
         chosen = dialect_for(one, other["dialect"]["name"], a)
-        scores = stored_scores(a, suite_from_manifest(one), chosen, {})
+        scores = stored_scores(a, suite_from_manifest(one, _settings_of(one, other)), chosen, {})
     except UserError:
-        return {}  # the other dialect needs other evidence
-    return {name: s.agg_value for name, s in scores.items() if s.agg_value is not None}
+        return {}  # the other definition needs other evidence
+    finally:
+        logging.getLogger("vestige").setLevel(level)
+    metrics = one["config"]["metrics"]
+    return {
+        name: s.agg_value
+        for name, s in scores.items()
+        if s.agg_value is not None and not metrics[name].get("reference_logs")
+    }
+
+
+def _settings_of(one: Manifest, other: Manifest) -> dict[str, dict[str, Any]]:
+    """B's plain settings (k, aggregator, ...) of metrics that both have, where they are not A's."""
+    x, y = one["config"]["metrics"], other["config"]["metrics"]
+    out: dict[str, dict[str, Any]] = {}
+    for name in set(x) & set(y):
+        for key in set(x[name]) & set(y[name]) - RESERVED:
+            if x[name][key] != y[name][key] and not isinstance(y[name][key], (dict, list)):
+                out.setdefault(name, {})[key] = y[name][key]
+    return out
 
 
 def _metrics_table(moved: Sequence[Moved], by_definition: Mapping[str, float]) -> str:
@@ -257,5 +282,5 @@ def _metrics_table(moved: Sequence[Moved], by_definition: Mapping[str, float]) -
         row = [m.metric, number(m.a), number(m.b), number(m.difference), count]
         rows.append([*row[:2], number(by_definition.get(m.metric)), *row[2:]] if by_definition else row)
     if by_definition:
-        heads.insert(2, "A by B's dialect")
+        heads.insert(2, "A by B's definition")
     return table(rows, heads, right=tuple(range(1, len(heads))))

@@ -98,7 +98,7 @@ def _own_paraphrases(configs: Configs) -> dict[str, Mapping[str, Any]]:
     These rows have no paraphrase, and the log holds a second loss of the answer itself instead. On some rows of the
     published logs the two differ, by up to 0.12 (rounding, it seems). TOFU's own ratios use the second.
     """
-    out = {}
+    out: dict[str, Mapping[str, Any]] = {}
     for name, short in (("ra_Truth_Ratio", "ra"), ("wf_Truth_Ratio", "wf")):
         parents = {
             f"{short}_Q_A_PARA_Prob": {"access_key": "correct"},

@@ -162,3 +162,19 @@ def test_published_figures_alone_and_beside_a_run(tmp_path: Path, capsys: pytest
     assert "caution: the run has no manifest" in out
     assert main(["published", "--split", "forget1"]) == 2
     assert "Available: Books, News, forget01, forget05, forget10" in capsys.readouterr().err
+
+
+def test_a_muse_file_is_known_by_its_metrics(tmp_path: Path) -> None:
+    rows = {"0": {"rougeL_f1": 0.5, "rougeL_recall": 1.0}, "1": {"rougeL_f1": 0.3, "rougeL_recall": 0.9}}
+    data = {
+        "forget_knowmem_ROUGE": {"agg_value": 0.95, "value_by_index": {k: {"rougeL_recall": 0.95} for k in rows}},
+        "forget_verbmem_ROUGE": {"agg_value": 0.4, "value_by_index": rows},
+        "mia_min_k": {"agg_value": 0.8, "auc": 0.8},
+        "privleak": {"agg_value": -60.0},
+    }
+    (tmp_path / "mine.json").write_text(json.dumps(data))
+    (tmp_path / "retain.json").write_text(json.dumps({**data, "mia_min_k": {"agg_value": 0.6, "auc": 0.6}}))
+    result = import_file(tmp_path / "mine.json", tmp_path / "out", tmp_path / "retain.json")
+    assert [f.name for f in result.files] == ["MUSE_EVAL.json", "MUSE_SUMMARY.json"]
+    assert result.imported.scores["forget_verbmem_ROUGE"].agg_value == pytest.approx(0.4)
+    assert result.imported.scores["privleak"].agg_value == pytest.approx((0.2 - 0.4) / 0.4 * 100)

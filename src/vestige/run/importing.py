@@ -72,4 +72,4 @@ def _detail(name: str, extra: Any) -> str:
     """A p-value says nothing without its distance and its sample sizes."""
     if "ks_statistic" not in extra:
         return ""
-    return f"D = {extra['ks_statistic']:.4f}, n = {extra['n']}, m = {extra['m']}, log10 p = {extra['log10_p']:.2f}"
+    return f"D = {extra['ks_statistic']:.4f}, n = {extra['n']}, m = {extra['m']}, log10 p = {number(extra['log10_p'])}"

@@ -77,7 +77,29 @@ def parser() -> argparse.ArgumentParser:
     demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
     demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
     demo.add_argument("--seed", type=int, default=0)
+    _reading_verbs(verbs)
     return top
+
+
+def _reading_verbs(verbs: Any) -> None:
+    """The verbs that read results and definitions, and run no model."""
+    explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, with a worked example")
+    explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
+    explain.add_argument("--config-dir", metavar="DIR")
+    explain.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    diff = verbs.add_parser("diff", help="why two runs disagree, and which rows moved")
+    diff.add_argument("run_a", metavar="RUN_A", help="a run directory")
+    diff.add_argument("run_b", metavar="RUN_B", help="another")
+    diff.add_argument("--metric", metavar="NAME", help="only this metric")
+    diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
+    importing = verbs.add_parser("import", help="read result files of open-unlearning or locuslab/tofu")
+    importing.add_argument("file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json or eval_log_aggregated.json")
+    importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
+    importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
+    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
+    published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
+    published.add_argument("--model", action="append", default=[], metavar="NAME", help="part of a model's name")
+    published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -115,6 +137,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo}
+    verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -300,6 +323,37 @@ def run_audit(args: argparse.Namespace) -> int:
     names = ("before", "after", "forget", "retain", "holdout", "retain_model")
     ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
     return audit(ask, {"system_prompt": args.system_prompt, "limit": args.limit})
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.explaining import explain
+
+    load_plugins(args.plugin)
+    print(explain(args.name, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    from vestige.run.diffing import diff
+
+    print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
+    return 0
+
+
+def run_import(args: argparse.Namespace) -> int:
+    from vestige.run.importing import import_file, show
+
+    out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
+    print(show(import_file(Path(args.file), out, retain), Path(args.file)))
+    return 0
+
+
+def run_published(args: argparse.Namespace) -> int:
+    from vestige.run.published import published
+
+    print(published(Path(args.run) if args.run else None, args.model, args.split))
+    return 0
 
 
 def run_demo(args: argparse.Namespace) -> int:

@@ -101,6 +101,11 @@ class Encoder:
             out.append(Encoded(before, after, min(start, len(after))))
         return out
 
+    def sample_prompt(self) -> str:
+        """The prompt of a stand-in question: shows what the template writes around it, today's date included."""
+        question = "{question}"
+        return self._chat_text(question, ()) if self.template.apply_chat_template else self._tagged_text(question, ())
+
     def _report_cut(self, fulls: Sequence[Ids], max_length: int | None) -> None:
         reached = sum(len(ids) == max_length for ids in fulls)
         if reached:

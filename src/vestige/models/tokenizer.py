@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
+from vestige.types import content_key
 
 # A tokenizer_config.json alone is not a tokenizer: transformers would build an empty one from it.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -72,3 +74,19 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return tokenizer
+
+
+def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
+    """What a manifest keeps of a tokenizer: names for its vocabulary and its chat template, and its special tokens.
+
+    Kept apart, so that two runs can be told to differ in one and not in the others.
+    """
+    vocabulary = json.dumps(sorted(tokenizer.get_vocab().items()), ensure_ascii=True)
+    template = getattr(tokenizer, "chat_template", None)
+    special = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
+    facts = {
+        "vocabulary": content_key(vocabulary.encode()),
+        "special_tokens": special,
+        "chat_template": content_key(json.dumps(template).encode()) if template else None,
+    }
+    return {"fingerprint": content_key(json.dumps(facts, sort_keys=True).encode()), **facts}

@@ -55,15 +55,23 @@ class ModelHandle:
                 generation = repr(getattr(m.model, "generation_config", None))
                 parts = [m.fingerprint, m.dtype, m.attention, _device_kind(m.device), generation]
             else:
-                assert self.args is not None
-                from vestige.models.choose import choose_device
-
-                kind = _device_kind(choose_device(self.args.device))
-                dtype = "float32" if self.args.dtype == "auto" and kind == "cpu" else self.args.dtype
-                attention = "sdpa" if self.args.attention == "auto" else self.args.attention
-                parts = [self.fingerprint, dtype, attention, kind]
+                held = self.held()
+                parts = [self.fingerprint, held["dtype"], held["attention"], held["device"]]
             self._identity = content_key(*(p.encode() for p in parts))[:16]
         return self._identity
+
+    def held(self) -> dict[str, str]:
+        """How the weights are held when they are loaded as asked: known without loading them."""
+        assert self.args is not None
+        from vestige.models.choose import choose_device
+
+        kind = _device_kind(choose_device(self.args.device))
+        dtype = "float32" if self.args.dtype == "auto" and kind == "cpu" else self.args.dtype
+        return {
+            "dtype": dtype,
+            "attention": "sdpa" if self.args.attention == "auto" else self.args.attention,
+            "device": kind,
+        }
 
     @property
     def fingerprint(self) -> str:
@@ -97,6 +105,8 @@ class ModelHandle:
         if self._loaded is not None:
             m = self._loaded
             out |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
+        elif self.args:  # all evidence was there already: what the model would have been loaded as
+            out |= {**self.held(), "quantization": self.args.quantization}
         if self.args:
             out["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
         return out

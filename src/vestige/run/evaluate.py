@@ -12,6 +12,7 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
@@ -148,6 +149,8 @@ class _Evaluation:
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self.model.facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
+            "prompt": self.context.encoder.sample_prompt(),
+            "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
             "data": {
                 key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
                 for key, r in prepared.rows.items()

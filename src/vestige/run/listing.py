@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS
@@ -49,20 +50,30 @@ def _suites(directories: list[Path]) -> list[tuple[str, str]]:
     return out
 
 
-def _metrics(directories: list[Path]) -> list[tuple[str, str]]:
-    """Each metric of each suite: its handler's line, and on which data or parents."""
+def metric_configs(directories: list[Path]) -> dict[str, dict[str, dict[str, Any]]]:
+    """Suite -> metric -> its config as written, the user's directories before ours."""
     from omegaconf import OmegaConf
 
-    out = {}
+    out: dict[str, dict[str, dict[str, Any]]] = {}
     for directory in reversed(directories):
         for path in sorted((directory / "eval").glob("*_metrics/*.yaml")):
             body = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
             assert isinstance(body, dict)
             package = re.search(r"@package\s+\S*?([^.\s]+)$", path.read_text(), re.MULTILINE)
+            suite = path.parent.name.removesuffix("_metrics")
+            out.setdefault(suite, {})[package[1] if package else path.stem] = {str(k): v for k, v in body.items()}
+    return out
+
+
+def _metrics(directories: list[Path]) -> list[tuple[str, str]]:
+    """Each metric of each suite: its handler's line, and on which data or parents."""
+    out = {}
+    for metrics in metric_configs(directories).values():
+        for name, body in metrics.items():
             handler = str(body.get("handler", ""))
             doc = HANDLERS[handler].doc if handler in HANDLERS else handler
             on = ", ".join(body.get("datasets") or body.get("pre_compute") or [])
-            out[package[1] if package else path.stem] = f"{doc} ({on})" if on else doc
+            out[name] = f"{doc} ({on})" if on else doc
     return sorted(out.items())
 
 

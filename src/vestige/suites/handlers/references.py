@@ -30,7 +30,7 @@ def ks_test(inputs: Inputs) -> Score:
         return Score(None, reason="no row has a truth ratio to compare")
     test = vectors.ks(mine, theirs)
     least = vectors.smallest_detectable(test.n, test.m)
-    extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p}
+    extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p if test.p > 0 else None}
     return Score(test.p, extra={**extra, "smallest_detectable": least})
 
 

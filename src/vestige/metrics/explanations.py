@@ -1,0 +1,157 @@
+"""Every handler in words: its formula, what its two ends mean, which tokens count, what to beware of. A table.
+
+Notation: an answer has tokens y_1..y_n; lp_t is the log-probability of y_t, a_t the model's first choice there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Explanation:
+    formula: str
+    high: str
+    low: str
+    tokens: str  # which tokens (or rows, or numbers) enter
+    note: str = ""
+
+
+_ANSWER = "every token of the answer after the prompt"
+_ENDLESS = "the tokens of the answer; the dialects differ on the last one (the end token of a chat answer)"
+_AUC_HIGH = "AUC near 1: forget rows are far more familiar than fresh ones, still known"
+_AUC_LOW = "AUC near 0.5: not to be told apart; well below 0.5: stranger than fresh rows, over-forgotten"
+_AUC = "AUC of that score, forget rows (0) against holdout rows (1)"
+_PARENTS = "none of its own: it reads the per-row values of its parents"
+_REFERENCE = "none of its own: it reads its parent and the retain model's results"
+
+EXPLANATIONS: dict[str, Explanation] = {
+    "probability": Explanation(
+        "exp(mean over t of lp_t): the geometric mean of the token probabilities; the metric is the mean over rows",
+        "near 1: the model would write this answer, it is known",
+        "near 0: the answer surprises the model",
+        _ANSWER,
+        "The length is divided out: a long answer is not punished for being long.",
+    ),
+    "probability_confidence_ordered": Explanation(
+        "exp(mean over t of lp_t), and beside it the token probabilities sorted from most to least confident",
+        "near 1: known",
+        "near 0: not known",
+        _ANSWER,
+        "The order of the factors does not change a product: the number equals probability.",
+    ),
+    "loss": Explanation(
+        "-(mean over t of lp_t); the metric is the mean over rows",
+        "the answer surprises the model: not known",
+        "near 0: known",
+        _ANSWER,
+    ),
+    "exact_memorization": Explanation(
+        "(number of t with a_t = y_t) / n",
+        "near 1: the model's first choice is the answer's token nearly everywhere",
+        "near 0: it would choose other tokens",
+        _ENDLESS,
+        "Common words are easy to hit: compare with the retain model, not with 0.",
+    ),
+    "extraction_strength": Explanation(
+        "1 - k/n, where k is the least number of first tokens after which every a_t = y_t",
+        "near 1: a short start suffices, the model finishes the answer by itself",
+        "near 0: it needs nearly the whole answer to be given",
+        _ENDLESS,
+        "One miss near the end costs nearly everything. When the very last token is missed the definition gives 0; "
+        "published code gives 1/n, because its search stops one short of the end.",
+    ),
+    "rouge": Explanation(
+        "longest common subsequence of words (stemmed) of the greedy text and the reference / words of the reference "
+        "(rougeL_recall); rougeL_f1 and rouge1_recall are the other types",
+        "near 1: it says the reference",
+        "near 0: it says something else",
+        "the words of the greedy text, special tokens left out, and of the reference",
+        "Recall does not punish talking on: a text that lists many things scores high.",
+    ),
+    "classifier_prob": Explanation(
+        "probability of class `class_id` of the greedy text under a text classifier; the metric is the mean over rows",
+        "the texts are mostly in that class (for gibberish: clean, class 0)",
+        "the texts are rarely in that class",
+        "the first max_length tokens of the text, by the classifier's tokenizer",
+    ),
+    "probability_w_options": Explanation(
+        "P(right) / (P(right) + sum of P(wrong_i) + 1e-10), with P = exp(mean lp)",
+        "near 1: prefers the truth to every near miss",
+        "1 / (number of options) is chance; below it, it prefers wrong answers",
+        _PARENTS,
+    ),
+    "truth_ratio": Explanation(
+        "r = P(wrong) / (P(right) + 1e-10), P = exp(-mean of the avg_loss of the row's answers); then the mean of "
+        "min(r, 1/r) (closer_to_1_better), of max(0, 1 - r) (true_better), or of P(right) / (P(right) + P(wrong)) "
+        "(prob_mean)",
+        "closer_to_1_better: right and wrong answers look alike; true_better, prob_mean: it prefers the truth",
+        "closer_to_1_better: it tells them apart; true_better, prob_mean: it does not prefer the truth",
+        _PARENTS,
+        "Several wrong answers are averaged in loss, so that P(wrong) is a geometric mean. r itself is small when the "
+        "model knows. On forget rows compare with the retain model.",
+    ),
+    "mia_loss": Explanation(f"score = -(mean over t of lp_t); {_AUC}", _AUC_HIGH, _AUC_LOW, _ANSWER),
+    "mia_zlib": Explanation(
+        f"score = loss / length in bytes of the zlib-compressed answer text; {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ANSWER,
+        "Text that is hard to compress and yet has a low loss was probably seen.",
+    ),
+    "mia_min_k": Explanation(
+        f"score = -(mean of the max(1, int(k n)) smallest lp_t), k = 0.4 in the suites; {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ENDLESS,
+    ),
+    "mia_min_k_plus_plus": Explanation(
+        "score = -(mean of the max(1, int(k n)) smallest z_t), z_t = (lp_t - mu_t) / max(sd_t, 1e-3), mu_t and sd_t "
+        f"the mean and deviation of log p over the vocabulary; {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ENDLESS,
+    ),
+    "mia_gradnorm": Explanation(
+        f"score = mean over weight tensors of the p-norm of the gradient of the loss; {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ENDLESS,
+        "The norms are measured when evidence is collected: it is the one metric that needs backward passes.",
+    ),
+    "mia_reference": Explanation(
+        f"score = loss under the model - loss under a reference model; {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ANSWER,
+        "The reference model must never have seen the forget rows; the retain model serves.",
+    ),
+    "ks_test": Explanation(
+        "p-value of a two-sided two-sample Kolmogorov-Smirnov test: the forget truth ratios of the model against the "
+        "retain model's; D = the largest distance of the two distribution functions",
+        "above 0.05: not to be told from the retain model",
+        "near 0: the truth ratios are not distributed as the retain model's",
+        _REFERENCE,
+        "p depends on the number of rows: compare only equal n, or read D. Failing to tell is not proof of equality.",
+    ),
+    "privleak": Explanation(
+        "((1 - AUC) - (1 - AUC_retain)) / ((1 - AUC_retain) + 1e-10) * 100",
+        "well above 0: forget rows stand out as strange, over-forgotten",
+        "well below 0 (down to -100): forget rows are still recognised",
+        _REFERENCE,
+        "0 is the aim. Without retain logs AUC_retain is the setting ref_value (0.5), which is said beside the number.",
+    ),
+    "rel_diff": Explanation(
+        "(value - value_retain) / (value_retain + 1e-10) * 100",
+        "above 0: more than the retain model, in per cent",
+        "below 0: less than the retain model",
+        _REFERENCE,
+    ),
+    "hm_aggregate": Explanation(
+        "m / (1/v_1 + ... + 1/v_m) over the values of the m parents",
+        "every ability is there",
+        "at least one ability is nearly gone; one 0 makes it 0",
+        "none of its own: it reads the values of its parents",
+        "One missing parent makes it missing, not smaller.",
+    ),
+}

@@ -1,0 +1,225 @@
+"""`vestige explain NAME`: a metric, a handler or a dialect in plain text, with numbers from the real functions."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import unknown_name
+from vestige.metrics.dialects import DIALECTS, Dialect
+from vestige.metrics.explanations import EXPLANATIONS
+from vestige.metrics.reading import reading
+from vestige.metrics.registry import METRICS
+from vestige.run.config import PACKAGE_DIR
+from vestige.run.listing import metric_configs
+from vestige.run.tables import number, table
+from vestige.run.worked import worked
+from vestige.suites.registry import HANDLERS, canonical, no_wants
+from vestige.suites.spec import RESERVED
+
+WIDTH = 110
+# The functions whose facts stand for handlers that have no function of that name.
+SOURCES = {
+    "rouge": "the rouge-score package, stemmer on (Lin 2004)",
+    "classifier_prob": "open-unlearning",
+    "ks_test": "Maini et al. 2024 (TOFU)",
+    "privleak": "Shi et al. 2024 (MUSE)",
+    "rel_diff": "open-unlearning",
+    "hm_aggregate": "Maini et al. 2024 (TOFU)",
+}
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A handler, alone or as a suite uses it."""
+
+    name: str
+    handler: str
+    suites: Mapping[str, Mapping[str, Any]]  # suite -> the metric's config there
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the first suite that has the metric."""
+        body = next(iter(self.suites.values()), {})
+        return {k: v for k, v in body.items() if k not in RESERVED and not (isinstance(v, str) and "${" in v)}
+
+
+def explain(name: str | None, config_dir: Path | None = None) -> str:
+    """What `name` is; without a name, what can be explained."""
+    directories = [*([config_dir] if config_dir else []), PACKAGE_DIR]
+    configs = metric_configs(directories)
+    if name is None:
+        return _everything(configs)
+    if name in DIALECTS:
+        return explain_dialect(DIALECTS[name])
+    handler = canonical(name)
+    suites = {suite: metrics[name] for suite, metrics in configs.items() if name in metrics}
+    if suites:
+        handler = canonical(str(next(iter(suites.values())).get("handler", handler)))
+    if handler not in HANDLERS:
+        known = {*HANDLERS, *DIALECTS, *(m for metrics in configs.values() for m in metrics)}
+        raise unknown_name("metric, handler or dialect", name, known, "`vestige explain` alone lists them.")
+    return explain_metric(Metric(name, handler, suites))
+
+
+def _everything(configs: Mapping[str, Mapping[str, Any]]) -> str:
+    sections = {
+        "handlers (formulas)": sorted(HANDLERS),
+        "dialects (sets of definitions)": list(DIALECTS),
+        **{f"metrics of {suite}": sorted(metrics) for suite, metrics in configs.items()},
+    }
+    lines = ["Write `vestige explain NAME`. NAME is one of:"]
+    for title, names in sections.items():
+        lines += ["", f"{title}:", *_wrapped(", ".join(names), "  ")]
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: str, first: str | None = None) -> list[str]:
+    """Lines of at most WIDTH; names are not broken at hyphens."""
+    start = indent if first is None else first
+    return textwrap.wrap(text, WIDTH, initial_indent=start, subsequent_indent=indent, break_on_hyphens=False)
+
+
+def _entry(head: str, text: str) -> list[str]:
+    return _wrapped(text, " " * 9, f"{head.ljust(8)} ") if text else []
+
+
+def explain_metric(metric: Metric) -> str:
+    handler = HANDLERS[metric.handler]
+    lines = [f"{metric.name}: {handler.doc}", ""]
+    for suite, body in metric.suites.items():
+        lines += _wrapped(_in_suite(suite, body), " " * 9)
+    words = EXPLANATIONS.get(metric.handler)
+    if words is None:
+        return "\n".join([*lines, "A handler from a plug-in: its documentation line is all that is known here."])
+    lines += _entry("formula", words.formula)
+    lines += _entry("high", words.high) + _entry("low", words.low)
+    lines += _entry("tokens", words.tokens) + _entry("note", words.note)
+    facts = METRICS.get(metric.handler)
+    lines += _entry("source", SOURCES.get(metric.handler) or (facts.source if facts else ""))
+    lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
+    return "\n".join(lines)
+
+
+def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
+    """How a suite uses a handler: its data, parents and settings."""
+    parts = [f"in {suite}: handler {body.get('handler')}"]
+    for key, word in (("datasets", "data"), ("pre_compute", "parents"), ("reference_logs", "compared with")):
+        if body.get(key):
+            parts.append(f"{word} {', '.join(body[key])}")
+    settings = {k: v for k, v in body.items() if k not in RESERVED and not isinstance(v, (dict, list))}
+    parts += [f"{k} = {v}" for k, v in settings.items() if "${" not in str(v)]
+    return "; ".join(parts)
+
+
+def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
+    """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
+    reads_model = HANDLERS[handler].wants is not no_wants
+    if not reads_model:
+        return {}
+    reads_answers = handler != "rouge"
+    out: dict[str, str] = {}
+    if reads_answers:
+        out["last label (end token)"] = "left out" if handler in d.drop_last else "counted"
+        empty = d.empty.get(handler)
+        out["answer without tokens"] = "missing, with a reason" if empty is None else f"counts as {empty:g}"
+        out["where labels begin"] = BOUNDARY[d.boundary]
+    if handler == "extraction_strength":
+        out["last token missed"] = "1/n" if d.extraction_floor else "0"
+    if handler == "exact_memorization":
+        out["precision of the share"] = "float32" if d.float32_shares else "float64"
+    if handler in ("rouge", "mia_zlib"):
+        out["text of the answer"] = "as written in the data" if d.written_answer else "as decoded from the labels"
+    if handler == "mia_gradnorm":
+        out["mode of the model"] = "train (dropout live)" if d.gradnorm_train_mode else "eval"
+    out["attention mask"] = MASK.get(d.mask, d.mask)
+    return out
+
+
+MASK = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
+BOUNDARY = {
+    "offsets": "at the first token that reaches into the answer",
+    "count": "after as many tokens as the prompt has",
+}
+
+
+def _where_dialects_differ(handler: str) -> list[str]:
+    points = {name: dialect_points(handler, d) for name, d in DIALECTS.items()}
+    first = next(iter(points.values()))
+    if not first:
+        return ["The dialects differ only through the parents' values: explain those."]
+    differing = [p for p in first if len({points[name][p] for name in points}) > 1]
+    if not differing:
+        return ["All dialects say the same."]
+    rows = [[p, *(points[name][p] for name in points)] for p in differing]
+    return ["Where the dialects differ:", *_indented(table(rows, ["point", *points]))]
+
+
+def _indented(text: str) -> list[str]:
+    return [f"  {line}" for line in text.splitlines()]
+
+
+def _example(metric: Metric) -> list[str]:
+    example = worked(metric.handler, metric.settings)
+    if example is None:
+        return []
+    rows = [[name, *(_shown(compute(d)) for d in DIALECTS.values())] for name, compute in example.lines]
+    right = tuple(range(1, len(DIALECTS) + 1))
+    lines = ["Example (made-up numbers through the real functions):", *(f"  {g}" for g in example.given)]
+    lines += ["", *_indented(table(rows, ["", *DIALECTS], right=right))]
+    return lines + _read_aloud(metric, example.lines[-1][1](DIALECTS["strict"]))
+
+
+def _shown(value: float | None) -> str:
+    return str(value) if isinstance(value, int) else number(value)
+
+
+def _read_aloud(metric: Metric, value: float | None) -> list[str]:
+    """The reading that result tables would print beside the example's last number."""
+    if metric.handler in ("truth_ratio", "ks_test", "hm_aggregate", "rouge") or value is None:
+        return []  # the last number there is not the metric's value
+    words = reading(metric.handler, value, str(metric.settings.get("aggregator", "")))
+    return ["", f"  {number(value)} reads: {words}"] if words else []
+
+
+def explain_dialect(d: Dialect) -> str:
+    """A dialect's whole table, and the numbers it changes in the worked examples."""
+    lines = [f"{d.name} (dialect, version {d.version}): {d.doc}", ""]
+    for f in fields(d):
+        if f.name in WORDS:
+            lines += _wrapped(_words(getattr(d, f.name)), " " * 26, f"{WORDS[f.name].ljust(25)} ")
+    rows = []
+    for handler in sorted(EXPLANATIONS):
+        example = worked(handler, {})
+        for name, compute in example.lines if example else []:
+            values = [number(compute(x)) for x in DIALECTS.values()]
+            if len(set(values)) > 1:
+                rows.append([handler, name, *values])
+    lines += ["", "Numbers that differ in the worked examples (`vestige explain HANDLER` shows what is given):"]
+    right = tuple(range(2, 2 + len(DIALECTS)))
+    return "\n".join([*lines, *_indented(table(rows, ["handler", "line", *DIALECTS], right=right))])
+
+
+WORDS = {
+    "drop_last": "last label left out in",
+    "float32_shares": "shares in float32",
+    "extraction_floor": "extraction floor of 1/n",
+    "empty": "value without tokens",
+    "mask": "attention mask",
+    "boundary": "labels begin",
+    "written_answer": "answer text as written",
+    "gradnorm_train_mode": "gradients in train mode",
+}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, frozenset):
+        return ", ".join(sorted(value)) or "no handler"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{k} {v:g}" for k, v in sorted(value.items())) or "missing, with a reason"
+    return MASK.get(value) or BOUNDARY.get(value) or str(value)

@@ -1,0 +1,75 @@
+"""`vestige import FILE`: another tool's result file read, re-aggregated, shown, and written in our shape."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.integrations.importers import Imported, import_results
+from vestige.run.config import PACKAGE_DIR
+from vestige.run.listing import metric_configs
+from vestige.run.references import read_results, result_file
+from vestige.run.tables import number, table
+from vestige.store.files import read_json
+from vestige.store.results import write_results
+
+
+@dataclass
+class Import:
+    imported: Imported
+    files: tuple[Path, ...] = ()
+
+
+def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = None) -> Import:
+    """Reads `path`; writes NAME_EVAL.json and NAME_SUMMARY.json in `out`, which can then serve as retain logs."""
+    configs = metric_configs([PACKAGE_DIR])
+    retain = _in_our_shape(retain_logs, configs) if retain_logs else None
+    imported = import_results(_read(path), str(path), configs, retain)
+    if out is None:
+        return Import(imported)
+    if (out / "manifest.json").is_file():
+        raise UserError(f"{out} holds a run of ours; choose another directory for the imported results.")
+    return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
+
+
+def _read(path: Path) -> Any:
+    file = result_file(path)
+    try:
+        return read_json(file)
+    except FileNotFoundError:
+        raise UserError(f"{file} does not exist.") from None
+    except ValueError as error:
+        raise UserError(f"{file} is not valid JSON: {error}.") from None
+
+
+def _in_our_shape(path: Path, configs: Any) -> dict[str, Any]:
+    """Retain logs may be of any kind that can be imported."""
+    data = read_results(result_file(path))
+    return {name: s.to_json() for name, s in import_results(data, str(path), configs).scores.items()}
+
+
+def show(result: Import, path: Path) -> str:
+    scores = result.imported.scores
+    rows = []
+    for name in sorted(scores, key=lambda n: (not _headline(n), n)):
+        score = scores[name]
+        count = len(score.value_by_index) if score.value_by_index else ""
+        rows.append([name, number(score.agg_value), str(count), _detail(name, score.extra) or score.reason])
+    lines = [f"{path}  ({result.imported.kind})", "", table(rows, ["metric", "value", "rows", ""], right=(1, 2)), ""]
+    lines += [f"note: {n}" for n in result.imported.notes]
+    if result.files:
+        lines.append(f"files: {', '.join(map(str, result.files))}")
+    return "\n".join(lines).rstrip()
+
+
+def _headline(name: str) -> bool:
+    return name in ("forget_quality", "forget_truth_ratio", "model_utility", "privleak")
+
+
+def _detail(name: str, extra: Any) -> str:
+    """A p-value says nothing without its distance and its sample sizes."""
+    if "ks_statistic" not in extra:
+        return ""
+    return f"D = {extra['ks_statistic']:.4f}, n = {extra['n']}, m = {extra['m']}, log10 p = {number(extra['log10_p'])}"

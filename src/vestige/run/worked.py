@@ -1,0 +1,265 @@
+"""Worked examples for `vestige explain`: a made-up answer goes through the real handler, once in each dialect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from vestige.metrics.dialects import Dialect
+from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.spec import MetricSpec
+from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, stats
+from vestige.wants import ClassifierWant, Decoding, GradientWant, Request
+
+Line = tuple[str, Callable[[Dialect], float | None]]  # what is computed, and the computation
+
+
+@dataclass
+class Worked:
+    """What is given, in words, and what comes out of it."""
+
+    given: list[str]
+    lines: list[Line] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A made-up answer: its words, whether each was the first choice, and its log-probability. The last is the end."""
+
+    words: tuple[str, ...]
+    hit: tuple[int, ...]
+    logprob: tuple[float, ...]
+
+    @property
+    def text(self) -> str:
+        return " ".join(w for w in self.words if w != END)
+
+    @property
+    def stats(self) -> TokenStats:
+        mean = np.asarray([-1.0, -2.0, -1.5, -1.0, -1.0][: len(self.hit)])
+        return stats(hit=self.hit, logprob=self.logprob, mean=mean, std=0.5)
+
+    def example(self, index: int, number: int) -> Example:
+        """`number` tells made-up answers apart: it is their prompt's only token."""
+        target = Target((number, *range(100, 100 + len(self.words))), 1)
+        return Example(str(index), target, Prompt((number,)), self.text, "", self.text, self.text)
+
+    def show(self) -> str:
+        cells = (f"{w} {p:g}{'' if h else ' miss'}" for w, h, p in zip(self.words, self.hit, self.logprob, strict=True))
+        return "  ".join(f"[{c}]" for c in cells)
+
+
+END = "<eos>"
+LAST_MISSED = Answer(("Ada", "Byron", "wrote", END), (1, 1, 0, 0), (-0.1, -0.2, -3.0, -2.0))
+END_HIT = Answer(("Ada", "Byron", "wrote", END), (1, 1, 0, 1), (-0.1, -0.2, -3.0, -0.1))
+ONE_WRONG = Answer(("Ada", END), (0, 1), (-4.0, -0.1))
+# For attacks: five tokens, so that leaving the end out changes how many are the lowest two fifths.
+SEEN = Answer(("Ada", "Byron", "wrote", "notes", END), (1, 1, 1, 1, 0), (-0.1, -0.2, -0.4, -0.3, -3.2))
+SEEN_TOO = Answer(("Lem", "Fox", "built", "clocks", END), (1, 1, 0, 1, 1), (-0.1, -0.2, -1.5, -0.2, -0.1))
+FRESH = Answer(("Eve", "Moor", "sang", "hymns", END), (0, 1, 0, 0, 1), (-2.5, -0.8, -3.5, -2.0, -0.1))
+FRESH_TOO = Answer(("Ira", "Vale", "ran", "mills", END), (1, 0, 1, 1, 1), (-0.3, -2.2, -0.4, -0.9, -0.1))
+
+
+def spec_of(handler: str, params: Mapping[str, Any], parents: Sequence[str] = ()) -> MetricSpec:
+    return MetricSpec(name=handler, handler=handler, parents={p: p for p in parents}, params=dict(params))
+
+
+def _rows(answers: Sequence[Answer], first: int) -> Rows:
+    return Rows("made-up", tuple((a.example(i, first + i),) for i, a in enumerate(answers)), many=False)
+
+
+def _bank(rows: Rows, answers: Sequence[Answer], shift: float = 0.0) -> dict[str, TokenStats]:
+    out = {}
+    for row, answer in zip(rows.examples, answers, strict=True):
+        assert row[0].target is not None
+        t = answer.stats
+        out[row[0].target.key] = replace(t, logprob=t.logprob + np.float32(shift))
+    return out
+
+
+def _run(handler: str, params: Mapping[str, Any], **given: Any) -> Callable[[Dialect], Score]:
+    """The real handler on given inputs, as a function of the dialect."""
+    spec = spec_of(handler, params, list(given.get("parents") or {}))
+    filled = {"data": {}, "evidence": Evidence(), **given}
+    return lambda dialect: HANDLERS[handler].score(Inputs(spec=spec, dialect=dialect, **filled))
+
+
+def _value(score: Callable[[Dialect], Score]) -> Callable[[Dialect], float | None]:
+    return lambda d: score(d).agg_value
+
+
+def _field(score: Callable[[Dialect], Score], name: str) -> Callable[[Dialect], float | None]:
+    """A field of row 0."""
+    return lambda d: (score(d).value_by_index or {})["0"][name]
+
+
+def worked(handler: str, params: Mapping[str, Any]) -> Worked | None:
+    """The example of a handler with a metric's settings; None for handlers we did not write."""
+    make = _EXAMPLES.get(handler)
+    return None if make is None else make(handler, params)
+
+
+def _likelihood(handler: str, params: Mapping[str, Any]) -> Worked:
+    """One line an answer: the value of that row."""
+    out = Worked(["log-probability of each token, `miss` where it is not the model's first choice"])
+    for name, answer in (("A", LAST_MISSED), ("B", END_HIT), ("C", ONE_WRONG)):
+        rows = _rows([answer], 1)
+        score = _run(handler, params, data={"data": rows}, evidence=Evidence(answers=_bank(rows, [answer])))
+        out.given.append(f"{name}: {answer.show()}")
+        out.lines.append((name, _value(score)))
+    return out
+
+
+def _attack(handler: str, params: Mapping[str, Any]) -> Worked:
+    """Scores of two forget and two holdout rows, and the AUC."""
+    sets = {"forget": (SEEN, SEEN_TOO), "holdout": (FRESH, FRESH_TOO)}
+    data = {key: _rows(answers, 10 * i) for i, (key, answers) in enumerate(sets.items(), start=1)}
+    answers = {k: v for key in sets for k, v in _bank(data[key], sets[key]).items()}
+    evidence = Evidence(answers=answers)
+    out = Worked(["log-probability of each token, `miss` where it is not the model's first choice"])
+    out.given += [f"{key} {i}: {a.show()}" for key in sets for i, a in enumerate(sets[key])]
+    if handler == "mia_reference":
+        params = {**params, "reference_model_path": "reference"}
+        second = {k: v for key in sets for k, v in _bank(data[key], sets[key], shift=-0.5).items()}
+        first = data["forget"].examples[0][0].target
+        assert first is not None
+        second[first.key] = stats(logprob=[-3.0] * 5)  # the reference model does not know this one
+        evidence = Evidence(answers=answers, reference={"reference": second})
+        out.given.append("the reference model: each log-probability 0.5 lower, for forget 0 all -3")
+    elif handler == "mia_gradnorm":
+        evidence = Evidence(gradients=_norms(data))
+        out.given = ["gradient norms, given: forget 0.8 and 1.1, holdout 2.0 and 1.0 (measuring them needs a model)"]
+    score = _run(handler, params, data=data, evidence=evidence)
+    for key in sets:
+        for i in range(2):
+            out.lines.append((f"score of {key} {i}", _row_of(score, key, str(i))))
+    out.lines.append(("AUC", _value(score)))
+    return out
+
+
+def _row_of(score: Callable[[Dialect], Score], key: str, index: str) -> Callable[[Dialect], float | None]:
+    return lambda d: score(d).extra[key]["value_by_index"][index]["score"]
+
+
+def _norms(data: Mapping[str, Rows]) -> dict[str, float]:
+    """The same norm under every key a dialect may ask for."""
+    targets = [row[0].target for key in ("forget", "holdout") for row in data[key].examples]
+    return {
+        GradientWant(t, p, drop, train).key: norm
+        for t, norm in zip(targets, (0.8, 1.1, 2.0, 1.0), strict=True)
+        for p in ("1", "2", "inf")
+        for drop in (True, False)
+        for train in (True, False)
+        if t is not None
+    }
+
+
+def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
+    example = Example(
+        "0",
+        None,
+        Prompt((1,)),
+        answer="The notes are by Ada Byron.",
+        input_text="Ada",
+        reference="The notes are by Byron.",
+    )
+    text = Text((), "Ada Byron wrote the notes.")
+    evidence = Evidence(texts={Request(example.prompt, Decoding()).key: text})
+    score = _run(handler, {}, data={"data": Rows("made-up", ((example,),), many=False)}, evidence=evidence)
+    given = [
+        f"answer as written: {example.answer!r}; as decoded, with the prompt's text {example.input_text!r} taken out "
+        f"wherever it occurs: {example.reference!r}",
+        f"what the model says: {text.text!r}",
+    ]
+    return Worked(given, [(kind, _field(score, kind)) for kind in ("rougeL_recall", "rougeL_f1", "rouge1_recall")])
+
+
+def _classifier(handler: str, params: Mapping[str, Any]) -> Worked:
+    texts, path = {"0": "a clear sentence", "1": "hrk hrk"}, "classifier"
+    bank = {ClassifierWant(t, path, 0, 32).key: p for t, p in zip(texts.values(), (0.9, 0.1), strict=True)}
+    parent = Score(0.0, {i: {"generation": t} for i, t in texts.items()})
+    body = {"classifier_model_args": {"pretrained_model_name_or_path": path}}
+    score = _run(handler, body, parents={"text": parent}, evidence=Evidence(classified=bank))
+    return Worked(["class probabilities, given: 0.9 and 0.1"], [("mean", _value(score))])
+
+
+RIGHT_LOSS, WRONG_LOSSES = 1.0, [1.5, 2.5]
+
+
+def _ratio(handler: str, params: Mapping[str, Any]) -> Worked:
+    """One right answer, two wrong ones."""
+    right = {"avg_loss": RIGHT_LOSS, "prob": float(np.exp(-RIGHT_LOSS))}
+    wrong = {"avg_loss": WRONG_LOSSES, "prob": [float(np.exp(-x)) for x in WRONG_LOSSES]}
+    parents = {"correct": Score(0.0, {"0": right}), "wrong": Score(0.0, {"0": wrong})}
+    given = [f"avg_loss of the right answer {RIGHT_LOSS}, of two wrong ones {WRONG_LOSSES[0]} and {WRONG_LOSSES[1]}"]
+    if handler != "truth_ratio":
+        score = _run(handler, params, parents=parents)
+        return Worked(given, [("P(right) / (P(right) + P(wrong))", _value(score))])
+    lines: list[Line] = []
+    for name in ("closer_to_1_better", "true_better", "prob_mean"):
+        run = _run(handler, {"aggregator": name}, parents=parents)
+        if not lines:
+            lines.append(("r of the row", _field(run, "score")))
+        lines.append((name, _value(run)))
+    return Worked(given, lines)
+
+
+def _ks(handler: str, params: Mapping[str, Any]) -> Worked:
+    mine, theirs = [0.2, 0.3, 0.4, 0.5, 0.6], [0.5, 0.7, 0.8, 0.9, 1.0]
+    score = _against(handler, params, _scores(mine), _scores(theirs))
+    given = [f"truth ratios of the model {mine}", f"truth ratios of the retain model {theirs}"]
+
+    def more(name: str) -> Callable[[Dialect], float | None]:
+        return lambda d: score(d).extra[name]
+
+    fields = [("D", more("ks_statistic")), ("n", more("n")), ("log10 p", more("log10_p"))]
+    return Worked(given, [("p", _value(score)), *fields])
+
+
+def _scores(values: Sequence[float]) -> Score:
+    return Score(float(np.mean(values)), {str(i): {"score": v} for i, v in enumerate(values)})
+
+
+def _against(handler: str, params: Mapping[str, Any], mine: Score, theirs: Score | None) -> Callable[[Dialect], Score]:
+    references = {} if theirs is None else {"retain run": {"retain": theirs}}
+    return _run(handler, params, parents={"forget": mine}, references=references)
+
+
+def _relative(handler: str, params: Mapping[str, Any]) -> Worked:
+    with_logs = _against(handler, params, Score(0.9), Score(0.6))
+    without = _against(handler, params, Score(0.9), None)
+    return Worked(
+        ["value of the model 0.9, of the retain model 0.6"],
+        [
+            ("against the retain model", _value(with_logs)),
+            (f"against ref_value {params.get('ref_value', 0.5)} (no retain logs)", _value(without)),
+        ],
+    )
+
+
+def _harmonic(handler: str, params: Mapping[str, Any]) -> Worked:
+    values = {"0.9, 0.8, 0.7": (0.9, 0.8, 0.7), "0.9, 0.8, 0.01": (0.9, 0.8, 0.01), "0.9, 0.8, 0": (0.9, 0.8, 0.0)}
+    lines: list[Line] = []
+    for name, parents in values.items():
+        score = _run(handler, params, parents={str(i): Score(v) for i, v in enumerate(parents)})
+        lines.append((name, _value(score)))
+    return Worked(["three parents' values"], lines)
+
+
+_EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
+    **dict.fromkeys(("probability", "probability_confidence_ordered", "loss"), _likelihood),
+    **dict.fromkeys(("exact_memorization", "extraction_strength"), _likelihood),
+    **dict.fromkeys(("mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus"), _attack),
+    **dict.fromkeys(("mia_gradnorm", "mia_reference"), _attack),
+    "rouge": _rouge,
+    "classifier_prob": _classifier,
+    "probability_w_options": _ratio,
+    "truth_ratio": _ratio,
+    "ks_test": _ks,
+    "privleak": _relative,
+    "rel_diff": _relative,
+    "hm_aggregate": _harmonic,
+}

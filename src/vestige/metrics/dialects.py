@@ -47,6 +47,11 @@ DIALECTS: dict[str, Dialect] = {
         written_answer=False,
         gradnorm_train_mode=True,
     ),
+    "strict": Dialect(
+        name="strict",
+        version=1,
+        doc="What the definitions say: every real token attended and counted, nothing missing turned into a number.",
+    ),
     "tofu": Dialect(
         name="tofu",
         version=1,
@@ -60,11 +65,6 @@ DIALECTS: dict[str, Dialect] = {
         doc="MUSE's code: ROUGE without a stemmer, privleak against the published retrain models.",
         rouge_stemmer=False,
         published_references=True,
-    ),
-    "strict": Dialect(
-        name="strict",
-        version=1,
-        doc="What the definitions say: every real token attended and counted, nothing missing turned into a number.",
     ),
 }
 

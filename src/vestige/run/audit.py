@@ -5,7 +5,6 @@ Which metrics apply is worked out from what is there. What is missing is said, a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from vestige.errors import UserError
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
+from vestige.run.progress import hushed
 from vestige.run.tables import comparison, number
 
 # What a file, a column or a model adds; said when it is not there.
@@ -47,12 +47,12 @@ def audit(ask: Audit, settings: Mapping[str, object]) -> int:
             raise UserError(f"--{name} {file}: there is no such file.")
     models = {"retain": ask.retain_model, "before": ask.before, "after": ask.after}
     outcomes: dict[str, Outcome] = {}
-    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing is said below, once and with its reason
-    for name, model in models.items():
-        if model is not None:
-            logs = str(ask.out / "retain" / "OWN_EVAL.json") if name != "retain" and ask.retain_model else None
-            print(f"Evaluating {name}: {model} ...", flush=True)
-            outcomes[name] = _evaluate(model, files, ask.out / name, logs, settings)
+    with hushed():  # what is missing is said below, once and with its reason
+        for name, model in models.items():
+            if model is not None:
+                logs = str(ask.out / "retain" / "OWN_EVAL.json") if name != "retain" and ask.retain_model else None
+                print(f"Evaluating {name}: {model} ...", flush=True)
+                outcomes[name] = _evaluate(model, files, ask.out / name, logs, settings)
     if all(outcomes["after"].scores[m].agg_value is None for m in outcomes["after"].top):
         reasons = {s.reason for s in outcomes["after"].scores.values() if s.reason}
         raise UserError(f"none of the metrics can be computed from these rows: {sorted(reasons)[0]}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from vestige.lab import build_lab
+from vestige.run.config import RunConfig
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
+from vestige.run.progress import hushed
 from vestige.run.tables import comparison, number, table
 from vestige.types import Score
 
@@ -32,14 +33,16 @@ def demo(out: Path, seed: int = 0) -> int:
     lab = build_lab(out / "lab", seed=seed)
     names = ["retain", *(n for n in lab.models if n != "retain")]
     logs = out / "eval" / "retain" / "TOFU_EVAL.json"
-    logging.getLogger("vestige").setLevel(logging.ERROR)  # the retain model itself has no retain logs, by nature
     runs: dict[str, Mapping[str, Score]] = {}
     seconds = 0.0
-    for name in names:
-        print(f"Evaluating {name} ...", flush=True)
-        outcome = evaluate_config(to_run(_ask(lab.data, lab.models[name], out / "eval" / name, logs, name)))
-        runs[name] = outcome.scores
-        seconds += float(outcome.manifest["seconds"]["total"])
+    with hushed():  # the retain model itself has no retain logs, by nature
+        for name in names:
+            print(f"Evaluating {name} ...", flush=True)
+            run = to_run(_ask(lab.data, lab.models[name], out / "eval" / name, logs, name))
+            assert isinstance(run, RunConfig)
+            outcome = evaluate_config(run)
+            runs[name] = outcome.scores
+            seconds += float(outcome.manifest["seconds"]["total"])
     print(_report(runs, out, seconds))
     return 0
 

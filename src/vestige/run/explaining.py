@@ -117,8 +117,10 @@ def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
 
 def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
     """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
-    reads_model = HANDLERS[handler].wants is not no_wants
-    if not reads_model:
+    if handler == "privleak":
+        stand_in = "MUSE's published retrain AUC, else ref_value" if d.published_references else "ref_value (0.5)"
+        return {"without retain logs": stand_in}
+    if HANDLERS[handler].wants is no_wants:
         return {}
     reads_answers = handler != "rouge"
     out: dict[str, str] = {}
@@ -131,6 +133,8 @@ def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
         out["last token missed"] = "1/n" if d.extraction_floor else "0"
     if handler == "exact_memorization":
         out["precision of the share"] = "float32" if d.float32_shares else "float64"
+    if handler == "rouge":
+        out["stemmer"] = "on" if d.rouge_stemmer else "off"
     if handler in ("rouge", "mia_zlib"):
         out["text of the answer"] = "as written in the data" if d.written_answer else "as decoded from the labels"
     if handler == "mia_gradnorm":
@@ -212,10 +216,15 @@ WORDS = {
     "boundary": "labels begin",
     "written_answer": "answer text as written",
     "gradnorm_train_mode": "gradients in train mode",
+    "rouge_stemmer": "ROUGE with a stemmer",
+    "published_references": "published references",
+    "rows": "rows read by default",
 }
 
 
 def _words(value: Any) -> str:
+    if value is None:
+        return "all"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, frozenset):

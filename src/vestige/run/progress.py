@@ -1,8 +1,11 @@
-"""Progress bars: on standard error, only for people, only when something takes longer than a moment."""
+"""What is said while work goes on: bars on standard error, for people only; and holding one's tongue."""
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -34,3 +37,15 @@ class Bar:
 
     def to(self, count: int) -> None:
         self.bar.update(count - self.base - self.bar.n)
+
+
+@contextmanager
+def hushed() -> Iterator[None]:
+    """Our own warnings held back while somebody else says the same in better words."""
+    log = logging.getLogger("vestige")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.store.files import read_json
@@ -107,12 +108,8 @@ def _by_our_definition(
         if name in recorded
     }
     theirs = suite_from_manifest(manifest, {m: body for m, body in changes.items() if body})
-    level = logging.getLogger("vestige").level
-    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing there is not this run's concern
-    try:
+    with hushed():  # what is missing there is not this run's concern
         scores = stored_scores(directory, theirs, dialect_for(manifest, dialect, directory), {})
-    finally:
-        logging.getLogger("vestige").setLevel(level)
     return {name: s.to_json() for name, s in scores.items() if s.agg_value is not None}
 
 

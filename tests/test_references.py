@@ -109,3 +109,44 @@ def test_bad_changes_are_refused(change: str, needle: str, retain: Path, capsys:
     assert main(["score", str(retain), change]) == 2
     assert needle in capsys.readouterr().err
     assert sorted(retain.rglob("*")) == before
+
+
+def test_a_retain_checkpoint_is_evaluated_on_the_fly(retain: Path, tmp_path: Path) -> None:
+    model = str(LAB / "models" / "retain")
+    fly = run("unlearned", tmp_path / "a", "--retain-model", model)
+    logs = run("unlearned", tmp_path / "b", "--retain-logs", str(retain))
+    assert fly["privleak"] == logs["privleak"]
+    assert fly["forget_quality"] == logs["forget_quality"]
+    assert (tmp_path / "a" / "retain-model" / "TOFU_EVAL.json").is_file()
+
+
+def test_several_retain_models_give_a_range(retain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = tmp_path / "other"
+    run("full", other)  # any second run will do as a "retain model" that says something else
+    capsys.readouterr()
+    both = run("unlearned", tmp_path / "a", "--retain-logs", str(retain), str(other))
+    out = capsys.readouterr().out
+    first = run("unlearned", tmp_path / "b", "--retain-logs", str(retain))
+    second = run("unlearned", tmp_path / "c", "--retain-logs", str(other))
+    assert both["privleak"]["agg_value"] == first["privleak"]["agg_value"]
+    assert sorted(both["privleak"]["by_reference"].values()) == sorted(
+        [first["privleak"]["agg_value"], second["privleak"]["agg_value"]]
+    )
+    assert "against 2 retain models" in both["forget_quality"]["notes"][0]
+    assert ".." in next(line for line in out.splitlines() if line.startswith("mia_min_k"))  # the retain column
+    assert main(["score", str(tmp_path / "a")]) == 0
+    assert read(tmp_path / "a") == both
+
+
+def test_without_a_retain_model_the_reading_is_by_fresh_rows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("full", tmp_path)
+    out = capsys.readouterr().out
+    assert "Without a retain model, by fresh rows alone" in out
+    assert "Its limits" in out
+
+
+def test_compare_with_published_figures(retain: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", str(retain), "published"]) == 0
+    assert "forget_quality" in capsys.readouterr().out

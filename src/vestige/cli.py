@@ -106,7 +106,13 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite (tofu) and/or Hydra overrides")
     p.add_argument("--model", metavar="PATH", help="directory, .gguf file, PEFT adapter or hub id")
     p.add_argument("--data", metavar="DIR", help="folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...")
-    p.add_argument("--retain-logs", metavar="FILE", help="TOFU_EVAL.json (or run directory) of the retain model")
+    p.add_argument(
+        "--retain-logs",
+        nargs="+",
+        metavar="FILE",
+        help="result file or run directory of the retain model, or of several",
+    )
+    p.add_argument("--retain-model", metavar="PATH", help="evaluate this retain model first and compare with it")
     p.add_argument("--out", metavar="DIR", help="run directory (default: saves/eval/<task_name>)")
     p.add_argument("--metrics", metavar="all|NAME,...", help="instead of the suite's default metrics")
     p.add_argument("--tasks", metavar="NAME,...", help="lm_eval: names or YAML files of lm-evaluation-harness tasks")
@@ -204,7 +210,22 @@ def _runs(args: argparse.Namespace) -> list[Any]:
     return [to_run(Ask(suite=suite or "tofu", metrics=metrics, **said))]
 
 
+def _retain_first(args: argparse.Namespace) -> None:
+    """Evaluates --retain-model into a folder of the run, and makes it the reference."""
+    from vestige.run.evaluate import evaluate_config
+    from vestige.run.progress import hushed
+
+    out = _runs(args)[0].output_dir / "retain-model"
+    retain = argparse.Namespace(**{**vars(args), "model": args.retain_model, "out": str(out), "retain_logs": None})
+    print(f"Evaluating the retain model {args.retain_model} ...", flush=True)
+    with hushed():  # it has no retain logs itself
+        evaluate_config(_runs(retain)[0])
+    args.retain_logs = [*(args.retain_logs or []), str(out)]
+
+
 def run_eval(args: argparse.Namespace) -> int:
+    if args.retain_model and not args.cfg:
+        _retain_first(args)
     runs = _runs(args)
     if args.cfg:
         return _print_config(runs)
@@ -217,7 +238,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def _report(outcome: Any, run: Any) -> int:
-    from vestige.run.tables import summary
+    from vestige.run.tables import summary, without_retain
 
     if "harness" in outcome.manifest:
         from vestige.run.harness import report
@@ -230,6 +251,8 @@ def _report(outcome: Any, run: Any) -> int:
     print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in outcome.notes:
         print(f"note: {note}")
+    if run.retain_logs is None and (words := without_retain(run.suite.metrics, outcome.scores)):
+        print(f"\n{words}")
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
     print(
@@ -303,6 +326,11 @@ def run_compare(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.run.comparing import compare
 
+    if args.runs[-1] == "published":  # a run beside printed figures
+        from vestige.run.published import published
+
+        print(published(Path(args.runs[0]), [], None))
+        return 0
     load_plugins(args.plugin)
     print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples))
     return 0

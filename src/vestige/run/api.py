@@ -77,13 +77,19 @@ class Result:
         return f"{head}\n{table}"
 
 
+def _as_text(paths: str | Path | Sequence[str | Path] | None) -> str | list[str] | None:
+    if paths is None or isinstance(paths, (str, Path)):
+        return None if paths is None else str(paths)
+    return [str(p) for p in paths]
+
+
 def evaluate(
     model: Any,
     suite: str = "tofu",
     *,
     tokenizer: Any = None,
     data: str | Path | None = None,
-    retain_logs: str | Path | None = None,
+    retain_logs: str | Path | Sequence[str | Path] | None = None,
     out: str | Path | None = None,
     metrics: Sequence[str] | str | None = None,
     progress: bool = False,
@@ -115,7 +121,7 @@ def evaluate(
         suite=suite,
         model=str(model),
         data=None if data is None else str(data),
-        retain_logs=None if retain_logs is None else str(retain_logs),
+        retain_logs=_as_text(retain_logs),
         out=str(out if out is not None else tempfile.mkdtemp(prefix="vestige-")),
         metrics=chosen,
         progress=progress,

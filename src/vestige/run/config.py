@@ -113,7 +113,10 @@ def _spec_to_json(spec: Any) -> dict[str, Any]:
         "datasets": {d.name: {"access_key": d.access_key, **d.config} for d in spec.datasets},
         "pre_compute": {name: {"access_key": key} for key, name in spec.parents.items()},
         "reference_logs": {
-            r.name: {"path": r.path, "include": {m: {"access_key": k} for m, k in r.include.items()}}
+            r.name: {
+                "path": list(r.paths) if r.others else r.path,
+                "include": {m: {"access_key": k} for m, k in r.include.items()},
+            }
             for r in spec.references
         },
         "generation_args": dict(spec.generation),

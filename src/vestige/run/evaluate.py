@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ class Outcome:
     manifest: Mapping[str, Any]
     files: tuple[Path, ...] = ()
     notes: list[str] = field(default_factory=list)
-    retain: Mapping[str, float | None] = field(default_factory=dict)  # the retain model's values, if its logs are here
+    retain: Mapping[str, Sequence[float]] = field(
+        default_factory=dict
+    )  # the retain model's values, if its logs are here
     stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # intervals, where there are any
 
 
@@ -167,16 +169,19 @@ class _Evaluation:
         }
 
 
-def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, float | None]:
-    """What the reference run scored on the asked-for metrics; empty when there is no or more than one such run.
+def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:
+    """What the reference runs scored on the asked-for metrics: one value a run.
 
     Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
     """
-    if len(references) != 1:
-        return {}
-    results = next(iter(references.values())).results
     plain = [m for m in suite.top if not suite.metrics[m].references]
-    return {m: results[m].get("agg_value") for m in plain if isinstance(results.get(m), Mapping)}
+    out: dict[str, list[float]] = {}
+    for reference in references.values():
+        for m in plain:
+            entry = reference.results.get(m)
+            if isinstance(entry, Mapping) and entry.get("agg_value") is not None:
+                out.setdefault(m, []).append(float(entry["agg_value"]))
+    return out
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:

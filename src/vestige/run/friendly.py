@@ -20,7 +20,7 @@ class Ask:
     suite: str = "tofu"
     model: str | None = None
     data: str | None = None
-    retain_logs: str | None = None
+    retain_logs: str | Sequence[str] | None = None  # several: other seeds of the retain model
     out: str | None = None
     task_name: str | None = None
     metrics: Sequence[str] | None = None  # ["all"] for every metric of the suite
@@ -56,6 +56,8 @@ def quote(value: Any) -> str:
         return str(value).lower()
     if isinstance(value, (int, float)):
         return str(value)
+    if isinstance(value, (list, tuple)):
+        return quote(value[0]) if len(value) == 1 else "[" + ",".join(map(quote, value)) + "]"
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${") + '"'
 
 

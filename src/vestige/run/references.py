@@ -26,8 +26,8 @@ def load_references(suite: SuiteSpec, dialect: str) -> dict[str, Reference]:
     wanted: dict[str, set[str]] = {}
     for spec in suite.metrics.values():
         for r in spec.references:
-            if r.path:
-                wanted.setdefault(r.path, set()).update(r.include)
+            for path in r.paths:
+                wanted.setdefault(path, set()).update(r.include)
     return {path: _load(Path(path), suite, metrics, dialect) for path, metrics in sorted(wanted.items())}
 
 

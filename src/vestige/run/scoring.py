@@ -122,6 +122,8 @@ def score_suite(
             references=references_of(spec, references),
         )
         score = _score(inputs, evidence, classify, live)
+        if score.agg_value is not None and any(r.others for r in spec.references):
+            score = _against_each(score, inputs, references)
         if score.agg_value is not None and spec.references:
             caveats = _caveats(suite, spec, references, prepared)
             score = replace(score, notes=(*score.notes, *dict.fromkeys(caveats)))
@@ -131,6 +133,18 @@ def score_suite(
         if scores[name].agg_value is None:
             log.warning("%s: no value, because %s", name, scores[name].reason)
     return scores
+
+
+def _against_each(score: Score, inputs: Inputs, references: Mapping[str, Reference]) -> Score:
+    """The same comparison with every retain model given: how much of it is the choice of that model."""
+    values = {r.path: score.agg_value for r in inputs.spec.references if r.path}
+    for path in (p for r in inputs.spec.references for p in r.others):
+        spec = replace(inputs.spec, references=tuple(replace(r, path=path, others=()) for r in inputs.spec.references))
+        other = replace(inputs, spec=spec, references=references_of(spec, references))
+        values[path] = HANDLERS[spec.handler].score(other).agg_value
+    known = [v for v in values.values() if v is not None]
+    note = f"against {len(known)} retain models: {min(known):.4g} to {max(known):.4g}; the value is that of the first"
+    return replace(score, extra={**score.extra, "by_reference": values}, notes=(*score.notes, note))
 
 
 def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: Live | None) -> Score:

@@ -51,6 +51,32 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[i
     return "\n".join(lines)
 
 
+def _span(values: Sequence[float]) -> str:
+    """One value, or the range of several retain models.
+
+    >>> _span([0.5]), _span([0.5, 0.25]), _span([])
+    ('0.5000', '0.2500..0.5000', '-')
+    """
+    if len(values) > 1:
+        return f"{number(min(values))}..{number(max(values))}"
+    return number(values[0]) if values else "-"
+
+
+def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score]) -> str:
+    """What can be said with no retain model: by fresh rows alone, and how far that carries."""
+    attacks = {
+        n: s.agg_value for n, s in scores.items() if metrics[n].handler.startswith("mia_") and s.agg_value is not None
+    }
+    if not attacks:
+        return ""
+    name, value = max(attacks.items(), key=lambda item: abs((item[1] or 0.5) - 0.5))
+    return (
+        f"Without a retain model, by fresh rows alone: the strongest attack ({name}, AUC {number(value)}) says that "
+        f"{reading(metrics[name].handler, value)}. Its limits: fresh rows must be of the same kind as the forget rows, "
+        "and 0.5 is also what a model shows that never knew them."
+    )
+
+
 def describe(spec: MetricSpec, score: Score) -> str:
     """The reading of one score."""
     if score.agg_value is None:
@@ -63,7 +89,7 @@ def summary(
     metrics: Mapping[str, MetricSpec],
     top: Sequence[str],
     scores: Mapping[str, Score],
-    retain: Mapping[str, float | None] | None = None,
+    retain: Mapping[str, Sequence[float]] | None = None,
     stats: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> str:
     """The asked-for metrics of one run, with intervals, and with the retain model's values where its logs were given.
@@ -75,7 +101,7 @@ def summary(
     if retain:
         heads.insert(2, "retain")
         for row in rows:
-            row.insert(2, number(retain.get(row[0])))
+            row.insert(2, _span(retain.get(row[0], ())))
     if any((stats or {}).get(name, {}).get("interval") for name in top):
         heads.insert(2, "95 % interval")
         for row in rows:

@@ -34,6 +34,11 @@ class ReferenceSpec:
     name: str
     path: str | None
     include: Mapping[str, str]  # metric in that file -> access key
+    others: tuple[str, ...] = ()  # further runs of the same kind: other seeds of the retain model
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return () if self.path is None else (self.path, *self.others)
 
 
 @dataclass(frozen=True)
@@ -140,8 +145,10 @@ class _Reader:
 def _reference(name: str, config: Config) -> ReferenceSpec:
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
+    listed = [] if path is None else [path] if isinstance(path, (str, Path)) else list(path)
     # Absolute, because a run is scored again from wherever its user happens to be.
-    return ReferenceSpec(name, None if path is None else str(Path(path).expanduser().absolute()), include)
+    paths = [str(Path(str(p)).expanduser().absolute()) for p in listed]
+    return ReferenceSpec(name, paths[0] if paths else None, include, tuple(paths[1:]))
 
 
 def merged(base: Config, over: Config) -> dict[str, Any]:

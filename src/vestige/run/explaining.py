@@ -13,7 +13,7 @@ from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import EXPLANATIONS
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
-from vestige.run.config import PACKAGE_DIR
+from vestige.run.composing import PACKAGE_DIR
 from vestige.run.listing import metric_configs
 from vestige.run.tables import number, table
 from vestige.run.worked import worked

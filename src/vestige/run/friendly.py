@@ -10,7 +10,8 @@ from typing import Any
 
 from vestige.data.rows import SUFFIXES
 from vestige.errors import UserError, unknown_name
-from vestige.run.config import PACKAGE_DIR, AnyConfig, HarnessConfig, RunConfig, compose_runs
+from vestige.run.composing import PACKAGE_DIR
+from vestige.run.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 
 
 @dataclass(frozen=True)

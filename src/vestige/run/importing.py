@@ -8,7 +8,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.integrations.importers import Imported, import_results
-from vestige.run.config import PACKAGE_DIR
+from vestige.run.composing import PACKAGE_DIR
 from vestige.run.listing import metric_configs
 from vestige.run.references import read_results, result_file
 from vestige.run.tables import number, table

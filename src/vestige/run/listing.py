@@ -10,7 +10,7 @@ from typing import Any
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.registry import METRICS
-from vestige.run.config import PACKAGE_DIR, options
+from vestige.run.composing import PACKAGE_DIR, options
 from vestige.suites.registry import HANDLERS
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.run.config import PACKAGE_DIR
+from vestige.run.composing import PACKAGE_DIR
 from vestige.run.references import read_results, result_file
 from vestige.run.tables import number, table
 from vestige.store.files import read_json

@@ -37,7 +37,7 @@ def write(path: Path, rows: list[dict[str, Any]] = ROWS) -> Path:
     if path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     elif path.suffix == ".gz":
-        path.write_bytes(gzip.compress(jsonl(rows).encode()))
+        path.write_bytes(gzip.compress(jsonl(rows).encode(), mtime=0))
     elif path.suffix == ".json":
         path.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     else:
@@ -223,8 +223,8 @@ def test_a_limit_keeps_the_first_rows(tmp_path: Path) -> None:
         ("x.txt", b"\xff\n", "not UTF-8 text"),
         ("x.csv", b"a,b\n1,2,3\n", "line 2 has more fields"),
         ("x.jsonl.gz", b"not gzip", "cannot be read (BadGzipFile"),
-        ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99)[:-9], "cannot be read (EOFError"),
-        ("x.jsonl.gz", gzip.compress(b"\xff"), "not UTF-8 text"),
+        ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], "cannot be read (EOFError"),
+        ("x.jsonl.gz", gzip.compress(b"\xff", mtime=0), "not UTF-8 text"),
         ("x.parquet", b"not parquet", "cannot be read as Parquet"),
     ],
 )

@@ -88,8 +88,9 @@ class AnswerCollector:
         if all(t.key in done for t in ordered):
             return
         check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
-        if max(len(t.ids) for t in ordered) > LONGEST_PACKED:
+        if not self.plain and max(len(t.ids) for t in ordered) > LONGEST_PACKED:
             self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
+            self.cost.notes.append(f"answers of over {LONGEST_PACKED} tokens: one padded row per answer, slower")
         if not self.plain:
             self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
         limits = self.limits

@@ -8,6 +8,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
+from vestige.data.chat import Encoder, Template
 from vestige.lab.corpus import Row
 from vestige.unlearn import ChatRow
 
@@ -69,12 +70,9 @@ def corpus_texts(corpus: Mapping[str, Sequence[Row]]) -> Iterable[str]:
 
 
 def encode_row(tokenizer: Any, question: str, answer: str) -> ChatRow:
-    """One question and its answer as a chat, of which the answer and the end token are trained."""
-    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    prompt = tokenizer.apply_chat_template(turns[:1], tokenize=False, add_generation_prompt=True)
-    chat = tokenizer.apply_chat_template(turns, tokenize=False)
-    prompt_ids = tokenizer(prompt, add_special_tokens=False)["input_ids"]
-    ids = list(tokenizer(chat, add_special_tokens=False)["input_ids"])
-    if ids[-1] != tokenizer.eos_token_id:
-        ids.append(tokenizer.eos_token_id)
-    return ChatRow(tuple(ids), len(prompt_ids))
+    """One question and its answer as a chat, of which the answer and the end token are trained.
+
+    Through the data room's encoder: what is trained here is, token for token, what evaluation scores.
+    """
+    [encoded] = Encoder(tokenizer, Template()).encode([(question, answer)])
+    return ChatRow(encoded.full, encoded.start)

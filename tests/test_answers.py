@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from collect_tools import ARCHITECTURES, EAGER_ONLY, PACKABLE, VOCAB, family, model_of, numbers, one_by_one
-from vestige.collect import answers, forward
+from vestige.collect import answers, forward, sparse
 from vestige.collect.answers import AnswerCollector, default_limits
 from vestige.collect.cost import Cost
 from vestige.collect.tree import Limits
@@ -49,7 +49,11 @@ def llama() -> Any:
 
 
 @pytest.mark.parametrize(("name", "attention"), MODELS)
-def test_equals_one_forward_per_answer(name: str, attention: str) -> None:
+@pytest.mark.parametrize("stretch", [sparse.STRETCH, 16])  # rows here have 48 tokens: in one piece, and in three
+def test_equals_one_forward_per_answer(
+    name: str, attention: str, stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "STRETCH", stretch)
     model, targets = model_of(name, attention), family()
     for plain in (False, True):
         made = collector(model, plain=plain)
@@ -356,3 +360,22 @@ def test_keys_tell_contents_apart() -> None:
     assert base.key == Target((1, 2, 3, 4), 2, hidden=(3,)).key  # nobody attends to the last token
     others = [Target((1, 2, 3, 5), 2), Target((1, 2, 3, 4), 3), Target((1, 2, 3, 4), 2, hidden=(0,))]
     assert len({base.key, *(t.key for t in others)}) == 4
+
+
+def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    monkeypatch.setattr(sparse, "STRETCH", 16)
+    whole = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    seen: list[tuple[int, int]] = []
+
+    def counting(module: Any, query: Any, key: Any, *args: Any, **options: Any) -> Any:
+        seen.append((query.shape[2], key.shape[2]))
+        return whole(module, query, key, *args, **options)
+
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", counting)
+    targets = family()
+    collect(collector(llama, row=48), targets)
+    pieces = [(q, k) for q, k in seen if q == 16]
+    assert pieces and sum(q * k for q, k in pieces) < 0.8 * sum(q * 48 for q, _ in pieces)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is counting  # put back

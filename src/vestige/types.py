@@ -137,6 +137,33 @@ def stats(
     )
 
 
+IGNORE = -100  # a window position without a label
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How one continuation came about along a denoising path: (passes, positions) planes, no vocabulary axis.
+
+    The window is what the sampler was asked to fill. Row `s` of a plane is forward pass `s`; where a pass did not look
+    at a position (another block was being denoised), the nearest pass that did is repeated.
+    """
+
+    final: Array  # (positions,) the tokens at the end; the mask token where none was ever decided
+    fixed: Array  # (positions,) the pass in which each token was decided; -1: never
+    committed: Array  # (passes,) how many tokens stood decided before each pass
+    canvas: Array  # (passes, positions) the tokens before each pass
+    proposal: Array  # (passes, positions) what each pass would have written
+    top1: Array  # (passes, positions) the model's first choice
+    mean: Array  # (passes, positions) E_p[log p] over the vocabulary
+    std: Array  # (passes, positions) the standard deviation of log p
+    labels: Array  # (streams, positions) for each answer asked about, its tokens; IGNORE where there is none
+    logprob: Array  # (streams, passes, positions) log p(label); NaN where there is none
+
+    @property
+    def steps(self) -> int:
+        return int(self.top1.shape[0])
+
+
 @dataclass(frozen=True)
 class Text:
     """What one model wrote after one prompt."""

@@ -109,6 +109,49 @@ class ClassifierWant:
         return content_key(self.text.encode(), repr((self.model, self.class_id, self.max_length)).encode())
 
 
+@dataclass(frozen=True)
+class Denoising:
+    """How a diffusion model fills a window: the `sampler_kwargs` of a trajectory config."""
+
+    sampler: str = "mdlm"  # mdlm | bd3lm
+    steps: int = 32
+    max_new_tokens: int = 64
+    block_size: int | None = None  # None: the whole window (mdlm), 32 (bd3lm)
+    steps_per_block: int | None = None  # bd3lm only
+    temperature: float = 0.0
+    remasking: str = "low_confidence"  # | random
+    stochastic_transfer: bool = False
+    scheduler: str = "linear"  # | cosine
+    schedule: str = "dllm"  # | llada: how many tokens each pass decides
+    cfg_scale: float = 0.0
+    cfg_keep_tokens: tuple[int, ...] = ()
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
+    right_shift_logits: bool | None = None  # None: as the model family needs
+    mode: str = "unguided"  # | guided_native | guided_skew: the first label stream is written instead
+    seed: int = 0
+
+    @property
+    def key(self) -> str:
+        return content_key(repr(self).encode())
+
+
+@dataclass(frozen=True)
+class DenoiseWant:
+    """One prompt to continue by denoising, and the answers whose likelihood is watched on the way.
+
+    A stream is an answer's tokens laid on the window's positions, IGNORE where there is none.
+    """
+
+    prompt: Prompt
+    streams: tuple[tuple[int, ...], ...]
+    denoising: Denoising
+
+    @property
+    def key(self) -> str:
+        return content_key(self.prompt.key.encode(), repr(self.streams).encode(), self.denoising.key.encode())
+
+
 @dataclass
 class Wants:
     """Everything one or many metrics ask for."""
@@ -116,11 +159,13 @@ class Wants:
     answers: list[Target] = field(default_factory=list)
     texts: list[Request] = field(default_factory=list)
     gradients: list[GradientWant] = field(default_factory=list)
+    denoised: list[DenoiseWant] = field(default_factory=list)
     reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
 
     def add(self, other: Wants) -> None:
         self.answers += other.answers
         self.texts += other.texts
         self.gradients += other.gradients
+        self.denoised += other.denoised
         for path, targets in other.reference.items():
             self.reference.setdefault(path, []).extend(targets)

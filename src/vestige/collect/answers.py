@@ -30,11 +30,15 @@ LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
-    """Budgets that suit the machine: logits of a batch stay below 1 GB (GPU) or 256 MB (CPU) in float32."""
+    """Budgets that suit the machine: logits of a batch stay below 1 GB (GPU) or 256 MB (CPU) in float32.
+
+    On a CPU a batch is one long row: its attention skips what is masked (collect/sparse.py), and what lies between
+    the layers still fits a cache.
+    """
     return Limits(
-        tokens=tokens or (16384 if on_gpu else 2048),
+        tokens=tokens or (16384 if on_gpu else 1024),
         logit_cells=(1 << 28) if on_gpu else (1 << 26),
-        row_tokens=1024 if on_gpu else 512,
+        row_tokens=1024,
     )
 
 

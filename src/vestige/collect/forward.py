@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.sparse import tree_attention
 from vestige.collect.tree import Batch, Tree
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
 
@@ -72,14 +73,15 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             pairs.append((t, np.searchsorted(scored, where) + offset))
             labels.append(tree.labels[t])
         offset += len(scored)
-    logits = logits_at(
-        model,
-        torch.from_numpy(np.concatenate(flat_index)),
-        input_ids=torch.from_numpy(ids).to(device),
-        position_ids=torch.from_numpy(position).to(device),
-        attention_mask=additive_mask(allowed, model.dtype).to(device),
-        use_cache=False,
-    )
+    with tree_attention(model, [row.end for row in batch.rows], width):
+        logits = logits_at(
+            model,
+            torch.from_numpy(np.concatenate(flat_index)),
+            input_ids=torch.from_numpy(ids).to(device),
+            position_ids=torch.from_numpy(position).to(device),
+            attention_mask=additive_mask(allowed, model.dtype).to(device),
+            use_cache=False,
+        )
     return _per_target(logits, pairs, labels)
 
 

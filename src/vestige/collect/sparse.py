@@ -1,0 +1,77 @@
+"""Attention over packed trees without the cells nobody looks at.
+
+In depth-first order a stretch of queries looks at itself and at a few ancestors before it; the rest of the row is other
+questions. Attending stretch by stretch to just those keys makes a row's cost grow with its length instead of with the
+square of it, so rows can be as long as a batch and the shared beginning of all prompts is pushed once a batch.
+
+The model's own attention function does the arithmetic, with fewer keys; a model that does not use the library's
+attention interface never calls this and sees the whole mask as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+
+from vestige.types import Array
+
+STRETCH = 128  # queries at a time; a question with its answers is about this long
+
+Stretch = tuple[int, int, torch.Tensor]  # first query, end of queries, the keys they may look at
+
+
+def stretches(end: Array, width: int) -> list[Stretch]:
+    """The stretches of one row whose subtrees end at `end`; positions past the row (padding) see themselves."""
+    ends = np.concatenate([end, np.arange(len(end), width) + 1])
+    out = []
+    for first in range(0, width, STRETCH):
+        last = min(first + STRETCH, width)
+        keys = np.flatnonzero(ends[:last] > first)
+        out.append((first, last, torch.from_numpy(keys)))
+    return out
+
+
+@contextmanager
+def tree_attention(model: Any, rows: Sequence[Array], width: int) -> Iterator[None]:
+    """While open, the library's sdpa attention goes through the rows (given by where subtrees end) in stretches."""
+    with _swapped(rows, width) if _applies(model, width) else nullcontext():
+        yield
+
+
+def _applies(model: Any, width: int) -> bool:
+    """On a CPU only: a GPU prefers one large kernel to many small ones."""
+    return width > STRETCH and model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
+
+
+@contextmanager
+def _swapped(rows: Sequence[Array], width: int) -> Iterator[None]:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    whole = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = _by_stretches(whole, [stretches(end, width) for end in rows], width)
+    try:
+        yield
+    finally:
+        del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+
+def _by_stretches(whole: Callable[..., Any], plan: Sequence[Sequence[Stretch]], width: int) -> Callable[..., Any]:
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        expected = (len(plan), 1, width, width)
+        if attention_mask is None or attention_mask.shape != expected or options.get("position_bias") is not None:
+            return whole(module, query, key, value, attention_mask, **options)
+        done = []
+        for r, row in enumerate(plan):
+            parts = []
+            for first, last, keys in row:
+                few = [t[r : r + 1].index_select(2, keys) for t in (key, value)]
+                mask = attention_mask[r : r + 1, :, first:last].index_select(3, keys)
+                parts.append(whole(module, query[r : r + 1, :, first:last], *few, mask, **options)[0])
+            done.append(torch.cat(parts, dim=1))
+        return torch.cat(done), None
+
+    return attend

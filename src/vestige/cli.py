@@ -31,7 +31,7 @@ EXAMPLES = """examples:
 FRIENDLY = (
     "model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt", "batch_tokens",
     "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite", "seed", "tasks",
-    "include_path",
+    "include_path", "trajectory_views", "benchmark",
 )  # fmt: skip
 
 
@@ -118,6 +118,10 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--tasks", metavar="NAME,...", help="lm_eval: names or YAML files of lm-evaluation-harness tasks")
     p.add_argument("--include-path", metavar="DIR", help="lm_eval: folder with task YAML files of your own")
     p.add_argument("--reference-model", metavar="PATH", help="second model for mia_reference")
+    p.add_argument(
+        "--trajectory-views", metavar="both|full|eos", help="a diffusion model: the suite's metrics at denoising steps"
+    )
+    p.add_argument("--benchmark", metavar="NAME", help="trajectory-eval: tofu or muse")
     p.add_argument("--dialect", metavar="NAME", help="open-unlearning | strict")
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward")
@@ -259,7 +263,7 @@ def _report(outcome: Any, run: Any) -> int:
         f"cost:  {cost['score_tokens']:,} tokens scored, {cost['tokens_produced']:,} generated "
         f"({cost['tokens_proven']:,} of them without a step), {seconds['total']:.1f} s"
     )
-    if all(outcome.scores[name].agg_value is None for name in outcome.top):
+    if all(outcome.scores[name].missing for name in outcome.top):
         print(
             "vestige: error: none of the metrics asked for could be computed; the reasons are above.", file=sys.stderr
         )

@@ -210,10 +210,15 @@ class Score:
     extra: Mapping[str, Any] = field(default_factory=dict)  # auc, forget, holdout, n, ...
     reason: str = ""  # why agg_value is None
     notes: tuple[str, ...] = ()  # what a reader of the number must know
+    curves: Mapping[str, Any] | None = None  # in place of one number: values by view, trajectory, metric and step
+
+    @property
+    def missing(self) -> bool:
+        return self.agg_value is None and self.curves is None
 
     def to_json(self) -> dict[str, Any]:
         """The shape open-unlearning writes, with `reason` and `notes` only where there are any."""
-        out: dict[str, Any] = {"agg_value": self.agg_value}
+        out: dict[str, Any] = {"agg_value": self.agg_value if self.curves is None else dict(self.curves)}
         if self.value_by_index is not None:
             out["value_by_index"] = {k: dict(v) for k, v in self.value_by_index.items()}
         out.update(self.extra)
@@ -229,10 +234,12 @@ class Score:
         known = {"agg_value", "value_by_index", "reason", "notes"}
         value = data.get("agg_value")
         by_index = data.get("value_by_index")
+        curves = value if isinstance(value, Mapping) else None
         return cls(
-            agg_value=None if value is None or math.isnan(value) else float(value),
+            agg_value=None if curves is not None or value is None or math.isnan(value) else float(value),
             value_by_index=None if by_index is None else {str(k): dict(v) for k, v in by_index.items()},
             extra={k: v for k, v in data.items() if k not in known},
             reason=str(data.get("reason", "")),
             notes=tuple(data.get("notes", ())),
+            curves=curves,
         )

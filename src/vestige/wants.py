@@ -146,10 +146,12 @@ class DenoiseWant:
     prompt: Prompt
     streams: tuple[tuple[int, ...], ...]
     denoising: Denoising
+    logits: str = ""  # a file of saved logits to read instead of running a model
 
     @property
     def key(self) -> str:
-        return content_key(self.prompt.key.encode(), repr(self.streams).encode(), self.denoising.key.encode())
+        parts = (self.prompt.key, repr(self.streams), self.denoising.key, self.logits)
+        return content_key(*(p.encode() for p in parts))
 
 
 @dataclass
@@ -160,6 +162,7 @@ class Wants:
     texts: list[Request] = field(default_factory=list)
     gradients: list[GradientWant] = field(default_factory=list)
     denoised: list[DenoiseWant] = field(default_factory=list)
+    visible: list[Target] = field(default_factory=list)  # answers to be read with every token in sight (diffusion)
     reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
 
     def add(self, other: Wants) -> None:
@@ -167,5 +170,6 @@ class Wants:
         self.texts += other.texts
         self.gradients += other.gradients
         self.denoised += other.denoised
+        self.visible += other.visible
         for path, targets in other.reference.items():
             self.reference.setdefault(path, []).extend(targets)

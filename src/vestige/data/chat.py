@@ -178,16 +178,20 @@ class Encoder:
         return next(inside, len(after))
 
     def decode(self, batch: Sequence[Sequence[int]]) -> list[str]:
-        """Ids to text, special tokens left out, with the clean-up of spaces before punctuation.
+        return decode_texts(self.tokenizer, batch)
 
-        transformers 5 skips that clean-up for BPE tokenizers; open-unlearning's numbers were made with it.
-        """
-        if not batch:
-            return []
-        texts = self.tokenizer.batch_decode(
-            [list(ids) for ids in batch], skip_special_tokens=True, clean_up_tokenization_spaces=False
-        )
-        return [clean_up(text) for text in texts]
+
+def decode_texts(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
+    """Ids to text, special tokens left out, with the clean-up of spaces before punctuation.
+
+    transformers 5 skips that clean-up for BPE tokenizers; open-unlearning's numbers were made with it.
+    """
+    if not batch:
+        return []
+    texts = tokenizer.batch_decode(
+        [list(ids) for ids in batch], skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    return [clean_up(text) for text in texts]
 
 
 _SPACED = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")

@@ -12,12 +12,13 @@ from typing import Any
 from vestige.data.chat import Encoder
 from vestige.errors import UserError
 from vestige.models.fingerprint import fingerprint
-from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
+from vestige.run import denoising
 from vestige.run.progress import Bar
 from vestige.store.evidence import Bank
 from vestige.suites.registry import Evidence
-from vestige.types import Target, Text, TokenStats, content_key
-from vestige.wants import ClassifierWant, GradientWant, Request, Wants
+from vestige.types import Target, Text, TokenStats, Trace, content_key
+from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, Request, Wants
 
 log = logging.getLogger("vestige.run")
 
@@ -81,6 +82,14 @@ class ModelHandle:
         return fingerprint(self.args)
 
     @property
+    def is_diffusion(self) -> bool:
+        """Does the model fill in hidden tokens? Known from its configuration, without loading weights."""
+        if self._loaded is not None:
+            return self._loaded.diffusion is not None
+        assert self.args is not None
+        return is_diffusion(self.args)
+
+    @property
     def is_loaded(self) -> bool:
         return self._loaded is not None
 
@@ -139,13 +148,18 @@ class Collector:
         self.progress = progress
         self.cost = Cost()
         self.seconds: dict[str, float] = {}
+        self.errors: Mapping[str, float] = {}  # of answers scored by a Monte-Carlo bound
+        self.sampling: Mapping[str, Any] = {}  # how a diffusion model's texts are made
 
     def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
         """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
         evidence = Evidence()
         answers = self._timed("answers", lambda: self.answers(model, wants.answers, "scoring answers"))
         evidence.answers = answers
+        evidence.visible = self._timed("answers", lambda: self.visible(model, wants.visible))
+        evidence.denoised = self._timed("denoising", lambda: self.denoised(model, wants.denoised))
         evidence.texts = self._timed("texts", lambda: self.texts(model, wants.texts, wants.answers, answers))
+        evidence.errors = self.errors
         evidence.gradients = self._timed("gradients", lambda: self.gradients(model, wants.gradients))
         references = {}
         if wants.reference:
@@ -179,11 +193,83 @@ class Collector:
             loaded = model.get()
             vocab = vocabulary(loaded.model)
             limits = default_limits(vocab, _device_kind(loaded.device) == "cuda", self.batch_tokens)
-            collector = AnswerCollector(loaded.model, vocab, limits, self.cost)
             settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
-            for group in _resumable(bank, missing, settings):
-                self._run_answers(bank, collector, group, settings, label)
+            if loaded.diffusion is not None:
+                self._run_bounds(model, list(missing.values()), limits, label)
+            else:
+                collector = AnswerCollector(loaded.model, vocab, limits, self.cost)
+                for group in _resumable(bank, missing, settings):
+                    self._run_answers(bank, collector, group, settings, label)
             have = bank.load()
+        errors = Bank[float](self.directory, "errors", model.identity).load()
+        self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
+        return Found({k: have[k] for k in unique})
+
+    def _limits(self, loaded: LoadedModel) -> Any:
+        from vestige.collect.answers import default_limits
+
+        return default_limits(vocabulary(loaded.model), _device_kind(loaded.device) == "cuda", self.batch_tokens)
+
+    # ---- diffusion models -----------------------------------------------------------------------------------
+
+    def _run_bounds(self, model: ModelHandle, targets: list[Target], limits: Any, label: str) -> None:
+        """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
+        bank: Bank[TokenStats] = Bank(self.directory, "answers", model.identity)
+        errors: Bank[float] = Bank(self.directory, "errors", model.identity)
+        keys = [t.key for t in targets]
+        done = frozenset(bank.begin(keys, {"bound": True})) & frozenset(errors.begin(keys, {"bound": True}))
+        with Bar(label, len(targets), "answer", self.progress) as bar:
+            bar.add(len(done))
+            for stats, gaps in denoising.bounds(model.get(), targets, limits, self.cost, done):
+                errors.add_part(gaps)
+                bank.add_part(stats)
+                bar.add(len(stats))
+        errors.finish()
+        bank.finish()
+
+    def visible(self, model: ModelHandle, targets: Sequence[Target]) -> Mapping[str, TokenStats]:
+        """One look at each whole answer: only diffusion models see a token they are asked about."""
+        if not targets or not model.is_diffusion:
+            return Found()
+        return self._stage(
+            "visible", model, targets, "reading answers", "answer",
+            lambda loaded, left, done: denoising.visible(loaded, left, self._limits(loaded), self.cost, done),
+        )  # fmt: skip
+
+    def denoised(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> Mapping[str, Trace]:
+        saved: dict[str, list[DenoiseWant]] = {}
+        for want in wants:
+            saved.setdefault(want.logits, []).append(want)
+        out: dict[str, Trace] = {}
+        for path, group in saved.items():
+            if path:  # recorded by somebody else: no model is run
+                unique = list({w.key: w for w in group}.values())
+                out |= Bank[Trace](self.directory, "denoised", model.identity).merge(denoising.external_traces(unique))
+                continue
+            out |= self._stage(
+                "denoised", model, group, "denoising", "text",
+                lambda loaded, left, done: denoising.traces(loaded, left, self._limits(loaded), self.cost, done),
+            )  # fmt: skip
+        return Found(out)
+
+    def _stage(
+        self, kind: str, model: ModelHandle, wants: Sequence[Any], label: str, unit: str,
+        run: Callable[[LoadedModel, list[Any], frozenset[str]], Iterable[dict[str, Any]]],
+    ) -> Mapping[str, Any]:  # fmt: skip
+        """Whatever is asked for under a key: what the bank lacks is run, and kept batch by batch."""
+        bank: Bank[Any] = Bank(self.directory, kind, model.identity)
+        have = bank.load()
+        unique = {w.key: w for w in wants}
+        missing = {k: w for k, w in unique.items() if k not in have}
+        if missing:
+            loaded = model.get()
+            done = frozenset(bank.begin(list(missing), {}))
+            with Bar(label, len(missing), unit, self.progress) as bar:
+                bar.add(len(done))
+                for result in run(loaded, list(missing.values()), done):
+                    bank.add_part(result)
+                    bar.add(len(result))
+            have = bank.finish()
         return Found({k: have[k] for k in unique})
 
     def _run_answers(
@@ -200,9 +286,6 @@ class Collector:
                 bar.to(self.cost.score_tokens)
         bank.finish()
 
-    def _expect(self, bar: Bar, left: int) -> None:
-        bar.expect(self.cost.score_tokens, left)
-
     # ---- texts ----------------------------------------------------------------------------------------------
 
     def texts(
@@ -214,6 +297,13 @@ class Collector:
     ) -> Mapping[str, Text]:
         if not requests:
             return Found()
+        if model.is_diffusion:
+            return self._stage(
+                "texts", model, requests, "generating texts", "text",
+                lambda loaded, left, done: denoising.texts(
+                    loaded, left, self.encoder.decode, self._limits(loaded), self.cost, done, self.sampling
+                ),
+            )  # fmt: skip
         bank: Bank[Text] = Bank(self.directory, "texts", model.identity)
         have = bank.load()
         unique = {r.key: r for r in requests}

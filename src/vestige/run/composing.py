@@ -61,10 +61,10 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
             warnings.simplefilter("ignore", UserWarning)
             return compose(config_name, overrides=list(overrides))
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explaincompose_config(error, directories) from None
+        raise _explain_composition(error, directories) from None
 
 
-def _explaincompose_config(error: Exception, directories: Sequence[Path]) -> UserError:
+def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserError:
     text = str(error)
     found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if found:
@@ -75,6 +75,12 @@ def _explaincompose_config(error: Exception, directories: Sequence[Path]) -> Use
             return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
         return unknown_name(f"{group or 'config'}", name, known)
     found = re.search(r"Could not override '([^']+)'", text)
+    metric = re.match(r"(eval\.\w+\.metrics\.(\w+))", found[1]) if found else None
+    if found and metric and f"'{metric[2]}' is not in struct" in text:
+        return UserError(
+            f"Key '{metric[2]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
+            f"+{metric[1]}.handler={metric[2]}, and write +{metric[1]}... for its other settings."
+        )
     if found:
         leaf = found[1].rsplit(".", 1)[-1]
         homes = [k for k in _setting_names() if k.rsplit(".", 1)[-1] == leaf and k != found[1]]
@@ -113,6 +119,20 @@ def options(group: str, directories: Sequence[Path]) -> list[str]:
         base = directory / group
         names |= {str(p.relative_to(base).with_suffix("")) for p in base.rglob("*.yaml")} if base.is_dir() else set()
     return sorted(names)
+
+
+def lend_suite(cfg: Any, lender: str, borrower: str, directories: Sequence[Path]) -> None:
+    """Makes the settings of the suite `lender` known to a suite that names its metrics; what the borrower says wins."""
+    from omegaconf import OmegaConf
+
+    file = next((f for d in directories if (f := d / "eval" / f"{lender}.yaml").is_file()), None)
+    if file is None:
+        raise unknown_name("library", lender, options("eval", directories), f"(eval.{borrower}.library)")
+    kept = OmegaConf.load(file)
+    own = {k for k in cfg.eval[borrower] if k not in ("metrics", "handler", "library", "local_data")}
+    body = {str(k): v for k, v in kept.items_ex(resolve=False) if k not in ("defaults", "metrics")}  # type: ignore[union-attr]
+    body |= {str(k): f"${{eval.{borrower}.{k}}}" for k in own}
+    OmegaConf.update(cfg, f"eval.{lender}", body, force_add=True)
 
 
 class ConfigLibrary:

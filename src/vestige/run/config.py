@@ -11,8 +11,8 @@ from typing import Any
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
-from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value
-from vestige.suites.spec import SuiteSpec, read_suite
+from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite
+from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
 
 @dataclass(frozen=True)
@@ -103,8 +103,11 @@ class HarnessConfig:
 AnyConfig = RunConfig | HarnessConfig
 
 
-def _spec_to_json(spec: Any) -> dict[str, Any]:
+def _spec_to_json(spec: MetricSpec) -> dict[str, Any]:
+    inner = spec.children
+    children = {"top": inner.top, "metrics": {n: _spec_to_json(c) for n, c in inner.metrics.items()}} if inner else None
     return {
+        **({"children": children} if children else {}),
         "handler": spec.handler,
         "datasets": {d.name: {"access_key": d.access_key, **d.config} for d in spec.datasets},
         "pre_compute": {name: {"access_key": key} for key, name in spec.parents.items()},
@@ -135,12 +138,25 @@ def compose_runs(
     overrides, listed = _metric_lists(overrides)
     only = only if only is not None else listed
     with composing(config_dir) as directories:
-        cfg = compose_config(config_name, overrides, directories)
+        cfg = compose_config(config_name, guide_overrides(overrides), directories)
         OmegaConf.set_struct(cfg, False)
+        names = [str(name) for name in cfg.get("eval") or {}]
         try:
-            return [_run(cfg, str(name), directories, only, plugins) for name in cfg.get("eval") or {}]
+            return [_run(cfg, name, directories, only, plugins) for name in names]
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
+
+
+_GLOBAL_PACKAGE = re.compile(r"^(\+*eval\.\w+\.metrics\.\w+)=_global_\.")
+
+
+def guide_overrides(overrides: Sequence[str]) -> list[str]:
+    """The trajectory guide adds a metric by naming its package, which to Hydra is a string; what is meant is an entry.
+
+    >>> guide_overrides(["+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics"])
+    ['+eval.tofu.metrics.trajectory_metrics={}']
+    """
+    return [f"{m[1]}={{}}" if (m := _GLOBAL_PACKAGE.match(o)) else o for o in overrides]
 
 
 _METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")
@@ -161,6 +177,9 @@ def _run(
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
+    lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names
+    if lender != name:
+        lend_suite(cfg, lender, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
@@ -175,7 +194,7 @@ def _run(
         if only is not None:
             raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
         return _harness(cfg, name, settings, model, limit)
-    library = ConfigLibrary(cfg, name, directories)
+    library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
     suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
     return RunConfig(

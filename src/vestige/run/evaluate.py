@@ -15,7 +15,7 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
-from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
+from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
@@ -24,7 +24,7 @@ from vestige.store.examples import save_rows
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
-from vestige.suites.registry import HANDLERS, Evidence
+from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
 
@@ -105,11 +105,25 @@ class _Evaluation:
         evidence = self.collector.collect(prepared.wants, self.model, self._second)
         start = time.perf_counter()
         scores = score_suite(
-            self.config.suite, prepared, evidence, self.references, self.collector.classified, self._live(prepared)
+            self.config.suite,
+            prepared,
+            evidence,
+            self.references,
+            self.collector.classified,
+            self._live(prepared),
+            self._words(prepared),
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
         return self._write(prepared, evidence, scores)
+
+    def _words(self, prepared: Prepared) -> Words | None:
+        """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
+        if not prepared.wants.denoised:
+            return None
+        tokenizer = self.context.encoder.tokenizer
+        tokenizer.save_pretrained(self.evidence_dir / "tokenizer")
+        return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:
         """The handle of a reference model: the same settings, other weights, no tokenizer of its own."""

@@ -38,6 +38,8 @@ class Ask:
     quantization: str | None = None
     trust_remote_code: bool = False
     overwrite: bool = False
+    trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
+    benchmark: str | None = None  # of trajectory-eval
     seed: int | None = None
     progress: bool | None = None
     overrides: Sequence[str] = ()
@@ -70,6 +72,7 @@ TASKS_ONLY = ("tasks", "include_path")
 def to_run(ask: Ask) -> AnyConfig:
     """The configuration of a friendly request."""
     suites = sorted(p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml"))
+    ask = _along_trajectories(ask, suites)
     if ask.suite not in suites and ask.config_dir is None:
         raise unknown_name("suite", ask.suite, suites)
     if ask.model is None and not any(o.startswith("model") for o in ask.overrides):
@@ -86,6 +89,27 @@ def to_run(ask: Ask) -> AnyConfig:
     if ask.data and isinstance(run, RunConfig):
         run = replace(run, missing="skip", local=_local(ask, run))
     return run
+
+
+VIEWS = {"both": "[full,eos]", "full": "[full]", "eos": "[eos]"}
+
+
+def _along_trajectories(ask: Ask, suites: Sequence[str]) -> Ask:
+    """`trajectory-eval --benchmark B` and `B --trajectory-views V` both mean the suite B_trajectory."""
+    if ask.suite not in ("trajectory-eval", "trajectory_eval") and ask.benchmark is not None:
+        raise UserError("--benchmark belongs to `vestige eval trajectory-eval`; here the suite's name says it.")
+    if ask.trajectory_views is not None and ask.trajectory_views not in VIEWS:
+        raise unknown_name("view", ask.trajectory_views, VIEWS, "(--trajectory-views)")
+    base = ask.benchmark or "tofu" if ask.suite in ("trajectory-eval", "trajectory_eval") else ask.suite
+    wanted = base if "trajectory" in base else f"{base}_trajectory"
+    if ask.suite not in ("trajectory-eval", "trajectory_eval") and ask.trajectory_views is None:
+        return ask
+    if wanted not in suites and ask.config_dir is None:
+        known = [s.removesuffix("_trajectory") for s in suites if s.endswith("_trajectory")]
+        raise unknown_name("benchmark with trajectories", base, known)
+    views = ask.trajectory_views
+    said = [f"eval.{wanted}.metrics.trajectory_metrics.trajectory_config.include_views={VIEWS[views]}"] if views else []
+    return replace(ask, suite=wanted, overrides=[*said, *ask.overrides])
 
 
 def _overrides(ask: Ask) -> list[str]:

@@ -94,7 +94,7 @@ def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: str | 
 
 
 def _moved(name: str, x: Mapping[str, Any], y: Mapping[str, Any], asked: bool, m: Manifest, stored: Any) -> Moved:
-    out = Moved(name, x.get("agg_value"), y.get("agg_value"), asked)
+    out = Moved(name, Score.from_json(x).agg_value, Score.from_json(y).agg_value, asked)
     kind = m["config"]["metrics"].get(name, {}).get("rouge_type")
     mine, theirs = _entries(x), _entries(y)
     for key, entry in mine.items():

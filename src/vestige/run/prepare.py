@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.data.chat import Template
+from vestige.data.chat import Template, decode_texts
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, find_in_directory
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.load import ModelArgs
 from vestige.run.config import AnyConfig, RunConfig
-from vestige.suites.registry import HANDLERS
+from vestige.suites.registry import HANDLERS, Words
 from vestige.suites.spec import DataSpec, SuiteSpec
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
@@ -97,25 +97,41 @@ def make_encoder_context(config: RunConfig, tokenizer: Any, notes: list[str]) ->
     return make_context(tokenizer, template, dialect.mask, dialect.boundary)
 
 
+def make_words(tokenizer: Any) -> Words:
+    """What scoring needs of a tokenizer to read texts along a trajectory."""
+    eos = getattr(tokenizer, "eos_token_id", None)
+    return Words(lambda ids: decode_texts(tokenizer, [ids])[0], () if eos is None else (int(eos),))
+
+
 def prepare(config: RunConfig, context: Context) -> Prepared:
     """Reads and tokenises every data set once, and gathers what every metric wants of the model."""
     out = Prepared(get_dialect(config.dialect))
     lost: dict[str, str] = {}  # data key -> why it cannot be had
-    for name, spec in config.suite.metrics.items():
-        for data in spec.datasets:
-            key = data_key(data, config)
-            out.data_of.setdefault(name, {})[data.access_key] = key
-            if key not in out.rows and key not in lost:
-                try:
-                    out.rows[key] = build_rows(data.name, _localised(data, config), context, config.limit)
-                except MissingData as error:
-                    if config.missing != "skip":
-                        raise
-                    lost[key] = str(error)
-            if key in lost:
-                out.unavailable[name] = lost[key]
+    for metric, name, access, data in _data_specs(config.suite):
+        key = data_key(data, config)
+        if key not in out.rows and key not in lost:
+            try:
+                out.rows[key] = build_rows(data.name, _localised(data, config), context, config.limit)
+            except MissingData as error:
+                if config.missing != "skip":
+                    raise
+                lost[key] = str(error)
+        if key in lost:
+            out.unavailable[name] = lost[key]
+        if name == metric or key not in lost:
+            out.data_of.setdefault(metric, {})[access] = key
     _gather(config.suite, out)
     return out
+
+
+def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
+    """(metric, its name or its child's, access key, data set) of all that is read, children of trajectories included."""
+    for name, spec in suite.metrics.items():
+        for data in spec.datasets:
+            yield name, name, data.access_key, data
+        for child, inner in spec.children.metrics.items() if spec.children else ():
+            for data in inner.datasets:
+                yield name, f"{name}/{child}", f"{child}/{data.access_key}", data
 
 
 def _gather(suite: SuiteSpec, out: Prepared) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
-from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
 from vestige.wants import ClassifierWant
@@ -105,6 +105,7 @@ def score_suite(
     references: Mapping[str, Reference],
     classify: Classify | None = None,
     live: Live | None = None,
+    words: Words | None = None,
 ) -> dict[str, Score]:
     """Scores every metric, parents first. A metric that cannot be had is None with its reason."""
     scores: dict[str, Score] = {}
@@ -120,6 +121,8 @@ def score_suite(
             evidence=evidence,
             parents={key: scores[parent] for key, parent in spec.parents.items()},
             references=references_of(spec, references),
+            words=words,
+            unavailable=_children_lost(name, prepared),
         )
         score = _score(inputs, evidence, classify, live)
         if score.agg_value is not None and any(r.others for r in spec.references):
@@ -130,9 +133,13 @@ def score_suite(
         scores[name] = score
         for note in scores[name].notes:
             log.warning("%s: %s", name, note)
-        if scores[name].agg_value is None:
+        if scores[name].missing:
             log.warning("%s: no value, because %s", name, scores[name].reason)
     return scores
+
+
+def _children_lost(name: str, prepared: Prepared) -> dict[str, str]:
+    return {k.removeprefix(f"{name}/"): why for k, why in prepared.unavailable.items() if k.startswith(f"{name}/")}
 
 
 def _against_each(score: Score, inputs: Inputs, references: Mapping[str, Reference]) -> Score:

@@ -8,33 +8,18 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.models.args import ModelArgs
 from vestige.run.collecting import Found
-from vestige.run.prepare import Prepared
+from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import read_json
-from vestige.suites.registry import HANDLERS, Evidence
-from vestige.suites.spec import RESERVED, Config, SuiteSpec, merged, read_suite
+from vestige.suites.registry import HANDLERS, Evidence, Words
+from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
-
-
-class _Manifest:
-    """A library that holds just what a manifest says, in full."""
-
-    def __init__(self, metrics: Mapping[str, Config]) -> None:
-        self.metrics = metrics
-
-    def metric(self, name: str) -> Config | None:
-        return self.metrics.get(name)
-
-    def dataset(self, name: str) -> Mapping[str, Config] | None:
-        return None
-
-    def metric_names(self) -> list[str]:
-        return sorted(self.metrics)
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
@@ -52,7 +37,7 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     _check_changes(config["metrics"], changes or {})
     metrics = merged(config["metrics"], changes or {})
     body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
-    suite = read_suite(config["suite"], body, _Manifest(metrics))
+    suite = read_suite(config["suite"], body, Named(metrics))
     return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
 
 
@@ -88,9 +73,18 @@ def stored_scores(
     manifest = read_manifest(directory)
     rows = load_rows(directory / "evidence" / "examples.json.gz")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
-    scores = score_suite(suite, prepared, load_evidence(directory, manifest), references)
+    evidence = load_evidence(directory, manifest)
+    scores = score_suite(suite, prepared, evidence, references, words=_words(directory) if evidence.denoised else None)
     _keep_live(directory, suite, scores)
     return scores
+
+
+def _words(directory: Path) -> Words | None:
+    """How to read token ids, from the tokenizer kept with the run's traces."""
+    from vestige.models.load import load_tokenizer
+
+    place = directory / "evidence" / "tokenizer"
+    return make_words(load_tokenizer(ModelArgs(path=str(place)))[0]) if place.is_dir() else None
 
 
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
@@ -118,4 +112,7 @@ def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
         gradients=Found(Bank[Any](place, "gradients", identity).load()),
         reference=references,
         classified=Found(classified),
+        denoised=Found(Bank[Any](place, "denoised", identity).load()),
+        visible=Found(Bank[Any](place, "visible", identity).load()),
+        errors=Bank[float](place, "errors", identity).load(),
     )

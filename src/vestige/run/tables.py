@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vestige.metrics.reading import reading
+from vestige.metrics.trajectory import VIEWS
 from vestige.suites.spec import MetricSpec
 from vestige.types import Score
 
@@ -79,6 +80,8 @@ def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score
 
 def describe(spec: MetricSpec, score: Score) -> str:
     """The reading of one score."""
+    if score.curves is not None:
+        return "curves over denoising steps (below)"
     if score.agg_value is None:
         return "not computed (below)"
     against = not any("ref_value" in n for n in score.notes)
@@ -109,12 +112,37 @@ def summary(
     lines = [table(rows, heads, right=tuple(range(1, len(heads) - 1)))]
     reasons: dict[str, list[str]] = {}
     for name in top:
-        for words in (*scores[name].notes, *([scores[name].reason] if scores[name].agg_value is None else [])):
+        for words in (*scores[name].notes, *([scores[name].reason] if scores[name].missing else [])):
             reasons.setdefault(words, []).append(name)
     if reasons:
         lines.append("")
         lines += [f"{', '.join(names)}: {words}" for words, names in reasons.items()]
+    lines += [f"\n{curves_table(name, scores[name])}" for name in top if scores[name].curves]
     return "\n".join(lines)
+
+
+SHOWN_STEPS = 6
+
+
+def curves_table(name: str, score: Score) -> str:
+    """A trajectory metric in a few columns: each curve at steps spread over the whole path."""
+    meta = score.extra["trajectory_step_metadata"]
+    count = int(meta["num_trajectory_steps"])
+    steps = sorted({round(i * (count - 1) / max(1, SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
+    nested = score.curves or {}
+    if not set(nested) <= set(VIEWS):  # the flat shape: one view, unnamed
+        nested = {"": nested}
+    rows = [
+        [metric, trajectory, view, *(number(values[s]) for s in steps)]
+        for view, by_trajectory in nested.items()
+        for trajectory, metrics in by_trajectory.items()
+        for metric, values in metrics.items()
+        if any(v is not None for v in values)
+    ]
+    rows.sort(key=lambda row: row[0])
+    decided = [f"step {s} ({meta['step_values'][s]} tok)" for s in steps]
+    head = f"{name}: values at some of {count} steps (tokens decided before the pass in brackets)"
+    return f"{head}\n{table(rows, ['metric', 'trajectory', 'view', *decided], right=tuple(range(3, 3 + len(steps))))}"
 
 
 def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:

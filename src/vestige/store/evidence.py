@@ -15,7 +15,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from vestige.store.files import read_json, write_bytes, write_json
-from vestige.types import ARRAY_FIELDS, Text, TokenStats, content_key
+from vestige.types import ARRAY_FIELDS, Text, TokenStats, Trace, content_key
 
 T = TypeVar("T")
 
@@ -60,6 +60,49 @@ class AnswerFormat:
         return out
 
 
+TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers watched
+    "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
+    "std": "sl", "labels": "kl", "logprob": "ksl",
+}  # fmt: skip
+
+
+class TraceFormat:
+    """Traces of diffusion models: every field laid end to end, with the size of each trace beside it."""
+
+    suffix = ".safetensors"
+
+    def dump(self, items: Mapping[str, Trace]) -> bytes:
+        from safetensors.numpy import save
+
+        keys = sorted(items)
+        sizes = [[items[k].steps, len(items[k].final), len(items[k].labels)] for k in keys]
+        arrays = {
+            name: np.ascontiguousarray(np.concatenate([np.ravel(getattr(items[k], name)) for k in keys] or [np.zeros(0)]))
+            for name in TRACE_AXES
+        }
+        for name, array in arrays.items():
+            arrays[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+        arrays["sizes"] = np.asarray(sizes, np.int64).reshape(-1, 3)
+        return save(arrays, metadata={"keys": json.dumps(keys)})
+
+    def load(self, data: bytes) -> dict[str, Trace]:
+        from safetensors.numpy import load
+
+        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        keys, arrays = json.loads(header["__metadata__"]["keys"]), load(data)
+        at = dict.fromkeys(TRACE_AXES, 0)
+        out = {}
+        for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
+            fields = {}
+            for name, axes in TRACE_AXES.items():
+                shape = [{"s": s, "l": length, "k": k}[axis] for axis in axes]
+                end = at[name] + int(np.prod(shape))
+                fields[name] = arrays[name][at[name] : end].reshape(shape)
+                at[name] = end
+            out[key] = Trace(**fields)
+        return out
+
+
 class TextFormat:
     """Generated texts as JSON lines."""
 
@@ -99,6 +142,9 @@ FORMATS: dict[str, Format[Any]] = {
     "texts": TextFormat(),
     "gradients": NumberFormat(),
     "classified": NumberFormat(),
+    "denoised": TraceFormat(),
+    "errors": NumberFormat(),
+    "visible": AnswerFormat(),
 }
 
 

@@ -28,7 +28,7 @@ def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: 
     """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""
     details, summary = directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json"
     write_json(details, {name: score.to_json() for name, score in scores.items()})
-    write_json(summary, {name: scores[name].agg_value for name in top if scores[name].agg_value is not None})
+    write_json(summary, {name: scores[name].to_json()["agg_value"] for name in top if not scores[name].missing})
     return details, summary
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from vestige.metrics.dialects import Dialect
-from vestige.types import Rows, Score, Text, TokenStats
+from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
 
 if TYPE_CHECKING:
@@ -23,6 +23,17 @@ class Evidence:
     gradients: Mapping[str, float] = field(default_factory=dict)
     reference: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by the second model's path
     classified: Mapping[str, float] = field(default_factory=dict)
+    denoised: Mapping[str, Trace] = field(default_factory=dict)
+    visible: Mapping[str, TokenStats] = field(default_factory=dict)  # diffusion models: every token in sight
+    errors: Mapping[str, float] = field(default_factory=dict)  # standard errors of answers scored by a bound
+
+
+@dataclass(frozen=True)
+class Words:
+    """What reading token ids takes: texts along a trajectory are made when they are scored."""
+
+    decode: Callable[[Sequence[int]], str]
+    eos_ids: tuple[int, ...]
 
 
 @dataclass
@@ -35,6 +46,8 @@ class Inputs:
     evidence: Evidence
     parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
+    words: Words | None = None
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
 
     @property
     def rows(self) -> Rows:

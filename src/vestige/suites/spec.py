@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from vestige.errors import UserError, unknown_name
+from vestige.suites import trajectory
 from vestige.suites.registry import HANDLERS, canonical
 
 log = logging.getLogger("vestige.suites")
@@ -51,6 +52,7 @@ class MetricSpec:
     generation: Config = field(default_factory=dict)
     collators: Config = field(default_factory=dict)  # only metrics that run the model themselves pad
     params: Config = field(default_factory=dict)  # everything else: k, p, aggregator, rouge_type, ...
+    children: SuiteSpec | None = None  # metrics computed at every step of a trajectory
 
 
 @dataclass(frozen=True)
@@ -76,9 +78,25 @@ class Library(Protocol):
     def metric_names(self) -> Iterable[str]: ...
 
 
+class Named:
+    """A library that holds just the metrics it is given, said in full (a manifest's)."""
+
+    def __init__(self, metrics: Mapping[str, Config]) -> None:
+        self.metrics = metrics
+
+    def metric(self, name: str) -> Config | None:
+        return self.metrics.get(name)
+
+    def dataset(self, name: str) -> Mapping[str, Config] | None:
+        return None
+
+    def metric_names(self) -> list[str]:
+        return sorted(self.metrics)
+
+
 # Keys of a metric config that are not settings of the metric itself.
 RESERVED = {
-    "handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "optional",
+    "handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "optional", "children",
 }  # fmt: skip
 
 
@@ -108,7 +126,8 @@ class _Reader:
             raise unknown_name(
                 "metric handler", handler, HANDLERS, f"(metric '{name}'; one of your own: --plugin FILE)"
             )
-        self.metrics[name] = MetricSpec(
+        params = {k: v for k, v in config.items() if k not in RESERVED}
+        spec = MetricSpec(
             name=name,
             handler=handler,
             datasets=tuple(self._dataset(k, v) for k, v in (config.get("datasets") or {}).items()),
@@ -116,11 +135,37 @@ class _Reader:
             references=tuple(_reference(k, v) for k, v in (config.get("reference_logs") or {}).items()),
             generation=dict(config.get("generation_args") or {}),
             collators=dict(config.get("collators") or {}),
-            params={k: v for k, v in config.items() if k not in RESERVED},
+            params=params,
         )
+        self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
         return name
 
+    def _with_children(self, spec: MetricSpec, config: Config) -> MetricSpec:
+        """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
+        recorded = config.get("children")
+        if recorded:  # read back from a manifest, where all is said
+            inner, children = _Reader(Named(recorded["metrics"]), {}), {name: None for name in recorded["top"]}
+        else:
+            inner, children = _Reader(self.library, {}), self._children(spec, config)
+        top = tuple(inner.read(name, child) for name, child in children.items())
+        # What a child compares with is found in the same place of the retain model's own trajectory metric.
+        paths = {r.paths for child in inner.metrics.values() for r in child.references}
+        references = [
+            ReferenceSpec("retain_model_logs", p[0] if p else None, trajectory.reference_keys(spec.name), tuple(p[1:]))
+            for p in sorted(paths)
+        ]
+        suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
+        return replace(spec, datasets=(), references=tuple(references), children=suite)
+
+    def _children(self, spec: MetricSpec, config: Config) -> dict[str, Any]:
+        named = self.library.metric_names()
+        data = config.get("datasets") or {}
+        return dict(trajectory.child_configs(spec.params, spec.name, data, self.library.metric, HANDLERS, named))
+
     def _config(self, name: str, given: Config | None) -> Config:
+        if _bare(given) and trajectory.HANDLER in self.library.metric_names():
+            # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
+            return merged(self.library.metric(trajectory.HANDLER) or {}, given or {})
         if given and given.get("handler"):
             return given
         said = self.settings.get(name) or {}
@@ -140,6 +185,10 @@ class _Reader:
                 raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
             config = dict(merged(found[name], config))
         return DataSpec(name, str(config.pop("access_key", name)), config)
+
+
+def _bare(given: Config | None) -> bool:
+    return bool(given) and (given or {}).get("handler") == trajectory.HANDLER
 
 
 def _reference(name: str, config: Config) -> ReferenceSpec:

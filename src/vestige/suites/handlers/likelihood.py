@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from vestige.metrics import memorisation
-from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
+from vestige.metrics.dialects import Dialect
+from vestige.suites.handlers.common import Value, by_index, clean, mean_score, one_stat, targets, wants_answers
 from vestige.suites.registry import Inputs, handler
-from vestige.types import Score, TokenStats
+from vestige.types import Example, Rows, Score, TokenStats
+from vestige.wants import Wants
+
+if TYPE_CHECKING:
+    from vestige.suites.spec import MetricSpec
 
 
 @handler("probability", wants_answers)
@@ -20,12 +26,30 @@ def probability(inputs: Inputs) -> Score:
     def compute(t: TokenStats) -> Mapping[str, Any]:
         return {"prob": memorisation.probability(t), "avg_loss": memorisation.loss(t)}
 
-    return mean_score(by_index(inputs.rows, one_stat(inputs, compute)), "prob")
+    return mean_score(by_index(inputs.rows, with_error(inputs, one_stat(inputs, compute))), "prob")
 
 
-@handler("probability_confidence_ordered", wants_answers)
+def with_error(inputs: Inputs, value: Callable[[Example], Value]) -> Callable[[Example], Value]:
+    """Adds the standard error of a value that was estimated by Monte Carlo (diffusion models)."""
+
+    def found(example: Example) -> Value:
+        out = value(example)
+        error = inputs.evidence.errors.get(example.target.key) if example.target else None
+        return out if error is None else {**out, "avg_loss_standard_error": clean(error)}
+
+    return found
+
+
+def wants_visible(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    asked = targets(data)
+    return Wants(answers=asked, visible=asked)
+
+
+@handler("probability_confidence_ordered", wants_visible)
 def probability_confidence_ordered(inputs: Inputs) -> Score:
     """The same probability, with the token probabilities listed from most to least confident."""
+    if inputs.evidence.visible:  # a diffusion model is asked about each token with the whole text in sight
+        inputs = replace(inputs, evidence=replace(inputs.evidence, answers=inputs.evidence.visible))
 
     def compute(t: TokenStats) -> Mapping[str, Any]:
         return {

@@ -1,0 +1,131 @@
+"""Diffusion models in a run: traces along denoising paths, texts from the sampler, likelihoods as a bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from vestige.errors import UserError
+from vestige.types import Prompt, Target, Text, TokenStats, Trace
+from vestige.wants import Denoising, DenoiseWant, Request
+
+if TYPE_CHECKING:
+    from vestige.collect.cost import Cost
+    from vestige.models.load import LoadedModel
+
+NO_SAMPLER = (
+    "Model does not have a sampler. Trajectory metrics require a diffusion model with sampler: '{name}' is not one that "
+    "vestige knows (LLaDA, Dream, masked language models such as BERT, causal models adapted to diffusion whose config "
+    "names a mask_token_id). Evaluate it without trajectory metrics, or give a diffusion model."
+)
+BOUND_NOTE = (
+    "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
+    "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
+)
+MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
+
+
+def predictor_of(loaded: LoadedModel) -> Any:
+    """The mask predictor of a model, or the reason why there is none."""
+    if loaded.diffusion is None:
+        raise UserError(NO_SAMPLER.format(name=loaded.name))
+    return loaded.diffusion
+
+
+def traces(loaded: LoadedModel, wants: Sequence[DenoiseWant], limits: Any, cost: Cost, done: frozenset[str]) -> Iterator[dict[str, Trace]]:
+    from vestige.collect.denoise import DenoiseCollector
+
+    yield from DenoiseCollector(predictor_of(loaded), limits, cost).run(wants, done)
+
+
+def external_traces(wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
+    """Traces of logits saved by somebody else. The file holds, for the i-th prompt, `logits.i` [V, L, S] and
+    `fixation_steps.i` [L]; a file for one prompt may leave out the number."""
+    from vestige.collect.denoise import read_tensors, trace_from_logits
+
+    tensors = read_tensors(wants[0].logits)
+    out = {}
+    for i, want in enumerate(wants):
+        names = [(f"logits.{i}", f"fixation_steps.{i}"), *([("logits", "fixation_steps")] if len(wants) == 1 else [])]
+        found = next(((tensors[a], tensors[b]) for a, b in names if a in tensors and b in tensors), None)
+        if found is None:
+            have = ", ".join(sorted(tensors)[:8]) or "nothing"
+            raise UserError(
+                f"{wants[0].logits} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L] for prompt {i} of "
+                f"{len(wants)}; it holds: {have}."
+            )
+        logits, fixed = found
+        out[want.key] = trace_from_logits(logits, [int(f) for f in fixed], want.streams)
+    return out
+
+
+def bounds(
+    loaded: LoadedModel, targets: Sequence[Target], limits: Any, cost: Cost, done: frozenset[str]
+) -> Iterator[tuple[dict[str, TokenStats], dict[str, float]]]:
+    """(statistics, standard errors of the mean log-probability) of some answers, batch by batch."""
+    from vestige.collect.bound import DRAWS, BoundCollector
+
+    note = BOUND_NOTE.format(draws=DRAWS)
+    if note not in cost.notes:
+        cost.notes.append(note)
+    for found in BoundCollector(predictor_of(loaded), limits, cost).bound(targets, done=done):
+        yield {k: b.stats for k, b in found.items()}, {k: b.standard_error for k, b in found.items()}
+
+
+def visible(loaded: LoadedModel, targets: Sequence[Target], limits: Any, cost: Cost, done: frozenset[str]) -> Iterator[dict[str, TokenStats]]:
+    from vestige.collect.bound import BoundCollector
+
+    yield from BoundCollector(predictor_of(loaded), limits, cost).visible(targets, done)
+
+
+def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
+    """How a text is asked of a sampler: one token a pass, up to a limit."""
+    decoding = request.decoding
+    said: dict[str, Any] = {
+        "max_new_tokens": decoding.max_new_tokens,
+        "steps": min(decoding.max_new_tokens, MOST_STEPS),
+        "temperature": 0.0 if decoding.greedy else decoding.temperature,
+        "seed": 0 if decoding.greedy else decoding.seed,
+    }
+    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **defaults}))
+
+
+def texts(
+    loaded: LoadedModel,
+    requests: Sequence[Request],
+    decode: Callable[[Sequence[Sequence[int]]], list[str]],
+    limits: Any,
+    cost: Cost,
+    done: frozenset[str],
+    defaults: Mapping[str, Any],
+) -> Iterator[dict[str, Text]]:
+    """Texts as a sampler writes them, cut at the first end token and the first stop word."""
+    predictor = predictor_of(loaded)
+    asked: dict[str, list[Request]] = {}
+    wants = {}
+    for request in requests:
+        if request.key not in done:
+            want = text_want(request, defaults)
+            wants[want.key] = want
+            asked.setdefault(want.key, []).append(request)
+    for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
+        out = {}
+        for key, trace in found.items():
+            ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
+            cost.tokens_produced += len(ids)
+            text = decode([[i for i in ids if i != predictor.mask_id]])[0]
+            for request in asked[key]:
+                cut = text
+                for word in request.decoding.stopwords:
+                    cut = cut.split(word)[0]
+                out[request.key] = Text(tuple(ids), cut.strip())
+        yield out
+
+
+def until_end(ids: list[int], eos: Sequence[int]) -> list[int]:
+    """Up to the first end token, that one included.
+
+    >>> until_end([5, 2, 2], eos=[2])
+    [5, 2]
+    """
+    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos), ids)

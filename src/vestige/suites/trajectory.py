@@ -1,0 +1,206 @@
+"""The configuration of `trajectory_metrics`: what is sampled, what is read, which metrics are computed at each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from vestige.errors import UserError, did_you_mean, unknown_name
+from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, check_trajectories, views
+from vestige.wants import Denoising
+
+HANDLER = "trajectory_metrics"
+# In a list of metrics these names stand for the suite's own metric, whose parents say which answers are right and wrong.
+STAND_INS = {"truth_ratio": "forget_truth_ratio", "ks_test": "forget_quality", "hm_aggregate": "model_utility"}
+DECIDED = "extraction_strength_decided"  # extraction strength in the order in which tokens were decided
+# Settings of the published code that only worked around its memory use, or name what always happens here.
+WITHOUT_EFFECT = {
+    "return_logits", "return_fixation_steps", "trajectory_logits_storage", "metric_worker_pool_size",
+    "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
+    "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
+}  # fmt: skip
+MODES = ("unguided", "guided_native", "guided_skew")
+
+
+@dataclass(frozen=True)
+class TrajectoryConfig:
+    """`trajectory_config`, checked."""
+
+    denoising: Denoising
+    views: tuple[str, ...] = ("full", "eos")
+    trajectories: tuple[str, ...] = DEFAULT_TRAJECTORIES
+    alignment: str = "same_position"
+    interval: int = 1  # report a pass when this many more tokens were decided; 1: every pass
+    text_source: str = "logits_argmax"
+    eos_ids: tuple[int, ...] = ()  # empty: the tokenizer's
+    logits_path: str | None = None  # logits_source: external
+    store_per_sample: bool = False
+    legacy_flat: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def length(self) -> int:
+        """How many positions the window has."""
+        return self.denoising.max_new_tokens
+
+
+def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
+    """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
+    given = dict(params.get("trajectory_config") or {})
+    sampling = dict(given.pop("sampler_kwargs", None) or {})
+    interval = _whole(sampling.pop("trajectory_sample_interval", None) or 1, "trajectory_sample_interval", metric)
+    mode = _one_of(str(given.pop("evaluation_mode", "unguided")), MODES, "evaluation_mode")
+    alignment = str(given.pop("logit_alignment", "same_position"))
+    if alignment not in ALIGNMENTS:
+        raise UserError(f"logit_alignment must be 'causal' or 'same_position', got {alignment!r} (metric '{metric}').")
+    source = _one_of(str(given.pop("logits_source", "sampler")), ("sampler", "external"), "logits_source")
+    path = given.pop("logits_path", None)
+    if (source == "external") != (path is not None):
+        raise UserError(f"Metric '{metric}': logits_source external and logits_path (a saved tensor file) go together.")
+    notes = tuple(f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False)
+    config = TrajectoryConfig(
+        denoising=read_denoising({**sampling, "mode": mode}, metric),
+        views=views(given.pop("include_views", None)),
+        trajectories=check_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
+        alignment=alignment,
+        interval=interval,
+        text_source=_one_of(str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"),
+        eos_ids=_ids(given.pop("eos_token_id", None)),
+        logits_path=None if path is None else str(path),
+        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", False))),
+        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", False))),
+        notes=notes,
+    )
+    unknown = sorted(set(given) - WITHOUT_EFFECT)
+    if unknown:
+        raise unknown_name("trajectory_config setting", unknown[0], _known_settings(), f"(metric '{metric}')")
+    return config
+
+
+def reference_keys(metric: str) -> dict[str, str]:
+    """Where retain logs keep values by step: ours under the metric's own name, open-unlearning's fork under two."""
+    return {metric: "trajectory", "mia_min_k_by_step": "mia_min_k", "forget_truth_ratio_by_step": "forget_truth_ratio"}
+
+
+def _known_settings() -> list[str]:
+    return sorted({
+        "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
+        "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
+        *WITHOUT_EFFECT,
+    })  # fmt: skip
+
+
+def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising:
+    """`sampler_kwargs`; null means the default."""
+    said = {k: v for k, v in given.items() if v is not None and k not in WITHOUT_EFFECT}
+    known = {f.name: f for f in fields(Denoising)}
+    unknown = sorted(set(said) - set(known))
+    if unknown:
+        raise unknown_name("sampler_kwargs setting", unknown[0], known, f"(metric '{metric}')")
+    for name in ("cfg_keep_tokens", "suppress_tokens", "begin_suppress_tokens"):
+        if name in said:
+            said[name] = _ids(said[name])
+    try:
+        made = Denoising(**said)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"Metric '{metric}': sampler_kwargs: {error}.") from None
+    for name in ("steps", "max_new_tokens", "block_size", "steps_per_block"):
+        value = getattr(made, name)
+        if value is not None:
+            _whole(value, name, metric)
+    choices = {"sampler": ("mdlm", "bd3lm"), "remasking": ("low_confidence", "random"), "scheduler": ("linear", "cosine"),
+               "schedule": ("dllm", "llada")}  # fmt: skip
+    for name, allowed in choices.items():
+        _one_of(str(getattr(made, name)), allowed, name)
+    return made
+
+
+def _whole(value: Any, name: str, metric: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"Metric '{metric}': {name} must be a whole number of at least 1, it is {value!r}.")
+    return value
+
+
+def _one_of(value: str, allowed: Iterable[str], name: str) -> str:
+    if value not in allowed:
+        raise unknown_name(name, value, allowed)
+    return value
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    return () if value is None else tuple(int(v) for v in (value if isinstance(value, (list, tuple)) else [value]))
+
+
+def child_configs(
+    params: Mapping[str, Any],
+    metric: str,
+    datasets: Mapping[str, Any],
+    library: Callable[[str], Mapping[str, Any] | None],
+    handlers: Iterable[str],
+    named: Iterable[str],
+) -> dict[str, dict[str, Any]]:
+    """The metrics to compute at each step, each with a full config. A bare name is a handler or one of the suite's."""
+    asked = params.get("metrics")
+    if not asked:
+        raise UserError(f"No metrics specified in config of '{metric}'; add {metric}.metrics=[probability,...].")
+    if isinstance(asked, str) or not isinstance(asked, (list, tuple, Mapping)):
+        raise UserError(f"metrics must be a list or dict, got {type(asked).__name__} (metric '{metric}').")
+    asked = dict(asked) if isinstance(asked, Mapping) else {str(m): {} for m in asked}
+    only = params.get("include_metrics")
+    known, own = set(handlers) - {HANDLER}, set(named)
+    out: dict[str, dict[str, Any]] = {}
+    for name, config in asked.items():
+        if only is not None and name not in only:
+            continue
+        out[name] = _child(name, dict(config or {}), datasets, library, known, own)
+    if not out:
+        raise UserError(f"include_metrics of '{metric}' leaves none of {', '.join(asked)}.")
+    return out
+
+
+def _child(
+    name: str,
+    config: dict[str, Any],
+    datasets: Mapping[str, Any],
+    library: Callable[[str], Mapping[str, Any] | None],
+    handlers: set[str],
+    named: set[str],
+) -> dict[str, Any]:
+    config.pop("display_name", None)
+    source = str(config.pop("dataset_key", "")) or None
+    handler = config.pop("handler", None)
+    plain = handler or name
+    stand_in = STAND_INS.get(plain)
+    if handler is None and name in named and not (name in handlers and name in ("extraction_strength", "exact_memorization")):
+        base = dict(library(name) or {})
+    elif stand_in is not None and stand_in in named and not _written_out(config):
+        base = dict(library(stand_in) or {})
+        config.pop("pre_compute", None)  # the guide's `probability: {access_key: correct}`: the suite knows which data
+    elif plain in handlers:
+        base = {"handler": plain}
+        if not config.get("pre_compute"):
+            base["datasets"] = dict(datasets)
+    else:
+        known = sorted(handlers | named)
+        raise UserError(
+            f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
+        )
+    if source:
+        config.setdefault("datasets", {source: {}})
+    if base.get("handler") == "extraction_strength" and config.pop("order", "decided") == "decided":
+        base["handler"] = DECIDED
+    out = {**base, **config}
+    if isinstance(out.get("pre_compute"), list):
+        out["pre_compute"] = {
+            str(e.get("metric") or e.get("name")): {k: v for k, v in e.items() if k not in ("metric", "name")}
+            for e in out["pre_compute"]
+        }
+    return out
+
+
+def _written_out(config: Mapping[str, Any]) -> bool:
+    """Do the parents say where their data come from? The guide's short form does not."""
+    parents = config.get("pre_compute") or {}
+    entries = parents if isinstance(parents, list) else list(parents.values())
+    return any(isinstance(e, Mapping) and (e.get("datasets") or e.get("pre_compute")) for e in entries)

@@ -76,7 +76,7 @@ def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserE
         return unknown_name(f"{group or 'config'}", name, known)
     found = re.search(r"Could not override '([^']+)'", text)
     metric = re.match(r"(eval\.\w+\.metrics\.(\w+))", found[1]) if found else None
-    if found and metric and f"'{metric[2]}' is not in struct" in text:
+    if found and metric and not any(name.startswith(f"{metric[1]}.") for name in _setting_names()):
         return UserError(
             f"Key '{metric[2]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
             f"+{metric[1]}.handler={metric[2]}, and write +{metric[1]}... for its other settings."
@@ -130,7 +130,7 @@ def lend_suite(cfg: Any, lender: str, borrower: str, directories: Sequence[Path]
         raise unknown_name("library", lender, options("eval", directories), f"(eval.{borrower}.library)")
     kept = OmegaConf.load(file)
     own = {k for k in cfg.eval[borrower] if k not in ("metrics", "handler", "library", "local_data")}
-    body = {str(k): v for k, v in kept.items_ex(resolve=False) if k not in ("defaults", "metrics")}  # type: ignore[union-attr]
+    body = {str(k): v for k, v in kept.items_ex(resolve=False) if k not in ("defaults", "metrics")}
     body |= {str(k): f"${{eval.{borrower}.{k}}}" for k in own}
     OmegaConf.update(cfg, f"eval.{lender}", body, force_add=True)
 

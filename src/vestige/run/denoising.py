@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.types import Prompt, Target, Text, TokenStats, Trace
-from vestige.wants import Denoising, DenoiseWant, Request
+from vestige.wants import DenoiseWant, Denoising, Request
 
 if TYPE_CHECKING:
     from vestige.collect.cost import Cost
     from vestige.models.load import LoadedModel
 
 NO_SAMPLER = (
-    "Model does not have a sampler. Trajectory metrics require a diffusion model with sampler: '{name}' is not one that "
-    "vestige knows (LLaDA, Dream, masked language models such as BERT, causal models adapted to diffusion whose config "
-    "names a mask_token_id). Evaluate it without trajectory metrics, or give a diffusion model."
+    "Model does not have a sampler. Trajectory metrics require a diffusion model with sampler: '{name}' is not one "
+    "that vestige knows (LLaDA, Dream, masked language models such as BERT, causal models adapted to diffusion whose "
+    "config names a mask_token_id). Evaluate it without trajectory metrics, or give a diffusion model."
 )
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
@@ -32,7 +32,9 @@ def predictor_of(loaded: LoadedModel) -> Any:
     return loaded.diffusion
 
 
-def traces(loaded: LoadedModel, wants: Sequence[DenoiseWant], limits: Any, cost: Cost, done: frozenset[str]) -> Iterator[dict[str, Trace]]:
+def traces(
+    loaded: LoadedModel, wants: Sequence[DenoiseWant], limits: Any, cost: Cost, done: frozenset[str]
+) -> Iterator[dict[str, Trace]]:
     from vestige.collect.denoise import DenoiseCollector
 
     yield from DenoiseCollector(predictor_of(loaded), limits, cost).run(wants, done)
@@ -72,7 +74,9 @@ def bounds(
         yield {k: b.stats for k, b in found.items()}, {k: b.standard_error for k, b in found.items()}
 
 
-def visible(loaded: LoadedModel, targets: Sequence[Target], limits: Any, cost: Cost, done: frozenset[str]) -> Iterator[dict[str, TokenStats]]:
+def visible(
+    loaded: LoadedModel, targets: Sequence[Target], limits: Any, cost: Cost, done: frozenset[str]
+) -> Iterator[dict[str, TokenStats]]:
     from vestige.collect.bound import BoundCollector
 
     yield from BoundCollector(predictor_of(loaded), limits, cost).visible(targets, done)

@@ -13,7 +13,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.run.references import read_results, result_file
 from vestige.run.tables import number, table
 from vestige.store.examples import load_rows
-from vestige.types import Rows
+from vestige.types import Rows, Score
 
 Manifest = Mapping[str, Any]
 STILL = 1e-6  # differences below this are rounding

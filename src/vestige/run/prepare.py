@@ -125,7 +125,7 @@ def prepare(config: RunConfig, context: Context) -> Prepared:
 
 
 def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
-    """(metric, its name or its child's, access key, data set) of all that is read, children of trajectories included."""
+    """(metric, its name or its child's, access key, data set) of all that is read, trajectories' children too."""
     for name, spec in suite.metrics.items():
         for data in spec.datasets:
             yield name, name, data.access_key, data

@@ -77,7 +77,9 @@ class TraceFormat:
         keys = sorted(items)
         sizes = [[items[k].steps, len(items[k].final), len(items[k].labels)] for k in keys]
         arrays = {
-            name: np.ascontiguousarray(np.concatenate([np.ravel(getattr(items[k], name)) for k in keys] or [np.zeros(0)]))
+            name: np.ascontiguousarray(
+                np.concatenate([np.ravel(getattr(items[k], name)) for k in keys] or [np.zeros(0)])
+            )
             for name in TRACE_AXES
         }
         for name, array in arrays.items():

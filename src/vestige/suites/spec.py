@@ -144,7 +144,7 @@ class _Reader:
         """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
         recorded = config.get("children")
         if recorded:  # read back from a manifest, where all is said
-            inner, children = _Reader(Named(recorded["metrics"]), {}), {name: None for name in recorded["top"]}
+            inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
             inner, children = _Reader(self.library, {}), self._children(spec, config)
         top = tuple(inner.read(name, child) for name, child in children.items())

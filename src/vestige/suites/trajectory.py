@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vestige.errors import UserError, did_you_mean, unknown_name
-from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, check_trajectories, views
+from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, TRAJECTORIES, views
 from vestige.wants import Denoising
 
 HANDLER = "trajectory_metrics"
-# In a list of metrics these names stand for the suite's own metric, whose parents say which answers are right and wrong.
+# In a list these names stand for the suite's own metric, whose parents say which answers are right and wrong.
 STAND_INS = {"truth_ratio": "forget_truth_ratio", "ks_test": "forget_quality", "hm_aggregate": "model_utility"}
 DECIDED = "extraction_strength_decided"  # extraction strength in the order in which tokens were decided
 # Settings of the published code that only worked around its memory use, or name what always happens here.
@@ -58,14 +58,18 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     path = given.pop("logits_path", None)
     if (source == "external") != (path is not None):
         raise UserError(f"Metric '{metric}': logits_source external and logits_path (a saved tensor file) go together.")
-    notes = tuple(f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False)
+    notes = tuple(
+        f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False
+    )
     config = TrajectoryConfig(
         denoising=read_denoising({**sampling, "mode": mode}, metric),
         views=views(given.pop("include_views", None)),
-        trajectories=check_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
+        trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,
-        text_source=_one_of(str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"),
+        text_source=_one_of(
+            str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
+        ),
         eos_ids=_ids(given.pop("eos_token_id", None)),
         logits_path=None if path is None else str(path),
         store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", False))),
@@ -81,6 +85,14 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
 def reference_keys(metric: str) -> dict[str, str]:
     """Where retain logs keep values by step: ours under the metric's own name, open-unlearning's fork under two."""
     return {metric: "trajectory", "mia_min_k_by_step": "mia_min_k", "forget_truth_ratio_by_step": "forget_truth_ratio"}
+
+
+def _trajectories(given: Any) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys([given] if isinstance(given, str) else [str(n) for n in given]))
+    for name in names:
+        if name not in TRAJECTORIES:
+            raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")
+    return names
 
 
 def _known_settings() -> list[str]:
@@ -109,8 +121,12 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
         value = getattr(made, name)
         if value is not None:
             _whole(value, name, metric)
-    choices = {"sampler": ("mdlm", "bd3lm"), "remasking": ("low_confidence", "random"), "scheduler": ("linear", "cosine"),
-               "schedule": ("dllm", "llada")}  # fmt: skip
+    choices = {
+        "sampler": ("mdlm", "bd3lm"),
+        "remasking": ("low_confidence", "random"),
+        "scheduler": ("linear", "cosine"),
+        "schedule": ("dllm", "llada"),
+    }
     for name, allowed in choices.items():
         _one_of(str(getattr(made, name)), allowed, name)
     return made
@@ -172,7 +188,11 @@ def _child(
     handler = config.pop("handler", None)
     plain = handler or name
     stand_in = STAND_INS.get(plain)
-    if handler is None and name in named and not (name in handlers and name in ("extraction_strength", "exact_memorization")):
+    if (
+        handler is None
+        and name in named
+        and not (name in handlers and name in ("extraction_strength", "exact_memorization"))
+    ):
         base = dict(library(name) or {})
     elif stand_in is not None and stand_in in named and not _written_out(config):
         base = dict(library(stand_in) or {})

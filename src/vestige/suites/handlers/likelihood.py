@@ -10,7 +10,7 @@ import numpy as np
 
 from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
-from vestige.suites.handlers.common import Value, by_index, clean, mean_score, one_stat, targets, wants_answers
+from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score, one_stat, targets, wants_answers
 from vestige.suites.registry import Inputs, handler
 from vestige.types import Example, Rows, Score, TokenStats
 from vestige.wants import Wants
@@ -26,7 +26,22 @@ def probability(inputs: Inputs) -> Score:
     def compute(t: TokenStats) -> Mapping[str, Any]:
         return {"prob": memorisation.probability(t), "avg_loss": memorisation.loss(t)}
 
-    return mean_score(by_index(inputs.rows, with_error(inputs, one_stat(inputs, compute))), "prob")
+    return with_total_error(mean_score(by_index(inputs.rows, with_error(inputs, one_stat(inputs, compute))), "prob"))
+
+
+def with_total_error(score: Score) -> Score:
+    """Adds how far the mean may be off because each row was estimated by Monte Carlo (diffusion models)."""
+    rows = [(p, se) for entry in (score.value_by_index or {}).values() for p, se in _errors(entry)]
+    if score.agg_value is None or not rows:
+        return score
+    # A small error of log p is p times that error of p; rows are drawn independently of each other.
+    error = float(np.sqrt(sum((p * se) ** 2 for p, se in rows))) / len(rows)
+    return replace(score, extra={**score.extra, "monte_carlo_standard_error": error})
+
+
+def _errors(entry: Mapping[str, Any]) -> list[tuple[float, float]]:
+    pairs = zip(as_list(entry["prob"]), as_list(entry.get("avg_loss_standard_error")), strict=False)
+    return [(p, se) for p, se in pairs if p is not None and se is not None]
 
 
 def with_error(inputs: Inputs, value: Callable[[Example], Value]) -> Callable[[Example], Value]:

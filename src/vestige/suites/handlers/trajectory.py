@@ -216,7 +216,11 @@ FIELDS = {"probability": "prob", "probability_confidence_ordered": "prob", "prob
 
 def _field(spec: MetricSpec) -> str:
     """Where a child's per-row value stands."""
-    return str(spec.params.get("rouge_type", "rougeL_recall")) if spec.handler == "rouge" else FIELDS.get(spec.handler, "score")
+    return (
+        str(spec.params.get("rouge_type", "rougeL_recall"))
+        if spec.handler == "rouge"
+        else FIELDS.get(spec.handler, "score")
+    )
 
 
 @handler(HANDLER, wants_trajectory)
@@ -282,13 +286,15 @@ def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callab
         theirs = inputs.reference(metric)  # open-unlearning's fork keeps one list for all views and trajectories
         if ours is None and theirs is None:
             return None
-        listed = by_step.get(view, {}).get(trajectory, {}).get(metric, []) if ours else None
-        known = dict(enumerate(listed)) if listed is not None else {int(k): v for k, v in (theirs.extra if theirs else {}).items() if str(k).isdigit()}
+        if ours is not None:
+            known = dict(enumerate(by_step.get(view, {}).get(trajectory, {}).get(metric, [])))
+        else:
+            known = {int(k): v for k, v in (theirs.extra if theirs else {}).items() if str(k).isdigit()}
         if step not in known:
             have = f"have {min(known)}..{max(known)}" if known else "have none"
             raise UserError(
-                f"reference_logs was provided but step-matched {metric} not found for step {step} ({have}; view {view}, "
-                f"trajectory {trajectory}): produce the reference with the same steps, max_new_tokens and interval."
+                f"reference_logs was provided but step-matched {metric} not found for step {step} ({have}; view "
+                f"{view}, trajectory {trajectory}): produce the reference with the same steps, max_new_tokens and interval."
             )
         return Score.from_json(known[step])
 

@@ -1,0 +1,250 @@
+"""Trajectory metrics through the command line's road: composed, collected, scored, written, read back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+from vestige.errors import UserError
+from vestige.metrics.memorisation import probability
+from vestige.metrics.trajectory import follow, in_text_order
+from vestige.models.args import ModelArgs
+from vestige.models.load import LoadedModel, load_model
+from vestige.run.config import compose_runs
+from vestige.run.evaluate import evaluate_config
+from vestige.run.friendly import Ask, to_run
+from vestige.run.rescore import rescore
+from vestige.store.evidence import Bank
+from vestige.types import Trace
+
+LAB = Path(__file__).parent / "golden" / "lab"
+DATA = LAB / "data"
+CONFIG = "+eval.tofu.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+TRAJECTORY = [
+    "eval=tofu",
+    "+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics",
+    "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics",
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random mask predictor with the lab's tokenizer: the plumbing does not need it to be good."""
+    place = tmp_path_factory.mktemp("bert")
+    tokenizer = AutoTokenizer.from_pretrained(LAB / "models" / "full")
+    tokenizer.add_special_tokens({"mask_token": "[MASK]"})
+    tokenizer.save_pretrained(place)
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        max_position_embeddings=256, pad_token_id=tokenizer.pad_token_id, mask_token_id=tokenizer.mask_token_id,
+        initializer_range=0.3,
+    )  # fmt: skip
+    BertForMaskedLM(config).save_pretrained(place)
+    return place
+
+
+def local(run: Any) -> Any:
+    """The lab's rows in place of the hub's."""
+    return to_run(run)
+
+
+def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> Ask:
+    short = [
+        f"eval.{suite}.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.{k}"
+        for k in ("steps=4", "max_new_tokens=8")
+    ]
+    return Ask(
+        suite=suite, model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
+        overrides=[*short, "stats.resamples=0", *overrides], **more,
+    )  # fmt: skip
+
+
+def metric(directory: Path, stem: str = "TOFU") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / f"{stem}_EVAL.json").read_text())["trajectory_metrics"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    interval = (
+        "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
+    )
+    evaluate_config(to_run(ask(bert, out, interval)))
+    return out
+
+
+def test_every_metric_at_every_step_of_every_trajectory_and_view(finished: Path) -> None:
+    found = metric(finished)
+    assert set(found["agg_value"]) == {"full", "eos"}
+    for by_trajectory in found["agg_value"].values():
+        assert set(by_trajectory) == {"steps", "fixation_start", "fixation_end", "fixation_ratio"}
+        for metrics in by_trajectory.values():
+            assert {"probability", "exact_memorization", "rouge", "truth_ratio", "privleak", "model_utility"} <= set(
+                metrics
+            )
+            assert all(len(curve) == 4 for curve in metrics.values())
+            assert all(0 < p < 1 for p in metrics["probability"])
+    meta = found["trajectory_step_metadata"]
+    assert meta["num_trajectory_steps"] == 4 and meta["step_values"] == [0, 2, 4, 6] and meta["max_new_tokens"] == 8
+    spread = found["step_distribution"]["full"]["steps"]["probability"]
+    assert set(spread) == {"mean", "std", "median", "p25", "p75", "min", "max", "ci_low", "ci_high"}
+    assert spread["mean"] == pytest.approx(found["agg_value"]["full"]["steps"]["probability"], abs=1e-9)
+    assert found["value_by_index"] is None if "value_by_index" in found else True
+    assert set(found["retain_mu_components_by_step"]) == {"0", "1", "2", "3"}
+
+
+def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
+    """Straight from the stored traces, without handlers: the mean over rows of p at each step."""
+    manifest = json.loads((finished / "manifest.json").read_text())
+    traces: dict[str, Trace] = Bank[Trace](finished / "evidence", "denoised", manifest["model"]["evidence"]).load()
+    rows = [json.loads(line) for line in (DATA / "forget.jsonl").read_text().splitlines()[:3]]
+    tokenizer = AutoTokenizer.from_pretrained(finished / "evidence" / "tokenizer")
+    curves = []
+    for row in rows:
+        for trace in traces.values():
+            text = tokenizer.decode([t for t in trace.labels[0] if t >= 0])
+            if row["answer"].startswith(text.strip()[:20]) and len(trace.labels) > 1:
+                curves.append(probability(in_text_order(follow(trace, "fixation_end").stats(0))))
+                break
+    assert len(curves) == 3
+    got = metric(finished)["agg_value"]["full"]["fixation_end"]["probability"]
+    assert got == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-9)
+
+
+def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> None:
+    before = metric(finished)
+    rescore(finished)
+    assert metric(finished) == before
+
+
+def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
+    logs = str(finished / "TOFU_EVAL.json")
+    interval = (
+        "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
+    )
+    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=logs)))
+    curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
+    assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
+    assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
+    with pytest.raises(UserError, match=r"step-matched .* not found for step 4"):
+        more = interval, "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.steps=8"
+        evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
+
+
+@pytest.mark.parametrize("views", ["full", "eos"])
+def test_views_by_flag(bert: Path, tmp_path: Path, views: str) -> None:
+    only = "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[probability]"
+    request = ask(bert, tmp_path, only, trajectory_views=views)
+    evaluate_config(to_run(Ask(**{**vars(request), "suite": "tofu"})))
+    assert set(metric(tmp_path)["agg_value"]) == {views}
+
+
+def test_muse_and_the_quick_test_run(bert: Path, tmp_path: Path) -> None:
+    evaluate_config(to_run(ask(bert, tmp_path / "quick", suite="trajectory_test")))
+    assert set(metric(tmp_path / "quick")["agg_value"]["full"]["steps"]) == {"probability", "exact_memorization"}
+    muse = Ask(**{**vars(ask(bert, tmp_path / "muse", suite="muse_trajectory")), "data": str(DATA / "muse")})
+    evaluate_config(to_run(muse))
+    assert metric(tmp_path / "muse", "MUSE")["agg_value"]["full"]["steps"]["rouge"]
+
+
+def test_a_causal_model_is_told_that_it_has_no_sampler(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Model does not have a sampler"):
+        evaluate_config(to_run(ask(LAB / "models" / "full", tmp_path)))
+
+
+def test_the_ordinary_suite_runs_on_a_diffusion_model(bert: Path, tmp_path: Path) -> None:
+    """Likelihoods by the bound, with their standard error; texts by the sampler."""
+    names = ["forget_Q_A_Prob", "forget_Q_A_ROUGE", "forget_Q_A_Prob_confidence_ordered"]
+    short = "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=8"
+    run = to_run(
+        Ask(
+            model=str(bert),
+            data=str(DATA),
+            out=str(tmp_path),
+            limit=2,
+            metrics=names,
+            progress=False,
+            overrides=[short],
+        )
+    )
+    evaluate_config(run)
+    found = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
+    assert found["forget_Q_A_Prob"]["monte_carlo_standard_error"] > 0
+    assert all(v["avg_loss_standard_error"] > 0 for v in found["forget_Q_A_Prob"]["value_by_index"].values())
+    assert found["forget_Q_A_Prob_confidence_ordered"]["agg_value"] != found["forget_Q_A_Prob"]["agg_value"]
+    assert all("generation" in v for v in found["forget_Q_A_ROUGE"]["value_by_index"].values())
+    assert any("lower bound" in n for n in json.loads((tmp_path / "manifest.json").read_text())["notes"])
+
+
+# ---- configuration ------------------------------------------------------------------------------------------------
+
+
+def children(*overrides: str) -> list[str]:
+    run = compose_runs([*TRAJECTORY, "model=LLaDA-8B-Instruct", "task_name=x", *overrides])[0]
+    return list(run.suite.metrics["trajectory_metrics"].children.metrics)  # type: ignore[union-attr]
+
+
+def test_a_bare_handler_inherits_metrics_and_data() -> None:
+    assert {"probability", "rouge", "truth_ratio", "forget_Q_A_PERT_Prob"} <= set(children())
+
+
+def test_metrics_as_a_list_and_as_a_mapping() -> None:
+    key = "+eval.tofu.metrics.trajectory_metrics.metrics"
+    assert children(f"{key}=[probability]") == ["probability"]
+    assert children(f"{key}={{truth_ratio:{{aggregator:true_better}}}}")[-1] == "truth_ratio"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["metrics=[]"], "No metrics specified in config"),
+        (["metrics=7"], "metrics must be a list or dict, got int"),
+        (["metrics=[probabilty]"], "Metric 'probabilty' not found in registry. Did you mean 'probability'"),
+        (["trajectory_config.logit_alignment=sideways"], "logit_alignment must be 'causal' or 'same_position'"),
+        (["trajectory_config.include_views=[all]"], "view"),
+        (["trajectory_config.trajectories=[sideways]"], "Unknown trajectory 'sideways'"),
+        (["trajectory_config.sampler_kwargs.remasking=entropy"], "low_confidence"),
+        (["trajectory_config.sampler_kwargs.steps=0"], "steps must be a whole number of at least 1"),
+        (["trajectory_config.sampler_kwargs.stepz=3"], "Did you mean 'steps'"),
+        (["trajectory_config.include_view=full"], "Did you mean 'include_views'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tmp_path: Path) -> None:
+    said = [f"++eval.tofu.metrics.trajectory_metrics.{o}" for o in overrides]
+    with pytest.raises(UserError) as error:
+        run = to_run(
+            Ask(model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said])
+        )
+        evaluate_config(run)
+    assert words in str(error.value)
+
+
+def test_a_metric_without_plus_gets_advice() -> None:
+    with pytest.raises(UserError, match=r"Key 'trajectory_metrics' is not in struct.*\+eval\.tofu\.metrics"):
+        compose_runs(["eval=tofu", "eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics", "task_name=x"])
+
+
+def test_external_logits(bert: Path, tmp_path: Path) -> None:
+    """Saved tensors stand in for the sampler: no forward pass is made."""
+    from safetensors.torch import save_file
+
+    loaded: LoadedModel = load_model(ModelArgs(path=str(bert)))
+    vocab = loaded.model.config.vocab_size
+    torch.manual_seed(1)
+    tensors = {f"logits.{i}": torch.randn(vocab, 8, 3) for i in range(3)}
+    tensors |= {f"fixation_steps.{i}": torch.tensor([0, 0, 1, 1, 1, 2, 2, 2]) for i in range(3)}
+    save_file(tensors, tmp_path / "logits.safetensors")
+    key = "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config"
+    source = [f"+{key}.logits_source=external", f"+{key}.logits_path={tmp_path / 'logits.safetensors'}"]
+    run = to_run(ask(bert, tmp_path / "run", *source, suite="trajectory_test"))
+    outcome = evaluate_config(run)
+    assert outcome.manifest["cost"]["denoise_forwards"] == 0
+    assert len(metric(tmp_path / "run")["agg_value"]["full"]["steps"]["probability"]) == 3

@@ -21,6 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "compare": set(),
     "suites": {"metrics", "compare"},
     "store": set(),
+    "report": set(),
     "unlearn": {"models", "data"},
     "lab": {"unlearn", "data", "models"},
     "integrations": {"models", "data", "collect", "metrics", "suites"},

@@ -107,7 +107,10 @@ class TokenStats:
     def without_last(self) -> TokenStats:
         """The same answer with its last token (end-of-sequence, for chat data) left out."""
         cut = {name: getattr(self, name)[..., :-1] for name in ARRAY_FIELDS}
-        return replace(self, **cut, order=self.order[..., :-1], steps=max(self.steps - 1, 0))
+        # Where tokens are the moments, one fewer token is one moment fewer; denoising steps stay as many as they were.
+        by_position = self.steps == self.tokens and bool((self.order == np.arange(self.tokens)).all())
+        steps = max(self.steps - 1, 0) if by_position else self.steps
+        return replace(self, **cut, order=self.order[..., :-1], steps=steps)
 
 
 # The fields that collecting measures; order and steps follow from the kind of model.

@@ -10,6 +10,8 @@ import numpy as np
 from vestige.metrics.registry import metric
 from vestige.types import Array, TokenStats
 
+PUBLISHED_FLOOR = 1e-12  # what published code adds to a probability before taking its logarithm
+
 
 def _mean(x: Array) -> Array:
     """The mean over the last axis; NaN (without a warning) when there is nothing to average."""
@@ -41,9 +43,20 @@ def probability(t: TokenStats) -> Array:
 
 
 @metric(knows="high", source="Open Unlearning fork, diffusion guide")
-def probability_confidence_ordered(t: TokenStats) -> Array:
-    """The same scalar as probability: the order of the factors, most confident first, does not change a product."""
-    return probability(t)
+def probability_confidence_ordered(t: TokenStats, floor: float = 0.0) -> Array:
+    """The same scalar as probability: the order of the factors, most confident first, does not change a product.
+
+    Published code takes the logarithm of p + 1e-12 (PUBLISHED_FLOOR), so that a token of probability 0 does not make
+    the whole answer 0. It shows only where probabilities are below 1e-7. The token probabilities themselves are
+    `confidence_order`.
+
+    >>> from vestige.types import stats
+    >>> [float(probability_confidence_ordered(stats(logprob=[-np.inf]), floor)) for floor in (0.0, PUBLISHED_FLOOR)]
+    [0.0, 1e-12]
+    """
+    if not floor:
+        return probability(t)
+    return np.exp(_mean(np.logaddexp(t.logprob.astype(np.float64), np.log(floor))))
 
 
 def confidence_order(t: TokenStats) -> Array:
@@ -68,11 +81,14 @@ def exact_memorization(t: TokenStats) -> Array:
 
 
 @metric(knows="high", source="Carlini et al. 2021")
-def extraction_strength(t: TokenStats, floor: bool = False) -> Array:
+def extraction_strength(t: TokenStats, floor: bool = False, normalised: bool = False) -> Array:
     """The share of the answer, in decision order, that the model finishes without a miss.
 
     `floor` keeps a quirk of published code: the search stops one short of the end, so that a model that
     misses the last token still scores 1/n (and 1 for a wrong one-token answer).
+
+    A denoiser may decide every token of an answer long before its last step. What it misses then still scores the
+    steps that came after; `normalised` counts only the steps up to the answer's last decision.
 
     >>> from vestige.types import stats
     >>> float(extraction_strength(stats(hit=[0, 1, 1, 1])))
@@ -84,6 +100,7 @@ def extraction_strength(t: TokenStats, floor: bool = False) -> Array:
     if t.tokens == 0 or t.steps == 0:
         return np.full(t.hit.shape[:-1], np.nan)
     last_miss = np.where(t.hit, 0, t.order + 1).max(axis=-1)
+    steps = t.order.max(axis=-1) + 1 if normalised else t.steps
     if floor:
-        last_miss = np.minimum(last_miss, t.steps - 1)
-    return 1 - last_miss / t.steps
+        last_miss = np.minimum(last_miss, steps - 1)
+    return 1 - last_miss / steps

@@ -1,0 +1,219 @@
+"""Reading a denoising run: which forward pass each position is looked at, and how much of the window counts.
+
+A trajectory is a map sigma(step, position) -> pass. What a Trace keeps of a position depends on that position's logits
+alone, so a trajectory only re-indexes planes: no vocabulary axis, and every ordinary metric works on the result.
+
+    Trace --follow(trajectory)--> Path --stats(answer, length)--> TokenStats (steps, tokens) --any metric--> (steps,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from vestige.errors import UserError, unknown_name
+from vestige.types import ARRAY_FIELDS, IGNORE, Array, TokenStats, Trace
+
+# Pass to look at, from a position's fixation pass, the step (as a column) and the last step's number. Whole numbers
+# only: floor(F * (s / S)) in floats is one too small for hundreds of small (F, s, S).
+TRAJECTORIES: dict[str, Callable[[Array, Array, int], Array]] = {
+    "steps": lambda fixed, step, last: step,
+    "fixation_start": lambda fixed, step, last: np.minimum(step, fixed),
+    "fixation_end": lambda fixed, step, last: np.maximum(0, fixed - last + step),
+    "fixation_ratio": lambda fixed, step, last: fixed * step // max(last, 1),
+    # The guide's prose describes two others: `fixation` walks back from the fixation pass, `ratio` never reaches it.
+    "fixation": lambda fixed, step, last: np.maximum(0, fixed - step),
+    "ratio": lambda fixed, step, last: fixed * step // (last + 1),
+}
+DEFAULT_TRAJECTORIES = ("steps", "fixation_start", "fixation_end", "fixation_ratio")
+VIEWS = ("full", "eos")
+ALIGNMENTS = ("causal", "same_position")
+TEXT_SOURCES = ("logits_argmax", "canvas_plus_step_x0", "committed_only")
+
+
+def fixation(fixed: Sequence[int] | Array, steps: int) -> Array:
+    """Fixation passes made fit for a map: a position never decided (-1) counts as decided in the last pass.
+
+    >>> fixation([0, 2, -1], steps=4).tolist()
+    [0, 2, 3]
+    """
+    if steps < 1:
+        raise UserError(f"A trajectory needs at least one step, got {steps}: the sampler did not report any step.")
+    passes = np.asarray(fixed, dtype=np.int64)
+    odd = passes[(passes < -1) | (passes >= steps)]
+    if odd.size:
+        raise UserError(
+            f"Fixation steps must lie in [0, {steps - 1}] (-1: never decided), got {int(odd[0])}: "
+            "count forward passes from 0, or captures if only some passes were kept."
+        )
+    return np.where(passes < 0, steps - 1, passes)
+
+
+def sigma(name: str, fixed: Sequence[int] | Array, steps: int) -> Array:
+    """The pass to look at for each (step, position).
+
+    >>> sigma("fixation_ratio", [3, 0], steps=4).tolist()
+    [[0, 0], [1, 0], [2, 0], [3, 0]]
+    """
+    if name not in TRAJECTORIES:
+        raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")
+    passes = fixation(fixed, steps)
+    source = TRAJECTORIES[name](passes, np.arange(steps)[:, None], steps - 1)
+    return np.clip(np.broadcast_to(source, (steps, len(passes))), 0, steps - 1)
+
+
+def views(spec: str | Sequence[str] | None = None) -> tuple[str, ...]:
+    """Which parts of the window to report: a name, several, or nothing said (both).
+
+    >>> views(), views("eos")
+    (('full', 'eos'), ('eos',))
+    """
+    names = (spec,) if isinstance(spec, str) else tuple(spec or VIEWS)
+    for name in names:
+        if name not in VIEWS:
+            raise unknown_name("view", str(name), VIEWS, "Set trajectory_config.include_views to one or both.")
+    return tuple(dict.fromkeys(names))
+
+
+def effective_length(final: Sequence[int] | Array, eos_ids: int | Sequence[int] | None) -> int:
+    """How many positions the finished text uses: up to its first end token, that token included.
+
+    One number a continuation: the same for every step, trajectory and metric.
+
+    >>> effective_length([7, 8, 2, 2], eos_ids=2), effective_length([7, 8, 9, 9], eos_ids=[2, 5])
+    (3, 4)
+    """
+    ends = np.isin(np.asarray(final), [] if eos_ids is None else np.atleast_1d(np.asarray(eos_ids)))
+    return int(ends.argmax()) + 1 if ends.any() else len(ends)
+
+
+def view_length(view: str, final: Sequence[int] | Array, eos_ids: int | Sequence[int] | None) -> int:
+    """How many positions a view covers."""
+    return effective_length(final, eos_ids) if views(view) == ("eos",) else len(final)
+
+
+def window(labels: Sequence[int], length: int, alignment: str = "same_position") -> tuple[int, ...]:
+    """An answer's tokens laid on the window's rows, IGNORE where there is none.
+
+    A denoiser's row l predicts token l (`same_position`). `causal` pairs row l with token l + 1, as published code does
+    by mistake: it is kept so that its numbers can be had. Its last row, and the answer's first token, score nothing.
+
+    >>> window([5, 6], 4), window([5, 6, 7], 3, "causal")
+    ((5, 6, -100, -100), (6, 7, -100))
+    """
+    laid = tuple(labels[:length]) + (IGNORE,) * max(0, length - len(labels))
+    return laid if _same_position(alignment) else (*laid[1:], *(IGNORE,) * bool(length))
+
+
+def scored_length(length: int, alignment: str = "same_position") -> int:
+    """How many rows of a view of `length` positions have their label inside it: under `causal` one fewer.
+
+    >>> scored_length(10), scored_length(10, "causal"), scored_length(1, "causal")
+    (10, 9, 0)
+    """
+    return length if _same_position(alignment) else max(0, length - 1)
+
+
+def _same_position(alignment: str) -> bool:
+    if alignment not in ALIGNMENTS:
+        raise UserError(f"logit_alignment must be 'causal' or 'same_position', got '{alignment}'")
+    return alignment == "same_position"
+
+
+@dataclass(frozen=True)
+class Path:
+    """A trace read along one trajectory. Each plane is re-indexed once, when first asked for."""
+
+    trace: Trace
+    source: Array  # (steps, positions) the pass each cell shows
+
+    @property
+    def steps(self) -> int:
+        return int(self.source.shape[0])
+
+    def _along(self, plane: Array) -> Array:
+        index = np.broadcast_to(self.source, (*plane.shape[:-2], *self.source.shape))
+        return np.take_along_axis(plane, index, axis=-2)
+
+    @cached_property
+    def top1(self) -> Array:
+        return self._along(self.trace.top1)
+
+    @cached_property
+    def mean(self) -> Array:
+        return self._along(self.trace.mean)
+
+    @cached_property
+    def std(self) -> Array:
+        return self._along(self.trace.std)
+
+    @cached_property
+    def logprob(self) -> Array:
+        return self._along(self.trace.logprob)
+
+    @cached_property
+    def decided(self) -> Array:
+        """Where the pass shown already saw its own token: it came after the pass that wrote it."""
+        written = self.trace.fixed >= 0
+        return written & (self.source > self.trace.fixed)
+
+    def stats(self, stream: int = 0, length: int | None = None) -> TokenStats:
+        """What the model thought of one answer at every step: (steps, tokens), labelled positions only."""
+        labels = self.trace.labels[stream, :length]
+        at = np.flatnonzero(labels != IGNORE)
+        shape = (self.steps, len(at))
+        order = fixation(self.trace.fixed, self.trace.steps)[at]
+        return TokenStats(
+            label=np.broadcast_to(labels[at], shape),
+            top1=self.top1[:, at],
+            logprob=self.logprob[stream][:, at],
+            mean=self.mean[:, at],
+            std=self.std[:, at],
+            order=np.broadcast_to(order, shape),
+            steps=self.trace.steps,
+        )
+
+    def ids(self, source: str = "logits_argmax", length: int | None = None) -> list[Array]:
+        """The text at every step, as token ids.
+
+        `logits_argmax`: the first choice everywhere. `canvas_plus_step_x0`: the token that stands there, else what the
+        pass would write. `committed_only`: only tokens that stand there.
+        """
+        if source not in TEXT_SOURCES:
+            raise unknown_name("text source", source, TEXT_SOURCES, "(rouge_prediction_source)")
+        if source == "logits_argmax":
+            return list(self.top1[:, :length])
+        canvas, stands = self._along(self.trace.canvas)[:, :length], self.decided[:, :length]
+        if source == "committed_only":
+            return [row[there] for row, there in zip(canvas, stands, strict=True)]
+        return list(np.where(stands, canvas, self._along(self.trace.proposal)[:, :length]))
+
+
+def follow(trace: Trace, trajectory: str) -> Path:
+    """A trace along a named trajectory: make it once, then ask it for any answer, view or text."""
+    return Path(trace, sigma(trajectory, trace.fixed, trace.steps))
+
+
+def read(trace: Trace, stream: int = 0, trajectory: str = "steps", length: int | None = None) -> TokenStats:
+    """One answer along one trajectory, for a single look; `follow` is for several."""
+    return follow(trace, trajectory).stats(stream, length)
+
+
+def at_step(t: TokenStats, step: int) -> TokenStats:
+    """One step of a (steps, tokens) reading, as views into it."""
+    if not 0 <= step < len(t.top1):
+        raise UserError(f"step_index {step} out of range [0, {len(t.top1) - 1}]")
+    return replace(t, **{name: getattr(t, name)[step] for name in (*ARRAY_FIELDS, "order")})
+
+
+def in_text_order(t: TokenStats) -> TokenStats:
+    """The same statistics with tokens counted by position, for suffix extraction strength.
+
+    >>> from vestige.types import stats
+    >>> in_text_order(replace(stats(hit=[1, 1]), order=np.array([7, 3]), steps=9)).steps
+    2
+    """
+    return replace(t, order=np.broadcast_to(np.arange(t.tokens), t.top1.shape), steps=t.tokens)

@@ -1,0 +1,229 @@
+"""Pictures of denoising: a metric along the steps, and how likely each true token was at each of them.
+
+Both return a matplotlib Figure on the Agg canvas: no window, no global state. `save` writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vestige.errors import UserError
+from vestige.types import IGNORE, Array, Trace
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Result = Mapping[str, Any]
+# Okabe and Ito's colours, told apart with every common kind of colour blindness; yellow is too pale for a line.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = {"full": "-", "eos": (0, (4, 1.5))}
+VIEW_NAMES = {"full": "whole window", "eos": "up to the end token"}
+TITLES = {
+    "steps": "steps",
+    "fixation_start": "fixation, from the start",
+    "fixation_end": "fixation, up to the end",
+    "fixation_ratio": "fixation, in proportion",
+}
+GREY = "#555555"
+MOST_TICKS = 40  # more positions than this and only some are written on the axis
+
+
+def curves(
+    runs: Mapping[str, Result],
+    metric: str,
+    trajectories: Sequence[str] | None = None,
+    views: Sequence[str] | None = None,
+    band: tuple[str, str] | None = ("ci_low", "ci_high"),
+    title: str | None = None,
+) -> Figure:
+    """One metric against the step: a panel for each trajectory, a colour for each run, a dash for each view.
+
+    `runs` maps a run's name to its trajectory result (`agg_value` and `step_distribution` by view and trajectory).
+    `band` names two statistics of the distribution to shade between, or None for lines alone.
+    """
+    if not runs:
+        raise UserError("There is no run to draw: give at least one trajectory result.")
+    views = tuple(views) if views else _first_seen(run["agg_value"] for run in runs.values())
+    panels = (
+        tuple(trajectories) if trajectories else _first_seen(v for r in runs.values() for v in r["agg_value"].values())
+    )
+    _check_metric(runs, metric)
+    figure = _figure(3.1 * len(panels) + 0.6, 3.6)
+    axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axis, trajectory in zip(axes, panels, strict=True):
+        for colour, (name, result) in zip(_colours(len(runs)), runs.items(), strict=True):
+            for view in views:
+                _curve(axis, result, (view, trajectory, metric), colour, band, _label(name, view, runs, views))
+        _dress(axis, TITLES.get(trajectory, trajectory), _step_label(runs))
+    axes[0].set_ylabel(metric.replace("_", " "))
+    _legend(figure, axes)
+    figure.suptitle(title if title is not None else f"{metric.replace('_', ' ')} along the denoising path", fontsize=11)
+    return figure
+
+
+def _first_seen(names: Any) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for group in names for name in group))
+
+
+def _check_metric(runs: Mapping[str, Result], metric: str) -> None:
+    known = sorted({m for r in runs.values() for view in r["agg_value"].values() for t in view.values() for m in t})
+    if metric not in known:
+        raise UserError(f"No run has '{metric}' (it has: {', '.join(known) or 'nothing'}).")
+
+
+def _numbers(values: Sequence[float | None]) -> Array:
+    """Null in a result file is a gap in the line."""
+    return np.asarray(values, dtype=float)
+
+
+def _at(result: Result, part: str, path: Sequence[str]) -> Any:
+    found = result.get(part) or {}
+    for key in path:
+        found = found.get(key) or {}
+    return found
+
+
+def _curve(
+    axis: Axes, result: Result, path: Sequence[str], colour: str, band: tuple[str, str] | None, label: str
+) -> None:
+    values = _at(result, "agg_value", path)
+    if not values:
+        return
+    y = _numbers(values)
+    x = _steps(result, len(y))
+    # a dot at every step as long as they can be told apart: a run of one step is a dot, not an invisible line
+    dots = "o" if len(y) <= MOST_TICKS else None
+    axis.plot(x, y, color=colour, linestyle=DASHES.get(path[0], "-"), marker=dots, markersize=2.8, lw=1.5, label=label)
+    spread = _at(result, "step_distribution", path)
+    if band and spread:
+        low, high = (_numbers(spread[name]) for name in band)
+        axis.fill_between(x, low, high, color=colour, alpha=0.16 if path[0] == "full" else 0.09, linewidth=0)
+
+
+def _steps(result: Result, count: int) -> Array:
+    """The number of tokens decided before each step where the result says so, else the step's own number."""
+    known = (result.get("trajectory_step_metadata") or {}).get("step_values")
+    return _numbers(known) if known and len(known) == count else np.arange(count)
+
+
+def _step_label(runs: Mapping[str, Result]) -> str:
+    told = [(r.get("trajectory_step_metadata") or {}).get("step_values") for r in runs.values()]
+    return "tokens decided" if all(told) else "step"
+
+
+def _label(name: str, view: str, runs: Mapping[str, Result], views: Sequence[str]) -> str:
+    told = VIEW_NAMES.get(view, view)
+    if len(runs) == 1:
+        return told if len(views) > 1 else name
+    return f"{name}, {told}" if len(views) > 1 else name
+
+
+def _colours(count: int) -> Iterator[str]:
+    return (COLOURS[i % len(COLOURS)] for i in range(count))
+
+
+def _dress(axis: Axes, title: str, x_label: str) -> None:
+    axis.set_title(title, fontsize=10)
+    axis.set_xlabel(x_label)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.grid(axis="y", color="#dddddd", linewidth=0.6)
+    axis.set_axisbelow(True)
+    axis.locator_params(axis="x", integer=True, nbins=6)
+
+
+def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One for all panels, below them; one curve needs none."""
+    entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    if len(entries) > 1:
+        columns = min(len(entries), max(2, len(axes)))
+        figure.legend(
+            list(entries.values()), list(entries), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
+        )
+
+
+def heat_map(
+    trace: Trace, stream: int = 0, tokens: Sequence[str] | None = None, length: int | None = None, title: str = ""
+) -> Figure:
+    """How likely each true token was in each pass, with a mark where the sampler decided that position.
+
+    A ring: it wrote the true token. A cross: another one. Grey cells have no true token.
+    """
+    labels = trace.labels[stream, :length]
+    shown = np.exp(trace.logprob[stream][:, :length].astype(float)).T  # (positions, passes)
+    shown = np.ma.masked_invalid(np.where((labels == IGNORE)[:, None], np.nan, shown))
+    positions, passes = shown.shape
+    if not positions or not passes:
+        raise UserError("The trace has no position or no pass: there is nothing to draw.")
+    figure = _figure(min(14.0, 2.9 + 0.22 * passes), min(14.0, 1.7 + 0.2 * positions))
+    axis = figure.subplots()
+    image = axis.imshow(shown, aspect="auto", interpolation="nearest", cmap=_map(), vmin=0, vmax=1)
+    _marks(axis, trace, labels)
+    axis.set_xlabel("forward pass")
+    axis.locator_params(axis="x", integer=True, nbins=10)
+    _position_axis(axis, positions, tokens)
+    bar = figure.colorbar(image, ax=axis, label="probability of the true token", pad=0.02)
+    bar.outline.set_visible(False)
+    axis.set_title(title or "How likely the true token was, pass by pass", fontsize=11)
+    return figure
+
+
+def _map() -> Any:
+    from matplotlib import colormaps
+
+    return colormaps["cividis"].with_extremes(bad="#e6e6e6")  # made for colour blind eyes
+
+
+def _marks(axis: Axes, trace: Trace, labels: Array) -> None:
+    at = np.flatnonzero(trace.fixed[: len(labels)] >= 0)
+    right = at[trace.final[at] == labels[at]]
+    wrong = at[trace.final[at] != labels[at]]
+    # white under black: to be seen on both ends of the scale
+    for colour, width in (("black", 2.6), ("white", 1.2)):
+        axis.scatter(trace.fixed[right], right, s=30, facecolors="none", edgecolors=colour, linewidths=width)
+        axis.scatter(trace.fixed[wrong], wrong, s=24, marker="x", color=colour, linewidths=width)
+    for marker, name, some in (("o", "decided: the true token", right), ("x", "decided: another token", wrong)):
+        if len(some):
+            style: dict[str, Any] = {"facecolors": "none", "edgecolors": GREY} if marker == "o" else {"color": GREY}
+            axis.scatter([], [], s=26, marker=marker, linewidths=1.3, label=name, **style)
+    if len(at):
+        axis.figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+
+
+def _position_axis(axis: Axes, positions: int, tokens: Sequence[str] | None) -> None:
+    every = -(-positions // MOST_TICKS)
+    at = range(0, positions, every)
+    if tokens is None:
+        axis.set_ylabel("position")
+        axis.locator_params(axis="y", integer=True, nbins=12)
+        return
+    # a dollar sign would start a formula, and white space would not show
+    names = [(tokens[i] if i < len(tokens) else "").replace("$", r"\$").replace("\n", "\\n") for i in at]
+    axis.set_yticks(list(at), [name if name.strip() else name.replace(" ", "␣") for name in names], fontsize=8)
+    axis.set_ylabel("true token")
+
+
+def save(figure: Figure, path: str | Path, dpi: int = 160) -> Path:
+    """Writes the picture; the name's ending says which kind (png, svg, pdf)."""
+    out = Path(path)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    kinds = figure.canvas.get_supported_filetypes()
+    if out.suffix.lstrip(".").lower() not in kinds:
+        raise UserError(f"{out}: pictures can end in {', '.join(sorted(kinds))}.")
+    figure.savefig(out, dpi=dpi)
+    return out
+
+
+def _figure(width: float, height: float) -> Figure:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure as New
+    except ImportError as missing:
+        raise UserError("Plots need matplotlib: pip install 'vestige[plots]'.") from missing
+    figure = New(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure

@@ -220,12 +220,13 @@ def test_a_position_that_never_becomes_a_token() -> None:
 
 
 def test_empty_prompts() -> None:
-    for name in ("tiny-mdlm", "tiny-bd3lm-llama"):
-        for sampler in ("mdlm", "bd3lm"):
-            denoising = Denoising(sampler, steps=4, max_new_tokens=4, block_size=2)
-            single = sample(predictor(name), [Prompt(())], (), denoising)[0]
-            pair = sample(predictor(name), [Prompt((10, 11, 12)), Prompt(())], (), denoising)[1]
-            assert same(single, pair) and MASK not in single.final
+    for sampler in ("mdlm", "bd3lm"):
+        denoising = Denoising(sampler, steps=4, max_new_tokens=4, block_size=2)
+        single = sample(predictor(), [Prompt(())], (), denoising)[0]
+        pair = sample(predictor(), [Prompt((10, 11, 12)), Prompt(())], (), denoising)[1]
+        assert same(single, pair) and MASK not in single.final
+        # Under rotary positions a canvas of nothing but masks is the same everywhere: which goes first is a toss-up.
+        assert MASK not in sample(predictor("tiny-bd3lm-llama"), [Prompt(())], (), denoising)[0].final
     assert sample(predictor(), [], (), Denoising()) == []
     nameless = predictor()
     nameless.bos_id = None

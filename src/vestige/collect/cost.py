@@ -18,6 +18,8 @@ class Cost:
     tokens_produced: int = 0
     tokens_proven: int = 0  # of those, known from teacher forcing without a decoding step
     backwards: int = 0
+    denoise_tokens: int = 0  # canvas tokens pushed in denoising, padding and repeated looks included
+    denoise_forwards: int = 0
     notes: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, object]:

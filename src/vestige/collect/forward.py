@@ -6,8 +6,7 @@ that the vocabulary axis is never made for positions nobody asked about.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,37 +15,8 @@ import torch
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.sparse import tree_attention
 from vestige.collect.tree import Batch, Tree
+from vestige.models.logits import additive, logits_at
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
-
-
-@contextmanager
-def only_positions(model: Any, index: torch.Tensor) -> Iterator[None]:
-    """While open, the output layer sees positions `index` of the flattened (batch x time) hidden states.
-
-    What follows the output layer (soft-capping, scaling) is elementwise, so the model's own code still applies.
-    """
-
-    def narrow(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        hidden = args[0]
-        flat = hidden.reshape(-1, hidden.shape[-1])
-        return (flat.index_select(0, index.to(flat.device)).unsqueeze(0), *args[1:])
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(narrow)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def logits_at(model: Any, index: torch.Tensor, **inputs: Any) -> torch.Tensor:
-    """The logits (positions, vocabulary) at flat positions `index` (ascending) of one forward."""
-    with only_positions(model, index) if model.get_output_embeddings() is not None else nullcontext():
-        logits = model(**inputs).logits
-    flat = logits.reshape(-1, logits.shape[-1])
-    if len(flat) == len(index):
-        return flat
-    # No output layer, or a model that multiplies by its weight without calling it: all positions were paid for.
-    return flat.index_select(0, index.to(flat.device))
 
 
 @torch.inference_mode()
@@ -99,9 +69,7 @@ def _tree_mask(end: Array, hidden: Array, width: int) -> Array:
 
 def additive_mask(allowed: Array, dtype: torch.dtype) -> torch.Tensor:
     """A boolean (batch, query, key) mask as the additive 4-D tensor every attention implementation takes."""
-    out = torch.zeros(allowed.shape, dtype=dtype)
-    out.masked_fill_(~torch.from_numpy(allowed), torch.finfo(dtype).min)
-    return out[:, None]
+    return additive(torch.from_numpy(allowed), dtype)
 
 
 @torch.inference_mode()

@@ -1,0 +1,185 @@
+"""Teacher-forced likelihood of diffusion models.
+
+A mask predictor has no left-to-right likelihood. What it has is a lower bound on log p(answer | prompt): hide k of
+the n answer tokens, k uniform in 1..n, and take (n / k) times the log-probability of the hidden ones. Here the bound
+is estimated with draws that depend on the target and the seed only: two models, or two batch sizes, are asked about
+the very same hidden tokens, so that their difference is not noise of the draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from vestige.collect.cost import Cost
+from vestige.collect.forward import causal_stats
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.positions import check_fit
+from vestige.collect.reduce import reduce_logits
+from vestige.collect.tree import Limits
+from vestige.models.diffusion import MaskPredictor
+from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
+
+DRAWS = 32
+
+
+@dataclass(frozen=True)
+class Bound:
+    """An estimate of the bound: `stats.logprob` are the tokens' shares of it (their sum is the estimate).
+
+    `top1`, `mean` and `std` are what the model says when the whole answer is hidden.
+    """
+
+    stats: TokenStats
+    standard_error: float  # of the mean log-probability of a token; NaN with one draw
+    draws: int
+
+    @property
+    def value(self) -> float:
+        """The estimated lower bound on log p(answer | prompt)."""
+        return float(np.sum(self.stats.logprob, dtype=np.float64))
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One row of a forward: a target with some answer positions hidden, all or some of which are scored."""
+
+    target: int
+    draw: int  # -1: the whole answer is hidden; -2: nothing is
+    hidden: Array  # positions in the answer
+    scored: Array  # positions in the answer
+
+
+def draw_masks(target: Target, draws: int, seed: int = 0) -> list[Array]:
+    """Which answer tokens each draw hides: counts stratified over 1..n, positions at random, the same for any model."""
+    n = len(target.labels)
+    rng = np.random.default_rng(int(content_key(target.key.encode(), str(seed).encode()), 16))
+    # One uniform number in each of `draws` equal strata: every size of gap gets its share of the draws.
+    level = (np.arange(draws) + rng.random(draws)) / draws
+    counts = np.minimum((level * n).astype(int), n - 1) + 1
+    return [np.sort(rng.permutation(n)[:k]) for k in counts]
+
+
+def standard_error(estimates: Array) -> float:
+    """Of the mean of stratified draws, from differences of neighbouring strata; NaN with fewer than two.
+
+    Neighbours differ by chance and a little by stratum, so this errs to the safe side.
+    """
+    k = len(estimates)
+    if k < 2:
+        return float("nan")
+    return float(np.sqrt(np.sum(np.diff(estimates) ** 2) / (2 * (k - 1) * k)))
+
+
+class BoundCollector:
+    """Scores answers with a mask predictor: the Monte-Carlo bound, or one look at the visible text."""
+
+    def __init__(self, predictor: MaskPredictor, limits: Limits, cost: Cost) -> None:
+        self.predictor = predictor
+        self.limits = limits
+        self.cost = cost
+
+    def bound(
+        self, targets: Sequence[Target], draws: int = DRAWS, seed: int = 0, done: frozenset[str] = frozenset()
+    ) -> Iterator[dict[str, Bound]]:
+        """Yields {target key: bound}, a group of targets at a time."""
+        if draws < 1:
+            raise ValueError(f"draws must be at least 1, got {draws}")
+        for group in self._groups(targets, draws + 1, done):
+            masks = [draw_masks(t, draws, seed) for t in group]
+            everything = [np.arange(len(t.labels)) for t in group]
+            asks = [Ask(i, -1, all_, all_) for i, all_ in enumerate(everything)]
+            asks += [Ask(i, j, hidden, hidden) for i, own in enumerate(masks) for j, hidden in enumerate(own)]
+            found = self._run(group, asks)
+            yield {
+                t.key: make_bound(masks[i], [found[i, j] for j in range(draws)], found[i, -1])
+                for i, t in enumerate(group)
+            }
+
+    def visible(self, targets: Sequence[Target], done: frozenset[str] = frozenset()) -> Iterator[dict[str, TokenStats]]:
+        """Yields {target key: stats} from one forward on the whole visible text, each token scored at its own place.
+
+        The model sees the token it is asked about: this measures agreement, not prediction. It is the score that
+        confidence-ordered probability was defined with.
+        """
+        for group in self._groups(targets, 1, done):
+            nothing = np.zeros(0, np.int64)
+            found = self._run(group, [Ask(i, -2, nothing, np.arange(len(t.labels))) for i, t in enumerate(group)])
+            yield {t.key: causal_stats(found[i, -2]) for i, t in enumerate(group)}
+
+    def _groups(self, targets: Sequence[Target], rows: int, done: frozenset[str]) -> Iterator[list[Target]]:
+        """Distinct targets, longest first, in groups that fill about one batch: results come as they are made."""
+        left = {t.key: t for t in targets if t.key not in done}
+        ordered = sorted(left.values(), key=lambda t: (-len(t.ids), t.key))
+        if ordered:
+            check_fit(self.predictor.model, len(ordered[0].ids), "A prompt with its answer")
+        at = 0
+        while at < len(ordered):
+            size = max(1, self.limits.tokens // (len(ordered[at].ids) * rows))
+            yield ordered[at : at + size]
+            at += size
+
+    def _run(self, targets: Sequence[Target], asks: Sequence[Ask]) -> dict[tuple[int, int], dict[str, Array]]:
+        limits = self.limits
+        tokens, cells = limits.tokens, limits.logit_cells
+        left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
+        out: dict[tuple[int, int], dict[str, Array]] = {}
+        while left:
+            size = _fitting(targets, left, tokens, cells // self.predictor.vocab)
+            try:
+                out |= self._forward(targets, left[:size])
+            except Exception as error:
+                if not out_of_memory(error) or size == 1:
+                    raise
+                free_memory()
+                tokens, cells = tokens // 2, cells // 2
+                self.cost.notes.append(f"out of memory: batch budget halved to {tokens} tokens")
+                continue
+            left = left[size:]
+        return out
+
+    @torch.inference_mode()
+    def _forward(self, targets: Sequence[Target], asks: Sequence[Ask]) -> dict[tuple[int, int], dict[str, Array]]:
+        width = len(targets[asks[0].target].ids)
+        ids = np.full((len(asks), width), self.predictor.pad_id, np.int64)
+        keep = np.zeros((len(asks), width), bool)
+        where, labels = [], []
+        for r, ask in enumerate(asks):
+            target = targets[ask.target]
+            n = len(target.ids)
+            ids[r, :n] = target.ids
+            ids[r, target.start + ask.hidden] = self.predictor.mask_id
+            keep[r, :n] = True
+            keep[r, [h for h in target.hidden if h < target.start]] = False
+            where.append(r * width + target.start + ask.scored)
+            labels.append(np.asarray(target.labels)[ask.scored])
+        device = self.predictor.device
+        flat = torch.from_numpy(np.concatenate(where)).to(device)
+        logits = self.predictor.logits(torch.from_numpy(ids).to(device), torch.from_numpy(keep).to(device), flat)
+        rows = torch.arange(len(flat), device=logits.device)
+        reduced = reduce_logits(logits, rows, torch.from_numpy(np.concatenate(labels)).to(logits.device))
+        self.cost.score_tokens += ids.size
+        self.cost.score_forwards += 1
+        cuts = np.cumsum([len(w) for w in where])[:-1]
+        pieces = {name: np.split(reduced[name], cuts) for name in ARRAY_FIELDS}
+        return {(a.target, a.draw): {name: pieces[name][r] for name in ARRAY_FIELDS} for r, a in enumerate(asks)}
+
+
+def make_bound(masks: Sequence[Array], found: Sequence[dict[str, Array]], hidden: dict[str, Array]) -> Bound:
+    """The tokens' shares, averaged over the draws, and how far the estimate may be off."""
+    n = len(hidden["label"])
+    shares = np.zeros((len(masks), n))
+    for j, (mask, one) in enumerate(zip(masks, found, strict=True)):
+        shares[j, mask] = one["logprob"].astype(np.float64) * n / len(mask)
+    stats = causal_stats({**hidden, "logprob": shares.mean(axis=0).astype(np.float32)})
+    return Bound(stats, standard_error(shares.sum(axis=1)) / n, len(masks))
+
+
+def _fitting(targets: Sequence[Target], asks: Sequence[Ask], tokens: int, positions: int) -> int:
+    """How many of the asks, longest first, one forward takes."""
+    width = len(targets[asks[0].target].ids)
+    scored = np.cumsum([len(a.scored) for a in asks])
+    return max(1, min(len(asks), tokens // width, int(np.searchsorted(scored, positions, side="right"))))

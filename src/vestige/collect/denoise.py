@@ -1,0 +1,276 @@
+"""Collecting along a denoising path: every pass is reduced when it happens, no logits are kept.
+
+    DenoiseWant --sample, pass by pass--> reduce_logits --> Trace
+
+A pass's logits give each position its first choice, the moments of log p, and log p of every label asked about. The
+metrics of trajectories only re-index these (passes, positions) planes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from vestige.collect.cost import Cost
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.positions import check_fit
+from vestige.collect.reduce import reduce_logits
+from vestige.collect.tree import Limits
+from vestige.errors import UserError
+from vestige.models.diffusion import MaskPredictor
+from vestige.models.samplers import Pass, Sampled, canvas_width, check_denoising, sample
+from vestige.types import IGNORE, Array, Trace
+from vestige.wants import Denoising, DenoiseWant
+
+log = logging.getLogger("vestige.collect")
+
+FLOATS = ("mean", "std")
+TOKENS = ("top1", "proposal")
+
+
+@dataclass
+class Planes:
+    """The flat results of a batch's passes, put in their places at the end."""
+
+    labels: Array  # (samples, streams, positions)
+    parts: list[dict[str, Array]] = field(default_factory=list)
+    scored: list[dict[str, Array]] = field(default_factory=list)
+
+    def __call__(self, step: Pass) -> None:
+        """A recorder: one forward pass, reduced."""
+        device = step.logits.device
+        n = len(step.sample)
+        at = {k: getattr(step, k).cpu().numpy() for k in ("sample", "number", "position")}
+        asked = self.labels[at["sample"], :, at["position"]]  # (n, streams)
+        where, stream = np.nonzero(asked != IGNORE)
+        # Every position once for its own statistics (whatever the label), then once for each label it is asked for.
+        rows = torch.from_numpy(np.concatenate([np.arange(n), where])).to(device)
+        tokens = torch.from_numpy(np.concatenate([np.zeros(n, np.int64), asked[where, stream]])).to(device)
+        found = reduce_logits(step.logits, rows, tokens)
+        self.parts.append(
+            {**at, "proposal": step.proposal.cpu().numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}}
+        )
+        self.scored.append(
+            {**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]}
+        )
+
+    def traces(self, sampled: Sequence[Sampled], mask_id: int) -> list[Trace]:
+        if not self.parts:
+            raise UserError("The sampler did not report any pass (No logits_history returned); ask for steps >= 1.")
+        flat = {k: np.concatenate([p[k] for p in self.parts]) for k in self.parts[0]}
+        scored = {k: np.concatenate([p[k] for p in self.scored]) for k in self.scored[0]}
+        return [self._trace(i, one, flat, scored, mask_id) for i, one in enumerate(sampled)]
+
+    def _trace(
+        self, i: int, one: Sampled, flat: Mapping[str, Array], scored: Mapping[str, Array], mask_id: int
+    ) -> Trace:
+        shape = (one.passes, len(one.final))
+        own = flat["sample"] == i
+        place = (flat["number"][own], flat["position"][own])
+        seen = np.zeros(shape, bool)
+        seen[place] = True
+        planes = {}
+        for name in (*TOKENS, *FLOATS):
+            planes[name] = np.full(shape, -1, np.int32) if name in TOKENS else np.full(shape, np.nan, np.float32)
+            planes[name][place] = flat[name][own]
+        own = scored["sample"] == i
+        logprob = np.full((self.labels.shape[1], *shape), np.nan, np.float32)
+        logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
+        nearest = nearest_pass(seen)
+        columns = np.arange(shape[1])
+        return Trace(
+            **standing(np.array(one.final), np.array(one.fixed), one.passes, mask_id),
+            **{name: plane[nearest, columns] for name, plane in planes.items()},
+            labels=self.labels[i].astype(np.int32),
+            logprob=logprob[:, nearest, columns],
+        )
+
+
+def nearest_pass(seen: Array) -> Array:
+    """For each (pass, position) the nearest pass that looked at the position; itself where none ever did.
+
+    >>> nearest_pass(np.array([[0, 1], [1, 1], [1, 0]], bool)).tolist()
+    [[1, 0], [1, 1], [2, 1]]
+    """
+    passes = np.arange(len(seen))[:, None]
+    first = seen.argmax(axis=0)
+    last = len(seen) - 1 - seen[::-1].argmax(axis=0)
+    return np.where(seen.any(axis=0), np.clip(passes, first, last), passes)
+
+
+def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str, Array]:
+    """The canvas before each pass, which follows from when each token was decided: none is ever overwritten."""
+    decided = (fixed[None, :] >= 0) & (fixed[None, :] < np.arange(passes)[:, None])
+    return {
+        "final": final.astype(np.int32),
+        "fixed": fixed.astype(np.int32),
+        "committed": decided.sum(axis=1).astype(np.int32),
+        "canvas": np.where(decided, final[None, :], mask_id).astype(np.int32),
+    }
+
+
+def label_table(streams: Sequence[Sequence[Sequence[int]]], length: int, vocab: int) -> Array:
+    """Labels (samples, streams, positions) of some wants, IGNORE where there are none."""
+    most = max((len(s) for s in streams), default=0)
+    table = np.full((len(streams), most, length), IGNORE, np.int64)
+    for i, answers in enumerate(streams):
+        for k, answer in enumerate(answers):
+            if len(answer) > length:
+                raise UserError(
+                    f"logits cover {length} positions but labels cover {len(answer)}; both must be the generated "
+                    "window, so cut the labels or raise max_new_tokens."
+                )
+            table[i, k, : len(answer)] = answer
+    bad = (table != IGNORE) & ((table < 0) | (table >= vocab))
+    if bad.any():
+        raise UserError(f"Label {table[bad][0]} is not among the model's {vocab} tokens; use the model's tokenizer.")
+    return table
+
+
+class DenoiseCollector:
+    """Runs the denoising wants of one model. `run` yields each batch's traces as they are made."""
+
+    def __init__(self, predictor: MaskPredictor, limits: Limits, cost: Cost) -> None:
+        self.predictor = predictor
+        self.limits = limits
+        self.cost = cost
+
+    def run(
+        self,
+        wants: Sequence[DenoiseWant],
+        done: frozenset[str] = frozenset(),
+        planned: Callable[[int], None] = lambda wants: None,
+    ) -> Iterator[dict[str, Trace]]:
+        """Yields {want key: trace} batch by batch; wants in `done` are not run. `planned` is told how many are left."""
+        left = list({w.key: w for w in wants if w.key not in done}.values())
+        for denoising in dict.fromkeys(w.denoising for w in left):
+            check_denoising(denoising)
+            longest = max(len(w.prompt.ids) for w in left if w.denoising == denoising)
+            check_fit(self.predictor.model, longest + denoising.max_new_tokens, "A prompt with its window")
+        limits = self.limits
+        while left:
+            finished: set[str] = set()
+            try:
+                planned(len(left))
+                for batch in batches(left, limits, self.predictor.vocab):
+                    result = self._collect(batch)
+                    finished.update(result)
+                    yield result
+                return
+            except Exception as error:
+                if not out_of_memory(error) or limits.tokens <= 1:
+                    raise
+            left = [w for w in left if w.key not in finished]
+            limits = self._halve(limits)
+
+    def _halve(self, limits: Limits) -> Limits:
+        free_memory()
+        smaller = replace(limits, tokens=limits.tokens // 2, logit_cells=limits.logit_cells // 2)
+        note = f"out of memory: denoising budget halved to {smaller.tokens} tokens"
+        log.warning(note)
+        self.cost.notes.append(note)
+        return smaller
+
+    def _collect(self, batch: Sequence[DenoiseWant]) -> dict[str, Trace]:
+        predictor, denoising = self.predictor, batch[0].denoising
+        tokens, forwards = predictor.tokens, predictor.forwards
+        streams = [w.streams for w in batch]
+        planes = Planes(label_table(streams, denoising.max_new_tokens, predictor.vocab))
+        sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, planes)
+        traces = planes.traces(sampled, predictor.mask_id)
+        self.cost.denoise_tokens += predictor.tokens - tokens
+        self.cost.denoise_forwards += predictor.forwards - forwards
+        return {
+            w.key: replace(t, labels=t.labels[: len(w.streams)], logprob=t.logprob[: len(w.streams)])
+            for w, t in zip(batch, traces, strict=True)
+        }
+
+
+def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterator[list[DenoiseWant]]:
+    """Wants with equal settings together, longest prompts first, as many as the budgets take."""
+    groups: dict[Denoising, list[DenoiseWant]] = {}
+    for want in wants:
+        groups.setdefault(want.denoising, []).append(want)
+    for denoising, group in groups.items():
+        group.sort(key=lambda w: (-len(w.prompt.ids), w.key))
+        seen = denoising.block_size if denoising.sampler == "bd3lm" and denoising.block_size else None
+        cells = min(seen or denoising.max_new_tokens, denoising.max_new_tokens) * vocab
+        at = 0
+        while at < len(group):
+            width = canvas_width(len(group[at].prompt.ids), denoising)
+            size = max(1, min(limits.tokens // width, limits.logit_cells // cells))
+            yield group[at : at + size]
+            at += size
+
+
+LAYOUTS = {"VLS": (2, 1, 0), "SLV": (0, 1, 2), "LSV": (1, 0, 2), "SVL": (0, 2, 1)}
+
+
+def trace_from_logits(
+    logits: Any,
+    fixed: Sequence[int] | Array,
+    labels: Sequence[Sequence[int]] = (),
+    layout: str = "VLS",
+    final: Sequence[int] | Array | None = None,
+    mask_id: int = -1,
+) -> Trace:
+    """A trace of logits somebody else recorded (`logits_source: external`), one window.
+
+    `layout` names the axes of `logits`: vocabulary V, window position L, pass S. `fixed` says for each position the
+    pass that decided it (-1: never). Without `final` the tokens are what the deciding pass thought most likely.
+    """
+    if layout not in LAYOUTS:
+        raise UserError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}.")
+    given = torch.as_tensor(logits)
+    if given.ndim != 3:
+        raise UserError(f"Recorded logits must have three axes ({layout}) for one window, got {tuple(given.shape)}.")
+    cube = given.permute(*LAYOUTS[layout])
+    passes, length, vocab = cube.shape
+    if not passes:
+        raise UserError("logits_history cannot be empty: the recorded logits have no pass.")
+    when = np.asarray(fixed, dtype=np.int64)
+    if when.shape != (length,):
+        raise UserError(f"fixation_steps must have one entry for each of the {length} positions, got {when.shape}.")
+    if (when < -1).any() or (when >= passes).any():
+        raise UserError(f"fixation_steps must lie in 0..{passes - 1}, or be -1 for never, got {when.tolist()}.")
+    planes = Planes(label_table([labels], length, vocab))
+    position = torch.arange(length)
+    for s in range(passes):
+        first = cube[s].argmax(dim=-1).cpu()
+        zero = torch.zeros_like(position)
+        planes(Pass(zero, zero + s, position, cube[s], zero, first))
+    if final is None:
+        tops = np.stack([p["top1"] for p in planes.parts])
+        final = np.where(when >= 0, tops[np.maximum(when, 0), np.arange(length)], mask_id)
+    tokens = tuple(int(t) for t in final)
+    return planes.traces([Sampled(tokens, tuple(int(s) for s in when), passes, (0, length))], mask_id)[0]
+
+
+def read_tensors(path: str | Path) -> dict[str, Any]:
+    """Tensors of a .safetensors, .npz, .npy or .pt file, by name (`logits` where the file has no names).
+
+    Nothing in the file is run: NumPy files without pickles, torch files with weights only.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise UserError(f"There is no file of recorded logits at '{path}'.")
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            return dict(load_file(str(path)))
+        if path.suffix in (".npy", ".npz"):
+            found = np.load(path, allow_pickle=False)
+            return {"logits": found} if isinstance(found, np.ndarray) else dict(found)
+        if path.suffix == ".pt":
+            found = torch.load(path, map_location="cpu", weights_only=True)
+            return dict(found) if isinstance(found, dict) else {"logits": found}
+    except Exception as error:  # every reader has its own exceptions; a sentence serves the user better
+        raise UserError(f"'{path}' could not be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
+    raise UserError(f"'{path}' is not a file of tensors; give .safetensors, .npz, .npy or .pt.")

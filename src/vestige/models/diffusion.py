@@ -1,0 +1,234 @@
+"""Mask predictors: models that guess hidden tokens from both sides, and how each family wants to be asked.
+
+    config --diffusion_kind--> kind --mask_predictor--> MaskPredictor --logits--> same-position logits
+
+Row l of what a MaskPredictor returns is about token l, for every family: those that guess one place to the right
+(Dream) are shifted here and nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from vestige.errors import UserError
+
+if TYPE_CHECKING:  # the command line asks diffusion_kind and should not wait for torch
+    import torch
+
+# What a predictor's attention masks may look like.
+EITHER = "either"  # rows of 0/1 mean "both sides", and 4-D masks are taken as they are (BERT)
+ROWS = "rows"  # only rows of 0/1 (LLaDA's own code)
+FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal models), or nothing (Dream)
+
+# Families by what stands in `model_type` or `architectures`, lower case; first match wins.
+FAMILIES = (
+    ("diffusion_gemma", "other"),
+    ("diffusiongemma", "other"),
+    ("sdar", "other"),
+    ("mdlm", "other"),
+    ("llada", "llada"),
+    ("dream", "dream"),
+    ("a2d", "adapted"),
+    ("diffusion", "other"),
+)
+# Mask tokens of published families whose tokenizers do not name one.
+MASK_IDS = {"llada": 126336, "dream": 151666}
+# The setting that marks a causal model as adapted to diffusion.
+KINDS = ("masked", "llada", "dream", "adapted")
+
+
+def diffusion_kind(config: Mapping[str, Any]) -> str | None:
+    """Which kind of mask predictor a config.json describes; None for any other model.
+
+    `other` is a diffusion model that nothing here can sample from. A causal model counts as adapted when its config
+    says so: by its architecture's name, or by a `mask_token_id`.
+
+    >>> diffusion_kind({"model_type": "bert", "architectures": ["BertForMaskedLM"]})
+    'masked'
+    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}) is None
+    True
+    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": 4})
+    'adapted'
+    """
+    heads = [str(head) for head in config.get("architectures") or []]
+    names = [str(config.get("model_type") or "").lower(), *(head.lower() for head in heads)]
+    for word, kind in FAMILIES:
+        if any(word in name for name in names):
+            return kind
+    if config.get("is_encoder_decoder"):
+        return None
+    if heads and all(head.endswith("MaskedLM") for head in heads):
+        return "masked"
+    causal = not heads or any(head.endswith(("CausalLM", "LMHeadModel")) for head in heads)
+    return "adapted" if causal and config.get("mask_token_id") is not None else None
+
+
+def auto_class(kind: str | None, config: Mapping[str, Any]) -> str:
+    """The transformers class that loads a kind."""
+    if kind == "masked":
+        return "AutoModelForMaskedLM"
+    code = config.get("auto_map") or {}
+    if kind in ("llada", "dream", "adapted") and "AutoModelForCausalLM" not in code and "AutoModel" in code:
+        return "AutoModel"
+    return "AutoModelForCausalLM"
+
+
+@dataclass
+class MaskPredictor:
+    """A model that guesses hidden tokens, with what a sampler must know of it."""
+
+    model: Any
+    mask_id: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    bos_id: int | None = None
+    shift: bool = False  # its row l is about token l + 1
+    masks: str = EITHER  # EITHER, ROWS or FULL
+    cached: bool = False  # a key/value cache may hold what was read
+    kind: str = "masked"
+    forwards: int = 0  # counted where they are spent
+    tokens: int = 0
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    @property
+    def vocab(self) -> int:
+        """The number of logits a position has."""
+        layer = self.model.get_output_embeddings()
+        rows = getattr(layer, "out_features", None) or getattr(layer, "num_embeddings", None)
+        return int(rows or self.model.config.vocab_size)
+
+    def logits(
+        self, ids: torch.Tensor, keep: torch.Tensor, where: torch.Tensor, shift: bool | None = None
+    ) -> torch.Tensor:
+        """Same-position logits (n, vocabulary) at flat positions `where` (ascending) of rows `ids` (rows, columns).
+
+        Every token sees every token of its row that `keep` (boolean, same shape) lets be seen.
+        """
+        import torch
+
+        if self.shift if shift is None else shift:
+            # The first column has no left neighbour and speaks for itself, as in dllm.
+            where = where - (where % ids.shape[1] != 0).to(where.dtype)
+        if self.masks == FULL:
+            allowed = keep[:, None, :].expand(-1, ids.shape[1], -1)
+            positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
+            return self.forward(ids, where, allowed=allowed, positions=positions)
+        self._count(ids)
+        from vestige.models.logits import logits_at
+
+        return logits_at(self.model, where, input_ids=ids, attention_mask=keep.long())
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        where: torch.Tensor,
+        *,
+        allowed: torch.Tensor,
+        positions: torch.Tensor,
+        cache: Any = None,
+    ) -> torch.Tensor:
+        """The model's own rows, unshifted, under a mask by hand: allowed (rows, queries, keys), boolean.
+
+        With a cache the keys are what it holds, then `ids`; it is extended by them.
+        """
+        from vestige.models.logits import additive, logits_at
+
+        if self.masks == ROWS:
+            raise UserError(
+                f"This model ({self.kind}) takes no block masks, so it cannot be sampled block by block; "
+                "use sampler=mdlm."
+            )
+        self._check_local(allowed.shape[-1])
+        self._count(ids)
+        # A query that may see nothing (padding) sees itself: softmax needs something, and nobody reads the result.
+        offset = allowed.shape[-1] - allowed.shape[-2]
+        lonely = ~allowed.any(dim=-1)
+        allowed = allowed.clone()
+        allowed.diagonal(offset, 1, 2).logical_or_(lonely)
+        more = {"use_cache": cache is not None, "past_key_values": cache} if self.cached else {}
+        mask = additive(allowed, self.model.dtype)
+        return logits_at(self.model, where, input_ids=ids, attention_mask=mask, position_ids=positions, **more)
+
+    def _count(self, ids: torch.Tensor) -> None:
+        self.forwards += 1
+        self.tokens += ids.numel()
+
+    def _check_local(self, keys: int) -> None:
+        """A mask by hand replaces a model's own; a layer that looks only so far would then look too far."""
+        config = self.model.config
+        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+            window = getattr(config, "sliding_window", None)
+            if window is not None and keys > window:
+                raise UserError(
+                    f"This model ({config.model_type}) looks only {window} tokens far in some layers, which block "
+                    f"masks over {keys} tokens would override; use sampler=mdlm, or shorter prompts and windows."
+                )
+
+
+def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
+    """A loaded model as a mask predictor of a kind that `diffusion_kind` names."""
+    if kind not in KINDS:
+        raise UserError(
+            f"Model does not have a sampler: this kind of diffusion model ({_type_name(model)}) is not a mask "
+            "predictor known here; give LLaDA, Dream, a masked language model or an adapted causal model."
+        )
+    config = getattr(model, "config", None)
+    mask_id = _first(getattr(config, "mask_token_id", None), getattr(tokenizer, "mask_token_id", None))
+    if mask_id is None:
+        mask_id = MASK_IDS.get(kind)
+    if mask_id is None:
+        raise UserError(
+            f"Model does not have a sampler: neither the config nor the tokenizer of this model ({_type_name(model)}) "
+            "names a mask token; add mask_token to its tokenizer_config.json."
+        )
+    eos = _ids(
+        getattr(tokenizer, "eos_token_id", None),
+        getattr(config, "eos_token_id", None),
+        getattr(getattr(model, "generation_config", None), "eos_token_id", None),
+    ) or _ids(getattr(tokenizer, "sep_token_id", None))
+    pad = _first(getattr(tokenizer, "pad_token_id", None), getattr(config, "pad_token_id", None), *eos[:1], mask_id)
+    bos = _first(*(getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")))
+    causal = kind == "adapted" and hasattr(model, "prepare_inputs_for_generation")
+    return MaskPredictor(
+        model=model,
+        mask_id=int(mask_id),
+        eos_ids=eos,
+        pad_id=int(pad or 0),
+        bos_id=bos,
+        shift=bool(getattr(config, "right_shift_logits", kind == "dream")),
+        masks={"masked": EITHER, "llada": ROWS}.get(kind, FULL),
+        cached=causal,
+        kind=kind,
+    )
+
+
+def need_predictor(predictor: MaskPredictor | None, name: str) -> MaskPredictor:
+    """The predictor, or the sentence users were told to expect."""
+    if predictor is None:
+        raise UserError(
+            f"Model does not have a sampler: '{name}' is not a diffusion language model, and trajectory metrics need "
+            "one (LLaDA, Dream, a masked language model); if it is a causal model adapted to diffusion, say so with "
+            "model.model_args.diffusion=adapted or a mask_token_id in its config.json."
+        )
+    return predictor
+
+
+def _type_name(model: Any) -> str:
+    return str(getattr(getattr(model, "config", None), "model_type", "") or type(model).__name__)
+
+
+def _first(*values: Any) -> Any:
+    """The first value there is; 0 is a value."""
+    return next((v for v in values if v is not None), None)
+
+
+def _ids(*values: Any) -> tuple[int, ...]:
+    """Single ids and lists of ids as one tuple, each once, in order."""
+    flat = [v for value in values if value is not None for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return tuple(dict.fromkeys(int(v) for v in flat))

@@ -1,0 +1,166 @@
+"""Filling windows of mask tokens: MDLM and BD3LM. `sample` is the way in; `infill` fills masks inside a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from vestige.errors import UserError, unknown_name
+from vestige.models.diffusion import MaskPredictor
+from vestige.models.samplers.bd3lm import run_bd3lm
+from vestige.models.samplers.choose import Pass, Recorder, Row, Watch
+from vestige.models.samplers.mdlm import run_mdlm
+from vestige.models.samplers.noise import sample_generator
+from vestige.models.samplers.schedule import ALPHAS, block_plan, block_size, infill_plan, window_plan
+from vestige.types import Prompt
+from vestige.wants import Denoising
+
+__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "check_denoising", "infill", "sample"]
+
+CHOICES = {
+    "sampler": ("mdlm", "bd3lm"),
+    "remasking": ("low_confidence", "random"),
+    "scheduler": tuple(ALPHAS),
+    "schedule": ("dllm", "llada"),
+    "mode": ("unguided", "guided_native", "guided_skew"),
+}
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """One filled window."""
+
+    final: tuple[int, ...]  # the mask token where none was decided, or where an end token came blocks before
+    fixed: tuple[int, ...]  # the pass that decided each token; -1: none did (or it was given, in infilling)
+    passes: int  # how many forward passes this sample took
+    where: tuple[int, int]  # the window's columns on the canvas
+
+
+def check_denoising(denoising: Denoising) -> None:
+    """Settings that no sampler could follow are refused by name."""
+    for name, known in CHOICES.items():
+        if getattr(denoising, name) not in known:
+            raise unknown_name(f"sampler_kwargs.{name}", str(getattr(denoising, name)), known)
+    least = {"steps": 1, "max_new_tokens": 1, "block_size": 1, "steps_per_block": 1, "temperature": 0, "cfg_scale": 0}
+    for name, bound in least.items():
+        value = getattr(denoising, name)
+        if value is not None and not value >= bound:
+            raise UserError(f"sampler_kwargs.{name} must be at least {bound}, it is {value}.")
+    if denoising.steps_per_block is not None and denoising.sampler != "bd3lm":
+        raise UserError("sampler_kwargs.steps_per_block belongs to sampler=bd3lm; leave it out, or set steps.")
+
+
+def canvas_width(prompt: int, denoising: Denoising) -> int:
+    """How many columns a prompt of so many tokens takes together with its window."""
+    if denoising.sampler == "bd3lm":
+        block = block_size(denoising)
+        prompt = -(-prompt // block) * block
+    return prompt + denoising.max_new_tokens
+
+
+def visible(predictor: MaskPredictor, prompt: Prompt, denoising: Denoising) -> tuple[int, ...]:
+    """The prompt's tokens as the model sees them. A hidden token is unseen and takes no position: it is not there."""
+    hidden = set(prompt.hidden)
+    ids = tuple(t for i, t in enumerate(prompt.ids) if i not in hidden)
+    return ids or _beginning(predictor, denoising)
+
+
+def _beginning(predictor: MaskPredictor, denoising: Denoising) -> tuple[int, ...]:
+    """A shifted model needs something left of its first guess."""
+    shift = predictor.shift if denoising.right_shift_logits is None else denoising.right_shift_logits
+    if not shift:
+        return ()
+    if predictor.bos_id is None:
+        raise UserError("An empty prompt needs a beginning token for this model, and its tokenizer names none.")
+    return (predictor.bos_id,)
+
+
+@torch.inference_mode()
+def sample(
+    predictor: MaskPredictor,
+    prompts: Sequence[Prompt],
+    streams: Sequence[Sequence[Sequence[int]]],
+    denoising: Denoising,
+    recorder: Recorder | None = None,
+    watch: Watch | None = None,
+    together: bool = False,
+) -> list[Sampled]:
+    """Continues each prompt by denoising a window of `max_new_tokens` masks.
+
+    `streams` lists for each prompt the answers asked about; guided modes write the first. `recorder` is called once a
+    pass. A sample's result depends on its prompt, its first stream (guided) and the settings, not on its batch.
+    `watch` and `together` are for comparing with dllm: they show the canvas, and keep ended rows going (bd3lm).
+    """
+    check_denoising(denoising)
+    _check_tokens(predictor, denoising)
+    if not prompts:
+        return []
+    length = denoising.max_new_tokens
+    rows = []
+    for i, prompt in enumerate(prompts):
+        ids = visible(predictor, prompt, denoising)
+        target = _target(predictor, streams[i] if streams else (), denoising)
+        rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids), target))
+    if denoising.sampler == "bd3lm":
+        plans = [block_plan(denoising, row.generator) for row in rows]
+        written = run_bd3lm(predictor, rows, plans, denoising, recorder, watch, together)
+        start = canvas_width(max(len(row.prompt) for row in rows), denoising) - length
+        filled = [tokens + [predictor.mask_id] * (length - len(tokens)) for tokens in written]
+        starts = [start] * len(rows)
+    else:
+        masks = [predictor.mask_id] * length
+        moves = [window_plan(denoising, row.generator) for row in rows]
+        sequences = [[*row.prompt, *masks] for row in rows]
+        canvas = run_mdlm(predictor, rows, moves, sequences, denoising, recorder, watch)
+        starts = [len(row.prompt) for row in rows]
+        filled = [canvas[i, start : start + length].tolist() for i, start in enumerate(starts)]
+    return [
+        Sampled(tuple(tokens), tuple(row.fixed), row.passes, (start, start + length))
+        for row, tokens, start in zip(rows, filled, starts, strict=True)
+    ]
+
+
+@torch.inference_mode()
+def infill(
+    predictor: MaskPredictor,
+    sequences: Sequence[Sequence[int]],
+    denoising: Denoising,
+    recorder: Recorder | None = None,
+    watch: Watch | None = None,
+) -> list[Sampled]:
+    """Fills the mask tokens inside each sequence; everything else stays. The window is the whole sequence."""
+    check_denoising(denoising)
+    _check_tokens(predictor, denoising)
+    if denoising.sampler != "mdlm":
+        raise UserError(f"sampler={denoising.sampler} cannot fill gaps inside a text; use sampler=mdlm.")
+    if denoising.mode != "unguided":
+        raise UserError(f"mode={denoising.mode} has no target when filling gaps; use mode=unguided.")
+    texts = [tuple(s) or _beginning(predictor, denoising) for s in sequences]
+    if not texts or not max(len(s) for s in texts):
+        return [Sampled((), (), 0, (0, 0)) for _ in texts]
+    rows = [Row(i, s, len(s), sample_generator(denoising.seed, s)) for i, s in enumerate(texts)]
+    masked = [[t == predictor.mask_id for t in s] for s in texts]
+    plans = [infill_plan(m, denoising, row.generator) for m, row in zip(masked, rows, strict=True)]
+    canvas = run_mdlm(predictor, rows, plans, texts, denoising, recorder, watch)
+    return [
+        Sampled(tuple(canvas[i, : row.length].tolist()), tuple(row.fixed), row.passes, (0, row.length))
+        for i, row in enumerate(rows)
+    ]
+
+
+def _target(predictor: MaskPredictor, streams: Sequence[Sequence[int]], denoising: Denoising) -> tuple[int, ...]:
+    if denoising.mode == "unguided":
+        return ()
+    if not streams:
+        raise UserError(f"mode={denoising.mode} writes the first label stream, and there is none; give labels.")
+    return tuple(streams[0])
+
+
+def _check_tokens(predictor: MaskPredictor, denoising: Denoising) -> None:
+    vocab = predictor.vocab
+    for name in ("suppress_tokens", "begin_suppress_tokens"):
+        beyond = [t for t in getattr(denoising, name) if not 0 <= t < vocab]
+        if beyond:
+            raise UserError(f"sampler_kwargs.{name}: token {beyond[0]} is not among the model's {vocab}.")

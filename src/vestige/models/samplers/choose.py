@@ -1,0 +1,168 @@
+"""One pass's decisions: what each position would become, and which positions are decided now.
+
+Both samplers share this; they differ only in what the model looks at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from vestige.models.samplers.noise import gumbel_choice
+from vestige.models.samplers.schedule import Move
+from vestige.types import IGNORE
+from vestige.wants import Denoising
+
+
+@dataclass
+class Row:
+    """One sample while it is being denoised."""
+
+    sample: int  # its number among the samples asked for
+    prompt: tuple[int, ...]
+    length: int  # of the window
+    generator: torch.Generator
+    target: tuple[int, ...] = ()  # guided modes: the tokens to write, IGNORE where free
+    passes: int = 0  # so far
+    fixed: list[int] = field(default_factory=list)  # for each position the pass that decided it, or -1
+
+    def __post_init__(self) -> None:
+        self.fixed = [-1] * self.length
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What one forward pass saw and would write, flat over the positions it looked at.
+
+    The logits are those used to fill: after guidance, suppression and shift. They are gone after the call.
+    """
+
+    sample: torch.Tensor  # (n,)
+    number: torch.Tensor  # (n,) the sample's own count of passes
+    position: torch.Tensor  # (n,) in the sample's window
+    logits: torch.Tensor  # (n, vocabulary)
+    canvas: torch.Tensor  # (n,) the token before the pass
+    proposal: torch.Tensor  # (n,) the token it would write; the standing token where one is decided
+
+
+Recorder = Callable[[Pass], None]
+Watch = Callable[[torch.Tensor], None]  # sees the whole canvas at the start and after every pass
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window."""
+
+    rows: Sequence[Row]
+    row: torch.Tensor  # (n,)
+    position: torch.Tensor  # (n,)
+    lead: Sequence[int] = ()  # how many columns each row has before the first of these
+
+    def per_row(self, values: Sequence[int]) -> torch.Tensor:
+        """One number a row, spread over its positions."""
+        return torch.tensor(list(values), device=self.row.device)[self.row]
+
+
+def suppressed(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
+    if not tokens:
+        return logits
+    out = logits.clone()
+    out[:, list(tokens)] = float("-inf")
+    return out
+
+
+def with_guidance(given: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor:
+    """Classifier-free guidance: away from what the model says when the prompt is hidden."""
+    return hidden + (scale + 1) * (given - hidden)
+
+
+def decide(
+    places: Places,
+    moves: Sequence[Move],
+    logits: torch.Tensor,
+    canvas: torch.Tensor,
+    mask_id: int,
+    denoising: Denoising,
+    recorder: Recorder | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The proposal for each position (n,) and whether it is written in this pass (n,); the rows are advanced."""
+    masked = canvas == mask_id
+    choice = _choices(places, logits, masked, denoising)
+    confidence = _confidences(places, logits, choice, denoising)
+    target = _targets(places)
+    if denoising.mode != "unguided" and target is not None:
+        free = target == IGNORE
+        if denoising.mode == "guided_skew":
+            confidence = torch.where(free, confidence, _probability(logits, target.clamp_min(0)))
+        choice = torch.where(free, choice, target)
+    proposal = torch.where(masked, choice, canvas)
+    if recorder is not None:
+        sample = places.per_row([row.sample for row in places.rows])
+        number = places.per_row([row.passes for row in places.rows])
+        recorder(Pass(sample, number, places.position, logits, canvas, proposal))
+    chosen = _most_confident(places, moves, confidence, masked)
+    _note(places, chosen & (proposal != mask_id))
+    return proposal, chosen
+
+
+def _choices(places: Places, logits: torch.Tensor, masked: torch.Tensor, denoising: Denoising) -> torch.Tensor:
+    choice = logits.argmax(dim=-1)
+    if denoising.temperature > 0:
+        for r, row in enumerate(places.rows):
+            own = (masked & (places.row == r)).nonzero()[:, 0]
+            choice[own] = gumbel_choice(logits[own], denoising.temperature, row.generator)
+    return choice
+
+
+def _confidences(places: Places, logits: torch.Tensor, choice: torch.Tensor, denoising: Denoising) -> torch.Tensor:
+    if denoising.remasking == "random":
+        draws = [torch.rand(row.length, generator=row.generator) for row in places.rows]
+        table = torch.nn.utils.rnn.pad_sequence(draws, batch_first=True).to(logits.device)
+        return table[places.row, places.position]
+    # Tokens suppressed "at the beginning" are taken out after the choice: they only make a position unsure.
+    return _probability(suppressed(logits, denoising.begin_suppress_tokens), choice)
+
+
+def _probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
+    return logits.float().softmax(dim=-1).gather(-1, token[:, None])[:, 0]
+
+
+def _targets(places: Places) -> torch.Tensor | None:
+    if not any(row.target for row in places.rows):
+        return None
+    width = max(row.length for row in places.rows)
+    table = [list(row.target) + [IGNORE] * (width - len(row.target)) for row in places.rows]
+    return torch.tensor(table, device=places.row.device)[places.row, places.position]
+
+
+def _most_confident(
+    places: Places, moves: Sequence[Move], confidence: torch.Tensor, masked: torch.Tensor
+) -> torch.Tensor:
+    """In each row the `count` surest masked positions of its move.
+
+    Equally sure positions are common (a confident model says exactly 1). Among them this takes what dllm takes, which
+    is what torch.topk on a CPU makes of the row as it lies on the canvas; padding and device play no part.
+    """
+    first, end = (places.per_row([move[k] for move in moves]) for k in range(2))
+    eligible = masked & (places.position >= first) & (places.position < end)
+    sure = confidence.masked_fill(~eligible, float("-inf")).cpu()
+    sizes = torch.bincount(places.row, minlength=len(moves)).tolist()
+    chosen = torch.zeros(len(sure), dtype=torch.bool)
+    at = 0
+    for r, (move, size) in enumerate(zip(moves, sizes, strict=True)):
+        lead = places.lead[r] if places.lead else 0
+        line = torch.nn.functional.pad(sure[at : at + size], (lead, 0), value=float("-inf"))
+        picked = line.topk(min(move.count, size)).indices - lead
+        chosen[at + picked[picked >= 0]] = True
+        at += size
+    return chosen.to(eligible.device) & eligible
+
+
+def _note(places: Places, written: torch.Tensor) -> None:
+    """Only a token counts as decided: a model may write the mask token itself, and then nothing has changed."""
+    for r, p in zip(places.row[written].tolist(), places.position[written].tolist(), strict=True):
+        places.rows[r].fixed[p] = places.rows[r].passes
+    for row in places.rows:
+        row.passes += 1

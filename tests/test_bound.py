@@ -8,8 +8,8 @@ from math import comb
 import numpy as np
 import pytest
 import torch
-from diffusion_tools import MASK, predictor
 
+from diffusion_tools import MASK, predictor
 from vestige.collect.bound import Bound, BoundCollector, draw_masks, standard_error
 from vestige.collect.cost import Cost
 from vestige.collect.tree import Limits

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusion_tools import MASK, predictor
 
+from diffusion_tools import EOS, MASK, predictor
 from vestige.collect import denoise
 from vestige.collect.cost import Cost
 from vestige.collect.denoise import DenoiseCollector, batches, read_tensors, trace_from_logits
@@ -18,7 +18,7 @@ from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models.samplers import Pass, sample
 from vestige.types import IGNORE, Prompt, Trace
-from vestige.wants import Denoising, DenoiseWant
+from vestige.wants import DenoiseWant, Denoising
 
 ROOMY = Limits(tokens=100_000, logit_cells=1 << 24, row_tokens=1024)
 ONE = Limits(tokens=1, logit_cells=1, row_tokens=1024)
@@ -223,3 +223,42 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(UserError, match=r"give \.safetensors"):
         read_tensors(tmp_path / "x.txt")
+
+
+@pytest.mark.parametrize("denoising", [MDLM, BD3LM], ids=["mdlm", "bd3lm"])
+def test_no_logits_are_kept(denoising: Denoising, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a pass is reduced, the logits of the pass before are gone."""
+    import weakref
+
+    real, seen = denoise.reduce_logits, []
+
+    def watched(logits: torch.Tensor, *rest: Any) -> Any:
+        assert all(old() is None for old in seen)
+        seen.append(weakref.ref(logits))
+        return real(logits, *rest)
+
+    monkeypatch.setattr(denoise, "reduce_logits", watched)
+    collect(wants(denoising))
+    assert len(seen) == denoising.steps
+
+
+def test_an_end_token_first_ends_a_row_after_its_block() -> None:
+    from dataclasses import replace
+
+    first = (EOS, *[IGNORE] * 7)
+    for base, steps in ((MDLM, 4), (BD3LM, 4)):
+        want = DenoiseWant(Prompt((10, 11, 12)), (first,), replace(base, mode="guided_native"))
+        trace = collect([want])[want.key]
+        assert trace.final[0] == EOS and trace.steps == steps
+        assert (trace.final[4:] == MASK).all() == (base is BD3LM)  # MDLM fills its window whatever stands in it
+
+
+def test_guided_traces_score_the_answer_that_is_written() -> None:
+    answer = (50, 51, 52, 53, 54, 55, 56, 57)
+    skew = Denoising(steps=8, max_new_tokens=8, mode="guided_skew")
+    want = DenoiseWant(Prompt((10, 11, 12)), (answer,), skew)
+    trace = collect([want])[want.key]
+    assert trace.final.tolist() == list(answer)
+    for s in range(8):  # each pass decides the masked token it finds likeliest
+        masked = trace.canvas[s] == MASK
+        assert trace.fixed[np.where(masked, trace.logprob[0, s], -np.inf).argmax()] == s

@@ -422,9 +422,11 @@ def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
     config = path / "config.json"
     code = {"AutoConfig": "a.C", "AutoModelForCausalLM": "a.M"}
     edit(config, model_type="llada", architectures=["LLaDAModelLM"], auto_map=code)
-    assert "diffusion language model (llada)" in fails(ModelArgs(str(path), trust_remote_code=True))
-    edit(config, model_type="bert", architectures=["BertForMaskedLM"], auto_map=None)
-    assert "not a causal language model (BertForMaskedLM)" in fails(str(path))
+    assert "diffusion language model (llada) that brings its own Python code" in fails(str(path))
+    edit(config, model_type="sdar", architectures=["SDARForCausalLM"])
+    assert "Model does not have a sampler" in fails(ModelArgs(str(path), trust_remote_code=True))
+    edit(config, model_type="bert", architectures=["BertForMaskedLM", "BertForSequenceClassification"], auto_map=None)
+    assert "not a causal language model (BertForMaskedLM, Bert" in fails(str(path))
     edit(config, model_type="t5", architectures=["T5ForConditionalGeneration"], is_encoder_decoder=True)
     assert "not a causal language model" in fails(str(path))
     edit(config, model_type="vit", architectures=None, is_encoder_decoder=None)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from diffusion_tools import EOS, MASK, golden, predictor
 
+from diffusion_tools import EOS, MASK, golden, predictor
 from vestige.errors import UserError
 from vestige.models.samplers import Pass, Sampled, check_denoising, infill, sample
 from vestige.models.samplers.noise import gumbel_choice, sample_generator

@@ -153,6 +153,7 @@ class BoundCollector:
             ids[r, :n] = target.ids
             ids[r, target.start + ask.hidden] = self.predictor.mask_id
             keep[r, :n] = True
+            # The tokens asked about are hidden or shown by the draw alone.
             keep[r, [h for h in target.hidden if h < target.start]] = False
             where.append(r * width + target.start + ask.scored)
             labels.append(np.asarray(target.labels)[ask.scored])

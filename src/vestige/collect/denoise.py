@@ -25,8 +25,9 @@ from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers import Pass, Sampled, canvas_width, check_denoising, sample
+from vestige.models.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace
-from vestige.wants import Denoising, DenoiseWant
+from vestige.wants import DenoiseWant, Denoising
 
 log = logging.getLogger("vestige.collect")
 
@@ -56,9 +57,7 @@ class Planes:
         self.parts.append(
             {**at, "proposal": step.proposal.cpu().numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}}
         )
-        self.scored.append(
-            {**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]}
-        )
+        self.scored.append({**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]})
 
     def traces(self, sampled: Sequence[Sampled], mask_id: int) -> list[Trace]:
         if not self.parts:
@@ -199,12 +198,14 @@ def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterato
         groups.setdefault(want.denoising, []).append(want)
     for denoising, group in groups.items():
         group.sort(key=lambda w: (-len(w.prompt.ids), w.key))
-        seen = denoising.block_size if denoising.sampler == "bd3lm" and denoising.block_size else None
-        cells = min(seen or denoising.max_new_tokens, denoising.max_new_tokens) * vocab
+        # Logits of one pass: of the window or of one block, and once more with the prompt hidden.
+        seen = block_size(denoising) if denoising.sampler == "bd3lm" else denoising.max_new_tokens
+        looks = 2 if denoising.cfg_scale > 0 else 1
+        cells = min(seen, denoising.max_new_tokens) * vocab * looks
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising)
-            size = max(1, min(limits.tokens // width, limits.logit_cells // cells))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
             yield group[at : at + size]
             at += size
 
@@ -272,5 +273,6 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
             found = torch.load(path, map_location="cpu", weights_only=True)
             return dict(found) if isinstance(found, dict) else {"logits": found}
     except Exception as error:  # every reader has its own exceptions; a sentence serves the user better
-        raise UserError(f"'{path}' could not be read: {str(error).splitlines()[0] if str(error) else error!r}") from None
+        words = str(error).splitlines()
+        raise UserError(f"'{path}' could not be read: {words[0] if words else repr(error)}") from None
     raise UserError(f"'{path}' is not a file of tensors; give .safetensors, .npz, .npy or .pt.")

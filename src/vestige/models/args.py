@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import unknown_name
+from vestige.models.diffusion import KINDS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "eager", "sdpa", "flash_attention_2")
@@ -14,6 +15,8 @@ QUANTIZATIONS = ("4bit", "8bit")
 
 # Keys of `extra` that say how to fetch files, not what the model is.
 HUB_KEYS = ("cache_dir", "token", "local_files_only", "force_download")
+# Keys of `extra` that are ours and not for from_pretrained.
+OWN_KEYS = ("diffusion",)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,11 @@ class ModelArgs:
         return {key: self.extra[key] for key in HUB_KEYS if key in self.extra}
 
     @property
+    def diffusion(self) -> str | None:
+        """What kind of mask predictor the user says this is; None leaves it to the config (models/diffusion.py)."""
+        return self.extra.get("diffusion")
+
+    @property
     def pickle(self) -> bool:
         """Whether the user opted in to pickle weights, which can run code when read."""
         return not self.extra.get("use_safetensors", True)
@@ -49,6 +57,8 @@ def check_names(args: ModelArgs) -> None:
     _check("attention", args.attention, ATTENTIONS)
     if args.quantization is not None:
         _check("quantization", args.quantization, QUANTIZATIONS)
+    if args.diffusion is not None:
+        _check("diffusion", args.diffusion, KINDS)
 
 
 def _check(kind: str, name: str, known: Iterable[str]) -> None:

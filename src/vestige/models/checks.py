@@ -8,13 +8,12 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
+from vestige.models.diffusion import auto_class, diffusion_kind
 from vestige.models.locate import Place, listing, read_json, weight_names
 from vestige.models.quiet import quiet
 
 # Heads that do not predict the next token, as they appear in a config's `architectures`.
 OTHER_HEADS = ("MaskedLM", "Classification", "QuestionAnswering", "MultipleChoice")
-# Diffusion language models, as they appear in `model_type` or `architectures`.
-DIFFUSION = ("llada", "dream", "diffusion", "mdlm", "sdar")
 
 
 def check_place(place: Place, args: ModelArgs) -> None:
@@ -27,7 +26,7 @@ def check_place(place: Place, args: ModelArgs) -> None:
     if place.kind == "gguf":
         return _check_gguf(place, args)
     config = place.config
-    check_architecture(place.name, config, args.trust_remote_code)
+    check_architecture(place.name, config, args.trust_remote_code, args.diffusion)
     stored = config.get("quantization_config")
     if args.quantization and stored:
         method = stored.get("quant_method", "an unnamed method")
@@ -37,22 +36,20 @@ def check_place(place: Place, args: ModelArgs) -> None:
     return check_weights(place, args)
 
 
-def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None:
-    """The model must predict the next token, with code that is here or that the user trusts."""
+def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusion: str | None = None) -> None:
+    """The model must predict tokens, the next or hidden ones, with code that is here or that the user trusts."""
+    family = diffusion or diffusion_kind(config)
+    if family is not None:
+        return _check_diffusion(name, config, trusted, family)
     kind = str(config.get("model_type", ""))
     heads = [str(head) for head in config.get("architectures") or []]
-    if any(word in text.lower() for word in DIFFUSION for text in (kind, *heads)):
-        raise UserError(
-            f"'{name}' is a diffusion language model ({kind or heads[0]}), not a causal one; "
-            "evaluate it as a diffusion model."
-        )
     other = [head for head in heads if any(word in head for word in OTHER_HEADS)]
     if config.get("is_encoder_decoder") or (heads and len(other) == len(heads)):
         raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
     code = config.get("auto_map") or {}
     native, causal = _known_to_transformers(kind)
     if causal or (trusted and "AutoModelForCausalLM" in code):
-        return
+        return None
     if "AutoModelForCausalLM" in code:
         raise UserError(
             f"'{name}' brings its own Python code; read it, and if you trust it set trust_remote_code=true."
@@ -61,9 +58,41 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool) -> None
         raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
     if not kind:
         raise UserError(f"The config.json of '{name}' has no model_type, so its architecture is unknown.")
+    raise _unknown(name, kind)
+
+
+def _check_diffusion(name: str, config: dict[str, Any], trusted: bool, family: str) -> None:
+    kind = str(config.get("model_type") or "")
+    if family == "other":
+        raise UserError(
+            f"Model does not have a sampler: '{name}' is a diffusion language model ({kind}) of a family that cannot "
+            "be sampled here; LLaDA, Dream, masked language models and causal models adapted to diffusion can."
+        )
+    wanted = auto_class(family, config)
+    if _has_head(kind, wanted):
+        return
+    if wanted in (config.get("auto_map") or {}):
+        if trusted:
+            return
+        raise UserError(
+            f"'{name}' is a diffusion language model ({kind}) that brings its own Python code; read it, and if you "
+            "trust it set trust_remote_code=true."
+        )
+    raise _unknown(name, kind)
+
+
+def _has_head(kind: str, wanted: str) -> bool:
+    """Whether transformers itself knows such a model with such a head."""
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return kind in CONFIG_MAPPING and CONFIG_MAPPING[kind] in getattr(transformers, wanted)._model_mapping
+
+
+def _unknown(name: str, kind: str) -> UserError:
     import transformers
 
-    raise UserError(
+    return UserError(
         f"The architecture '{kind}' of '{name}' is unknown to transformers {transformers.__version__}; "
         "a newer transformers may know it."
     )

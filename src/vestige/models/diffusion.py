@@ -230,5 +230,6 @@ def _first(*values: Any) -> Any:
 
 def _ids(*values: Any) -> tuple[int, ...]:
     """Single ids and lists of ids as one tuple, each once, in order."""
-    flat = [v for value in values if value is not None for v in (value if isinstance(value, (list, tuple)) else [value])]
+    lists = [value if isinstance(value, (list, tuple)) else [value] for value in values if value is not None]
+    flat = [v for found in lists for v in found]
     return tuple(dict.fromkeys(int(v) for v in flat))

@@ -17,8 +17,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.models import choose
-from vestige.models.args import HUB_KEYS, ModelArgs, check_names
+from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
 from vestige.models.checks import check_place
+from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.quiet import first_line, quiet
@@ -39,6 +40,7 @@ class LoadedModel:
     device: str
     attention: str
     quantization: str | None = None
+    diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     notes: list[str] = field(default_factory=list)
 
 
@@ -49,10 +51,11 @@ def load_model(args: ModelArgs) -> LoadedModel:
     place = locate(args)
     check_place(place, args)
     tokenizer, notes = load_tokenizer(args)
+    kind = _diffusion(place.base or place, args)
     settings, more = _settings(place.base or place, args, device)
     notes += more
     try:
-        model, more = _load_weights(place.base or place, settings)
+        model, more = _load_weights(place.base or place, settings, kind)
         notes += more
         if place.kind == "adapter":
             model, more = _attach(model, place)
@@ -62,12 +65,26 @@ def load_model(args: ModelArgs) -> LoadedModel:
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
     loaded.notes = notes
+    loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
     return loaded
 
 
-def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model") -> LoadedModel:
-    """A model that is already in memory, put in evaluation mode and named by its tensors."""
-    return _describe(model.eval(), tokenizer, fingerprint_module(model), name)
+def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffusion: str | None = None) -> LoadedModel:
+    """A model that is already in memory, put in evaluation mode and named by its tensors.
+
+    `diffusion` says that it is a mask predictor (one of the kinds in models/diffusion.py) where its config does not.
+    """
+    loaded = _describe(model.eval(), tokenizer, fingerprint_module(model), name)
+    config: Any = getattr(model, "config", None)
+    known = config.to_dict() if hasattr(config, "to_dict") else {}
+    kind = diffusion or diffusion_kind({**known, "architectures": [type(model).__name__]})
+    loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
+    return loaded
+
+
+def _diffusion(place: Place, args: ModelArgs) -> str | None:
+    """What the user says, or the config."""
+    return args.diffusion or (None if place.gguf else diffusion_kind(place.config))
 
 
 def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> LoadedModel:
@@ -118,7 +135,7 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     if place.gguf:
         # The whole path, because transformers looks for a bare name in the current directory first.
         settings |= {"gguf_file": str(place.gguf), **_unpack_gguf()}
-    settings |= {key: value for key, value in args.extra.items() if key not in HUB_KEYS}
+    settings |= {key: value for key, value in args.extra.items() if key not in (*HUB_KEYS, *OWN_KEYS)}
     return settings, notes + more
 
 
@@ -131,13 +148,14 @@ def _unpack_gguf() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _load_weights(place: Place, settings: dict[str, Any]) -> tuple[Any, list[str]]:
+def _load_weights(place: Place, settings: dict[str, Any], kind: str | None) -> tuple[Any, list[str]]:
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
 
+    loader = getattr(transformers, auto_class(kind, {} if place.gguf else place.config))
     with quiet(bars=not place.gguf):
         # Mismatched shapes are let through so that the report names them; then they are refused.
-        both: Any = AutoModelForCausalLM.from_pretrained(
+        both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both

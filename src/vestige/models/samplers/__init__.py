@@ -101,7 +101,7 @@ def sample(
     rows = []
     for i, prompt in enumerate(prompts):
         ids = visible(predictor, prompt, denoising)
-        target = _target(predictor, streams[i] if streams else (), denoising)
+        target = _target(streams[i] if streams else (), denoising)
         rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids), target))
     if denoising.sampler == "bd3lm":
         plans = [block_plan(denoising, row.generator) for row in rows]
@@ -150,11 +150,16 @@ def infill(
     ]
 
 
-def _target(predictor: MaskPredictor, streams: Sequence[Sequence[int]], denoising: Denoising) -> tuple[int, ...]:
+def _target(streams: Sequence[Sequence[int]], denoising: Denoising) -> tuple[int, ...]:
     if denoising.mode == "unguided":
         return ()
     if not streams:
         raise UserError(f"mode={denoising.mode} writes the first label stream, and there is none; give labels.")
+    if len(streams[0]) > denoising.max_new_tokens:
+        raise UserError(
+            f"mode={denoising.mode}: the first label stream has {len(streams[0])} tokens, the window only "
+            f"{denoising.max_new_tokens}; cut the labels or raise max_new_tokens."
+        )
     return tuple(streams[0])
 
 

@@ -95,6 +95,7 @@ def _denoise(
         steps = [moves[r][rows[r].passes - start[r]] for r in live]
         before = block[at].reshape(-1)
         proposal, chosen = decide(places, steps, logits, before, predictor.mask_id, denoising, recorder)
+        del looks, logits  # before the next look makes its own
         after = torch.where(chosen, proposal, before).view(len(live), width)
         canvas[at, -width:] = after
         if watch is not None:

@@ -140,7 +140,7 @@ def _targets(places: Places) -> torch.Tensor | None:
 def _most_confident(
     places: Places, moves: Sequence[Move], confidence: torch.Tensor, masked: torch.Tensor
 ) -> torch.Tensor:
-    """In each row the `count` surest masked positions of its move.
+    """In each row the surest `take` masked positions of its move.
 
     Equally sure positions are common (a confident model says exactly 1). Among them this takes what dllm takes, which
     is what torch.topk on a CPU makes of the row as it lies on the canvas; padding and device play no part.
@@ -154,7 +154,7 @@ def _most_confident(
     for r, (move, size) in enumerate(zip(moves, sizes, strict=True)):
         lead = places.lead[r] if places.lead else 0
         line = torch.nn.functional.pad(sure[at : at + size], (lead, 0), value=float("-inf"))
-        picked = line.topk(min(move.count, size)).indices - lead
+        picked = line.topk(min(move.take, size)).indices - lead
         chosen[at + picked[picked >= 0]] = True
         at += size
     return chosen.to(eligible.device) & eligible

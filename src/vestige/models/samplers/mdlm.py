@@ -44,6 +44,7 @@ def run_mdlm(
         before = canvas.view(-1)[flat]
         moves = [plans[i][rows[i].passes] for i in active]
         proposal, chosen = decide(places, moves, logits, before, predictor.mask_id, denoising, recorder)
+        del logits  # before the next look makes its own
         canvas.view(-1)[flat[chosen]] = proposal[chosen]
         if watch is not None:
             watch(canvas)

@@ -8,25 +8,26 @@ the steps do not divide the tokens.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from vestige.errors import UserError
 from vestige.wants import Denoising
 
-ALPHAS = {
+ALPHAS: dict[str, Callable[[Any], Any]] = {
     "linear": lambda t: 1 - t,
     "cosine": lambda t: 1 - torch.cos(torch.pi / 2 * (1 - t)),
 }
 
 
 class Move(NamedTuple):
-    """One pass of one sample: `count` of the masked positions in [first, end) are decided."""
+    """One pass of one sample: `take` of the masked positions in [first, end) are decided."""
 
     first: int
     end: int
-    count: int
+    take: int
 
 
 def transfer_counts(

@@ -39,7 +39,7 @@ def made_up_trace(steps: int = 16, length: int = 14, seed: int = 0) -> Trace:
     labels[-3:] = IGNORE
     fixed = rng.integers(0, steps, length)
     fixed[4] = -1
-    final = np.where(rng.random(length) < 0.7, labels, 7)
+    final = np.where((rng.random(length) < 0.7) & (labels != IGNORE), labels, 7)
     rise = np.arange(steps)[:, None] - fixed[None]
     p = np.clip(np.where(final == labels, 1 / (1 + np.exp(-rise / 1.5)), 0.15), 1e-3, 1)
     plane = np.zeros((steps, length))
@@ -112,6 +112,8 @@ def test_heat_map_shows_probabilities_and_decisions() -> None:
     assert [t.get_text() for t in axis.get_yticklabels()][:2] == ["tok0", "tok1"]
     marked = {tuple(map(int, xy)) for c in axis.collections for xy in np.asarray(c.get_offsets())}
     assert marked == {(int(f), p) for p, f in enumerate(trace.fixed) if f >= 0}
+    told = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert told == ["decided: the true token", "decided: another token", "decided: no true token there"]
 
 
 def test_heat_map_cut_to_a_view() -> None:

@@ -51,8 +51,9 @@ def probability_confidence_ordered(t: TokenStats, floor: float = 0.0) -> Array:
     `confidence_order`.
 
     >>> from vestige.types import stats
-    >>> [float(probability_confidence_ordered(stats(logprob=[-np.inf]), floor)) for floor in (0.0, PUBLISHED_FLOOR)]
-    [0.0, 1e-12]
+    >>> never = stats(logprob=[-np.inf])
+    >>> [f"{float(probability_confidence_ordered(never, floor)):.0e}" for floor in (0.0, PUBLISHED_FLOOR)]
+    ['0e+00', '1e-12']
     """
     if not floor:
         return probability(t)

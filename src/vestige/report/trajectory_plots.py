@@ -30,7 +30,8 @@ TITLES = {
     "fixation_ratio": "fixation, in proportion",
 }
 GREY = "#555555"
-MOST_TICKS = 40  # more positions than this and only some are written on the axis
+MOST_DOTS = 40  # a curve with more steps than this is a line without dots
+MOST_TOKENS = 72  # more positions than this and only some are written on the axis
 
 
 def curves(
@@ -53,16 +54,17 @@ def curves(
         tuple(trajectories) if trajectories else _first_seen(v for r in runs.values() for v in r["agg_value"].values())
     )
     _check_metric(runs, metric)
-    figure = _figure(3.1 * len(panels) + 0.6, 3.6)
+    figure = _figure(max(4.6, 3.1 * len(panels) + 0.6), 3.6)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, trajectory in zip(axes, panels, strict=True):
         for colour, (name, result) in zip(_colours(len(runs)), runs.items(), strict=True):
             for view in views:
                 _curve(axis, result, (view, trajectory, metric), colour, band, _label(name, view, runs, views))
         _dress(axis, TITLES.get(trajectory, trajectory), _step_label(runs))
-    axes[0].set_ylabel(metric.replace("_", " "))
-    _legend(figure, axes)
-    figure.suptitle(title if title is not None else f"{metric.replace('_', ' ')} along the denoising path", fontsize=11)
+    _legend(figure, axes, columns=len(runs) if len(views) > 1 and len(runs) > 1 else 4)
+    name = metric.replace("_", " ")
+    axes[0].set_ylabel(name)
+    figure.suptitle(f"{name[:1].upper()}{name[1:]} along the denoising path" if title is None else title, fontsize=11)
     return figure
 
 
@@ -97,7 +99,7 @@ def _curve(
     y = _numbers(values)
     x = _steps(result, len(y))
     # a dot at every step as long as they can be told apart: a run of one step is a dot, not an invisible line
-    dots = "o" if len(y) <= MOST_TICKS else None
+    dots = "o" if len(y) <= MOST_DOTS else None
     axis.plot(x, y, color=colour, linestyle=DASHES.get(path[0], "-"), marker=dots, markersize=2.8, lw=1.5, label=label)
     spread = _at(result, "step_distribution", path)
     if band and spread:
@@ -136,14 +138,15 @@ def _dress(axis: Axes, title: str, x_label: str) -> None:
     axis.locator_params(axis="x", integer=True, nbins=6)
 
 
-def _legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One for all panels, below them; one curve needs none."""
+def _legend(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
+    """One for all panels, below them (a column a run, if there are several views); one curve needs none."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(entries) > 1:
-        columns = min(len(entries), max(2, len(axes)))
+        fits = max(1, int(11 * figure.get_figwidth()) // (max(map(len, entries)) + 9))  # letters that go on a line
         figure.legend(
-            list(entries.values()), list(entries), loc="outside lower center", ncols=columns, frameon=False, fontsize=9
-        )
+            list(entries.values()), list(entries), loc="outside lower center", ncols=min(columns, fits, len(entries)),
+            frameon=False, fontsize=9, handlelength=2.8,
+        )  # fmt: skip
 
 
 def heat_map(
@@ -151,7 +154,7 @@ def heat_map(
 ) -> Figure:
     """How likely each true token was in each pass, with a mark where the sampler decided that position.
 
-    A ring: it wrote the true token. A cross: another one. Grey cells have no true token.
+    A ring: it wrote the true token. A cross: another one. Grey cells have no true token; a dot marks their decision.
     """
     labels = trace.labels[stream, :length]
     shown = np.exp(trace.logprob[stream][:, :length].astype(float)).T  # (positions, passes)
@@ -159,7 +162,7 @@ def heat_map(
     positions, passes = shown.shape
     if not positions or not passes:
         raise UserError("The trace has no position or no pass: there is nothing to draw.")
-    figure = _figure(min(14.0, 2.9 + 0.22 * passes), min(14.0, 1.7 + 0.2 * positions))
+    figure = _figure(min(10.5, max(6.2, 2.9 + 0.22 * passes)), min(10.5, 1.8 + 0.2 * positions))
     axis = figure.subplots()
     image = axis.imshow(shown, aspect="auto", interpolation="nearest", cmap=_map(), vmin=0, vmax=1)
     _marks(axis, trace, labels)
@@ -179,32 +182,46 @@ def _map() -> Any:
 
 
 def _marks(axis: Axes, trace: Trace, labels: Array) -> None:
-    at = np.flatnonzero(trace.fixed[: len(labels)] >= 0)
-    right = at[trace.final[at] == labels[at]]
-    wrong = at[trace.final[at] != labels[at]]
-    # white under black: to be seen on both ends of the scale
-    for colour, width in (("black", 2.6), ("white", 1.2)):
-        axis.scatter(trace.fixed[right], right, s=30, facecolors="none", edgecolors=colour, linewidths=width)
-        axis.scatter(trace.fixed[wrong], wrong, s=24, marker="x", color=colour, linewidths=width)
-    for marker, name, some in (("o", "decided: the true token", right), ("x", "decided: another token", wrong)):
-        if len(some):
-            style: dict[str, Any] = {"facecolors": "none", "edgecolors": GREY} if marker == "o" else {"color": GREY}
-            axis.scatter([], [], s=26, marker=marker, linewidths=1.3, label=name, **style)
-    if len(at):
-        axis.figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    """White on black, to be seen on both ends of the scale; a legend says which of the marks there are."""
+    decided = trace.fixed[: len(labels)] >= 0
+    true = trace.final[: len(labels)] == labels
+    open_ended = labels == IGNORE
+    kinds = (
+        ("decided: the true token", "o", 30, decided & true & ~open_ended),
+        ("decided: another token", "x", 24, decided & ~true & ~open_ended),
+        ("decided: no true token there", ".", 18, decided & open_ended),
+    )
+    for name, marker, size, where in kinds:
+        at = np.flatnonzero(where)
+        if not len(at):
+            continue
+        for colour, width in ((GREY, 1.3),) if marker == "." else (("black", 2.6), ("white", 1.2)):
+            _scatter(axis, trace.fixed[at], at, marker, size, colour, width)
+        _scatter(axis, [], [], marker, size, GREY, 1.3, label=name)
+    if decided.any():
+        axis.figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9, handletextpad=0.2)
+
+
+def _scatter(axis: Axes, x: Any, y: Any, marker: str, size: float, colour: str, width: float, **also: Any) -> None:
+    paint: dict[str, Any] = {"facecolors": "none", "edgecolors": colour} if marker == "o" else {"color": colour}
+    axis.scatter(x, y, s=size, marker=marker, linewidths=width, **paint, **also)
 
 
 def _position_axis(axis: Axes, positions: int, tokens: Sequence[str] | None) -> None:
-    every = -(-positions // MOST_TICKS)
-    at = range(0, positions, every)
     if tokens is None:
         axis.set_ylabel("position")
         axis.locator_params(axis="y", integer=True, nbins=12)
         return
-    # a dollar sign would start a formula, and white space would not show
-    names = [(tokens[i] if i < len(tokens) else "").replace("$", r"\$").replace("\n", "\\n") for i in at]
-    axis.set_yticks(list(at), [name if name.strip() else name.replace(" ", "␣") for name in names], fontsize=8)
+    at = range(0, positions, -(-positions // MOST_TOKENS))
+    names = [_visible(tokens[i]) if i < len(tokens) else "" for i in at]
+    axis.set_yticks(list(at), names, fontsize=8 if len(names) <= 40 else 6)
     axis.set_ylabel("true token")
+
+
+def _visible(token: str) -> str:
+    """A dollar sign would start a formula, and white space would not show."""
+    shown = token.replace("$", r"\$").replace("\n", "\\n")
+    return shown if shown.strip() else shown.replace(" ", "\N{OPEN BOX}")
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 160) -> Path:

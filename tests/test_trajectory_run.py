@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
-from vestige.metrics.trajectory import follow, in_text_order
+from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
 from vestige.run.config import compose_runs
@@ -21,11 +21,12 @@ from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.rescore import rescore
 from vestige.store.evidence import Bank
+from vestige.store.examples import load_rows
 from vestige.types import Trace
 
 LAB = Path(__file__).parent / "golden" / "lab"
 DATA = LAB / "data"
-CONFIG = "+eval.tofu.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+SAMPLER = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
 TRAJECTORY = [
     "eval=tofu",
     "+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics",
@@ -48,11 +49,6 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     BertForMaskedLM(config).save_pretrained(place)
     return place
-
-
-def local(run: Any) -> Any:
-    """The lab's rows in place of the hub's."""
-    return to_run(run)
 
 
 def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> Ask:
@@ -87,9 +83,8 @@ def test_every_metric_at_every_step_of_every_trajectory_and_view(finished: Path)
     for by_trajectory in found["agg_value"].values():
         assert set(by_trajectory) == {"steps", "fixation_start", "fixation_end", "fixation_ratio"}
         for metrics in by_trajectory.values():
-            assert {"probability", "exact_memorization", "rouge", "truth_ratio", "privleak", "model_utility"} <= set(
-                metrics
-            )
+            names = {"probability", "exact_memorization", "rouge", "truth_ratio", "privleak", "model_utility"}
+            assert names <= set(metrics)
             assert all(len(curve) == 4 for curve in metrics.values())
             assert all(0 < p < 1 for p in metrics["probability"])
     meta = found["trajectory_step_metadata"]
@@ -105,16 +100,17 @@ def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
     """Straight from the stored traces, without handlers: the mean over rows of p at each step."""
     manifest = json.loads((finished / "manifest.json").read_text())
     traces: dict[str, Trace] = Bank[Trace](finished / "evidence", "denoised", manifest["model"]["evidence"]).load()
-    rows = [json.loads(line) for line in (DATA / "forget.jsonl").read_text().splitlines()[:3]]
-    tokenizer = AutoTokenizer.from_pretrained(finished / "evidence" / "tokenizer")
+    key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
+    rows = load_rows(finished / "evidence" / "examples.json.gz")[key]
     curves = []
-    for row in rows:
-        for trace in traces.values():
-            text = tokenizer.decode([t for t in trace.labels[0] if t >= 0])
-            if row["answer"].startswith(text.strip()[:20]) and len(trace.labels) > 1:
-                curves.append(probability(in_text_order(follow(trace, "fixation_end").stats(0))))
-                break
-    assert len(curves) == 3
+    for row in rows.examples:
+        assert row[0].target is not None
+        want = window(row[0].target.labels, 8)
+        # Its paraphrase and wrong answers are watched beside it, where they differ from it in the window.
+        found = [(t, k) for t in traces.values() for k, row in enumerate(t.labels) if tuple(row) == want]
+        mine = [(t, k) for t, k in found if len(t.labels) > 1]
+        assert len(mine) == 1
+        curves.append(probability(in_text_order(follow(mine[0][0], "fixation_end").stats(mine[0][1]))))
     got = metric(finished)["agg_value"]["full"]["fixation_end"]["probability"]
     assert got == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-9)
 
@@ -135,7 +131,7 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
     assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
     with pytest.raises(UserError, match=r"step-matched .* not found for step 4"):
-        more = interval, "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.steps=8"
+        more = interval, f"{SAMPLER}.steps=8"
         evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
 
 
@@ -243,7 +239,8 @@ def test_external_logits(bert: Path, tmp_path: Path) -> None:
     tensors |= {f"fixation_steps.{i}": torch.tensor([0, 0, 1, 1, 1, 2, 2, 2]) for i in range(3)}
     save_file(tensors, tmp_path / "logits.safetensors")
     key = "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config"
-    source = [f"+{key}.logits_source=external", f"+{key}.logits_path={tmp_path / 'logits.safetensors'}"]
+    every = f"{key}.sampler_kwargs.trajectory_sample_interval=1"
+    source = [every, f"+{key}.logits_source=external", f"+{key}.logits_path={tmp_path / 'logits.safetensors'}"]
     run = to_run(ask(bert, tmp_path / "run", *source, suite="trajectory_test"))
     outcome = evaluate_config(run)
     assert outcome.manifest["cost"]["denoise_forwards"] == 0

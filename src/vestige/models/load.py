@@ -25,7 +25,7 @@ from vestige.models.locate import Place, locate, weight_names
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tokenizer import load_tokenizer
 
-__all__ = ["LoadedModel", "ModelArgs", "load_model", "load_tokenizer", "wrap_model"]
+__all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
 
 
 @dataclass
@@ -80,6 +80,12 @@ def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffus
     kind = diffusion or diffusion_kind({**known, "architectures": [type(model).__name__]})
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
     return loaded
+
+
+def is_diffusion(args: ModelArgs) -> bool:
+    """Does the model fill in hidden tokens? Told from its configuration; no weights are read."""
+    place = locate(args, weights=False)
+    return _diffusion(place.base or place, args) is not None
 
 
 def _diffusion(place: Place, args: ModelArgs) -> str | None:

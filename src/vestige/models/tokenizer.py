@@ -36,6 +36,11 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     return _read(*_own(args, args.base), args), [f"'{args.path}' has no tokenizer; took the one of '{args.base}'."]
 
 
+def tokenizer_in(directory: Path) -> Any:
+    """A tokenizer saved in a directory of its own, beside no model."""
+    return _read(directory, None, ModelArgs(path=str(directory)))
+
+
 def has_tokenizer(directory: Path) -> bool:
     """Whether a directory holds a vocabulary, or a config that names code which brings one."""
     if any((directory / name).is_file() for name in VOCABULARIES) or any(directory.glob("*.tiktoken")):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
+from vestige.models.diffusion import MaskPredictor, need_predictor
 from vestige.types import Prompt, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Denoising, Request
 
@@ -13,11 +14,6 @@ if TYPE_CHECKING:
     from vestige.collect.cost import Cost
     from vestige.models.load import LoadedModel
 
-NO_SAMPLER = (
-    "Model does not have a sampler. Trajectory metrics require a diffusion model with sampler: '{name}' is not one "
-    "that vestige knows (LLaDA, Dream, masked language models such as BERT, causal models adapted to diffusion whose "
-    "config names a mask_token_id). Evaluate it without trajectory metrics, or give a diffusion model."
-)
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
     "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
@@ -25,11 +21,9 @@ BOUND_NOTE = (
 MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
 
 
-def predictor_of(loaded: LoadedModel) -> Any:
+def predictor_of(loaded: LoadedModel) -> MaskPredictor:
     """The mask predictor of a model, or the reason why there is none."""
-    if loaded.diffusion is None:
-        raise UserError(NO_SAMPLER.format(name=loaded.name))
-    return loaded.diffusion
+    return need_predictor(loaded.diffusion, loaded.name)
 
 
 def traces(

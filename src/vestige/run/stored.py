@@ -8,7 +8,6 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.models.args import ModelArgs
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
@@ -81,10 +80,10 @@ def stored_scores(
 
 def _words(directory: Path) -> Words | None:
     """How to read token ids, from the tokenizer kept with the run's traces."""
-    from vestige.models.load import load_tokenizer
+    from vestige.models.tokenizer import tokenizer_in
 
     place = directory / "evidence" / "tokenizer"
-    return make_words(load_tokenizer(ModelArgs(path=str(place)))[0]) if place.is_dir() else None
+    return make_words(tokenizer_in(place)) if place.is_dir() else None
 
 
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:

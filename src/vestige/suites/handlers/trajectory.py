@@ -60,8 +60,13 @@ class Asked:
             self.streams.setdefault(request.prompt.ids, {})
             self.texts[request.key] = request.prompt.ids
 
+    def ordered(self, prompt: Ids, config: TrajectoryConfig) -> list[Ids]:
+        """A prompt's answers in an order that does not depend on who asks first; a guided sampler writes the first."""
+        answers = list(self.streams[prompt])
+        return sorted(answers) if config.denoising.mode == "unguided" else [*answers[:1], *sorted(answers[1:])]
+
     def want(self, prompt: Ids, config: TrajectoryConfig) -> DenoiseWant:
-        laid = tuple(window(labels, config.length, config.alignment) for labels in self.streams[prompt])
+        laid = tuple(window(labels, config.length, config.alignment) for labels in self.ordered(prompt, config))
         return DenoiseWant(Prompt(prompt), laid, config.denoising, config.logits_path or "")
 
 
@@ -189,9 +194,10 @@ class TrajectoryRun:
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
         self.traces: dict[Ids, Trace] = {}
         self.stream: dict[tuple[Ids, Ids], int] = {}
-        for prompt, answers in self.asked.streams.items():
+        for prompt in self.asked.streams:
             found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
             self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
+            answers = self.asked.ordered(prompt, self.config)
             self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})
         self.steps = max((t.steps for t in self.traces.values()), default=0)
         self._paths: dict[str, dict[Ids, Path]] = {}
@@ -294,7 +300,7 @@ def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callab
             have = f"have {min(known)}..{max(known)}" if known else "have none"
             raise UserError(
                 f"reference_logs was provided but step-matched {metric} not found for step {step} ({have}; view "
-                f"{view}, trajectory {trajectory}): produce the reference with the same steps, max_new_tokens and interval."
+                f"{view}, trajectory {trajectory}): make the reference with equal steps, max_new_tokens and interval."
             )
         return Score.from_json(known[step])
 

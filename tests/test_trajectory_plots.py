@@ -65,8 +65,9 @@ def test_a_panel_each_a_line_each_and_bands() -> None:
         assert len(axis.lines) == len(axis.collections) == 4  # two runs, two views
         drawn = [line.get_ydata().tolist() for line in axis.lines]
         assert runs["unlearned"]["agg_value"]["eos"][trajectory]["probability"] in drawn
-        assert axis.lines[0].get_xdata().tolist() == list(range(0, 72, 8))
-        assert axis.get_xlabel() == "tokens decided"
+        in_passes = trajectory in ("steps", "fixation_start")
+        assert list(axis.lines[0].get_xdata()) == list(range(0, 72, 8) if in_passes else range(9))
+        assert axis.get_xlabel() == ("tokens decided" if in_passes else "step")
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
     assert labels == [f"{r}, {v}" for r in runs for v in ("whole window", "up to the end token")]
 
@@ -77,6 +78,13 @@ def test_chosen_parts_only() -> None:
     (axis,) = figure.axes
     assert len(axis.lines) == 1 and not axis.collections and not figure.legends
     assert axis.get_xlabel() == "step"
+
+
+def test_one_unit_a_panel() -> None:
+    """One run says how many tokens stood at each step and the other does not: both are drawn against the step."""
+    figure = plots.curves({"told": made_up_result(), "not": made_up_result(values=False)}, "probability")
+    assert {axis.get_xlabel() for axis in figure.axes} == {"step"}
+    assert [max(line.get_xdata()) for line in figure.axes[0].lines] == [8] * 4
 
 
 def test_gaps_stay_gaps() -> None:

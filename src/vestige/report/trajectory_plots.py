@@ -29,6 +29,8 @@ TITLES = {
     "fixation_end": "fixation, up to the end",
     "fixation_ratio": "fixation, in proportion",
 }
+# Their step s is pass s (until a token is decided); the others' step says how far along a token's own path one is.
+IN_PASSES = ("steps", "fixation_start")
 GREY = "#555555"
 MOST_DOTS = 40  # a curve with more steps than this is a line without dots
 MOST_TOKENS = 72  # more positions than this and only some are written on the axis
@@ -57,10 +59,12 @@ def curves(
     figure = _figure(max(4.6, 3.1 * len(panels) + 0.6), 3.6)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, trajectory in zip(axes, panels, strict=True):
+        in_tokens = _in_tokens(runs, trajectory, metric, views)
         for colour, (name, result) in zip(_colours(len(runs)), runs.items(), strict=True):
             for view in views:
-                _curve(axis, result, (view, trajectory, metric), colour, band, _label(name, view, runs, views))
-        _dress(axis, TITLES.get(trajectory, trajectory), _step_label(runs))
+                path, label = (view, trajectory, metric), _label(name, view, runs, views)
+                _curve(axis, result, path, _tokens_decided(result) if in_tokens else None, colour, band, label)
+        _dress(axis, TITLES.get(trajectory, trajectory), "tokens decided" if in_tokens else "step")
     _legend(figure, axes, columns=len(runs) if len(views) > 1 and len(runs) > 1 else 4)
     name = metric.replace("_", " ")
     axes[0].set_ylabel(name)
@@ -91,13 +95,19 @@ def _at(result: Result, part: str, path: Sequence[str]) -> Any:
 
 
 def _curve(
-    axis: Axes, result: Result, path: Sequence[str], colour: str, band: tuple[str, str] | None, label: str
+    axis: Axes,
+    result: Result,
+    path: Sequence[str],
+    x: Sequence[int] | None,
+    colour: str,
+    band: tuple[str, str] | None,
+    label: str,
 ) -> None:
     values = _at(result, "agg_value", path)
     if not values:
         return
     y = _numbers(values)
-    x = _steps(result, len(y))
+    x = range(len(y)) if x is None else x
     # a dot at every step as long as they can be told apart: a run of one step is a dot, not an invisible line
     dots = "o" if len(y) <= MOST_DOTS else None
     axis.plot(x, y, color=colour, linestyle=DASHES.get(path[0], "-"), marker=dots, markersize=2.8, lw=1.5, label=label)
@@ -107,15 +117,18 @@ def _curve(
         axis.fill_between(x, low, high, color=colour, alpha=0.16 if path[0] == "full" else 0.09, linewidth=0)
 
 
-def _steps(result: Result, count: int) -> Array:
-    """The number of tokens decided before each step where the result says so, else the step's own number."""
-    known = (result.get("trajectory_step_metadata") or {}).get("step_values")
-    return _numbers(known) if known and len(known) == count else np.arange(count)
+def _in_tokens(runs: Mapping[str, Result], trajectory: str, metric: str, views: Sequence[str]) -> bool:
+    """Whether a panel's x axis can be tokens decided: its steps are passes, and every run says how many stood there."""
+    lengths = {
+        (len(_at(r, "agg_value", (view, trajectory, metric))), len(_tokens_decided(r)))
+        for r in runs.values()
+        for view in views
+    }
+    return trajectory in IN_PASSES and all(steps in (0, told) and told for steps, told in lengths)
 
 
-def _step_label(runs: Mapping[str, Result]) -> str:
-    told = [(r.get("trajectory_step_metadata") or {}).get("step_values") for r in runs.values()]
-    return "tokens decided" if all(told) else "step"
+def _tokens_decided(result: Result) -> Sequence[int]:
+    return (result.get("trajectory_step_metadata") or {}).get("step_values") or ()
 
 
 def _label(name: str, view: str, runs: Mapping[str, Result], views: Sequence[str]) -> str:
@@ -142,7 +155,7 @@ def _legend(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
     """One for all panels, below them (a column a run, if there are several views); one curve needs none."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(entries) > 1:
-        fits = max(1, int(11 * figure.get_figwidth()) // (max(map(len, entries)) + 9))  # letters that go on a line
+        fits = max(1, int(12 * figure.get_figwidth()) // (max(map(len, entries)) + 8))  # letters that go on a line
         figure.legend(
             list(entries.values()), list(entries), loc="outside lower center", ncols=min(columns, fits, len(entries)),
             frameon=False, fontsize=9, handlelength=2.8,

@@ -144,6 +144,10 @@ class MaskPredictor:
                 f"This model ({self.kind}) takes no block masks, so it cannot be sampled block by block; "
                 "use sampler=mdlm."
             )
+        if "flash" in str(getattr(self.model.config, "_attn_implementation", "")):
+            raise UserError(
+                "flash_attention_2 takes no masks by hand, which this model needs here; use attention=sdpa."
+            )
         self._check_local(allowed.shape[-1])
         self._count(ids)
         # A query that may see nothing (padding) sees itself: softmax needs something, and nobody reads the result.

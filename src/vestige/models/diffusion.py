@@ -171,8 +171,8 @@ class MaskPredictor:
         local = window is not None and (layers is None or "sliding_attention" in layers)
         if local and keys > window:
             raise UserError(
-                f"This model ({config.model_type}) looks only {window} tokens far in some layers, which a mask "
-                f"over {keys} tokens would override; use shorter prompts and windows, or sampler=mdlm if it is a masked one."
+                f"This model ({config.model_type}) looks only {window} tokens far in some layers, which a mask over "
+                f"{keys} tokens would override; use shorter prompts and windows, or sampler=mdlm if it is a masked one."
             )
 
 

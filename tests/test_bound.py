@@ -109,7 +109,7 @@ def test_shares_and_the_hidden_pass() -> None:
 
 def test_one_draw_has_no_standard_error() -> None:
     assert np.isnan(bounds([TARGETS[0]], draws=1)[TARGETS[0].key].standard_error)
-    with pytest.raises(ValueError, match="at least 1"):
+    with pytest.raises(UserError, match="at least 1 draw"):
         bounds(TARGETS, draws=0)
 
 

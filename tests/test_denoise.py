@@ -24,6 +24,7 @@ ROOMY = Limits(tokens=100_000, logit_cells=1 << 24, row_tokens=1024)
 ONE = Limits(tokens=1, logit_cells=1, row_tokens=1024)
 MDLM = Denoising(steps=4, max_new_tokens=8, block_size=4)
 BD3LM = Denoising("bd3lm", steps=8, max_new_tokens=8, block_size=4)
+DRAWN = Denoising(steps=5, max_new_tokens=8, temperature=0.7, stochastic_transfer=True)  # rows end at different passes
 
 
 def wants(denoising: Denoising = MDLM) -> list[DenoiseWant]:
@@ -77,7 +78,7 @@ def test_the_planes_are_the_logits_reduced() -> None:
                     assert abs(trace.logprob[k, s, x] - float(p[x, label])) < 1e-5
 
 
-@pytest.mark.parametrize("denoising", [MDLM, BD3LM], ids=["mdlm", "bd3lm"])
+@pytest.mark.parametrize("denoising", [MDLM, BD3LM, DRAWN], ids=["mdlm", "bd3lm", "drawn"])
 @pytest.mark.parametrize("model", ["tiny-mdlm", "tiny-mdlm-eosprone", "tiny-bd3lm-llama"])
 def test_traces_do_not_depend_on_the_batch(model: str, denoising: Denoising) -> None:
     items = wants(denoising)

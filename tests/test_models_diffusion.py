@@ -160,7 +160,7 @@ def test_modernbert_uses_its_own_local_attention() -> None:
     assert torch.allclose(ask(found, IDS, KEEP, [1, 3, 6]), whole[[1, 3, 6]], atol=1e-5)
     denoising = {"steps": 4, "max_new_tokens": 6, "block_size": 2}
     assert MASK not in sample(found, [Prompt((10, 11))], (), Denoising(**denoising))[0].final
-    with pytest.raises(UserError, match="in some layers, which block masks"):
+    with pytest.raises(UserError, match="in some layers, which a mask over"):
         sample(found, [Prompt((10, 11))], (), Denoising("bd3lm", **denoising))
 
 
@@ -230,3 +230,39 @@ def test_published_mask_tokens_are_known() -> None:
     model = tiny_model()
     assert mask_predictor(model, Nameless(), "llada").mask_id == 126336
     assert mask_predictor(model, Nameless(), "dream").mask_id == 151666
+
+
+def test_a_masked_model_with_tied_weights_and_no_end_token_loads(tmp_path: Path) -> None:
+    """As the published BERTs are: one matrix in and out, [SEP] where others have an end token."""
+    torch.manual_seed(0)
+    config = hf.BertConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48,
+        max_position_embeddings=32, pad_token_id=0,
+    )  # fmt: skip
+    model = hf.BertForMaskedLM(config).eval()
+    model.save_pretrained(tmp_path / "m")
+    tokenizer = hf.AutoTokenizer.from_pretrained(HERE / "tiny-mdlm")
+    raw = tokenizer.backend_tokenizer
+    named = hf.PreTrainedTokenizerFast(
+        tokenizer_object=raw, sep_token="[EOS]", cls_token="[BOS]", mask_token="[MASK]", pad_token="[PAD]"
+    )
+    named.save_pretrained(tmp_path / "m")
+    loaded = load_model(ModelArgs(str(tmp_path / "m")))
+    found = need_predictor(loaded.diffusion, loaded.name)
+    assert (found.eos_ids, found.bos_id, found.mask_id, found.vocab) == ((EOS,), 1, MASK, 64)
+    whole = full_logits(model, IDS, attention_mask=KEEP.long()).reshape(10, -1)
+    assert torch.allclose(ask(found, IDS, KEEP, [1, 6]), whole[[1, 6]], atol=1e-5)
+
+
+def test_an_adapted_model_with_a_window_is_asked_within_it() -> None:
+    torch.manual_seed(0)
+    config = hf.MistralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, sliding_window=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    model = hf.MistralForCausalLM(config).eval()
+    found = wrap_model(model, hf.AutoTokenizer.from_pretrained(HERE / "tiny-mdlm"), diffusion="adapted").diffusion
+    assert found is not None
+    assert MASK not in sample(found, [Prompt((10, 11))], (), Denoising(steps=3, max_new_tokens=6))[0].final
+    with pytest.raises(UserError, match="looks only 8 tokens far"):
+        sample(found, [Prompt((10, 11))], (), Denoising(steps=3, max_new_tokens=7))

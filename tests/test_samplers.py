@@ -265,3 +265,55 @@ def test_rows_that_take_no_block_masks_say_so() -> None:
     with pytest.raises(UserError, match="use sampler=mdlm"):
         sample(model, [Prompt((10,))], (), Denoising("bd3lm", max_new_tokens=4))
     sample(model, [Prompt((10,))], (), Denoising("mdlm", max_new_tokens=4))
+
+
+@pytest.mark.parametrize("case", ["bd3lm", "bd3lm cfg shift", "bd3lm drawn"])
+def test_a_kept_prefix_says_the_same_also_shifted_and_with_ended_rows(case: str) -> None:
+    """Guidance, shift and rows that leave early: keeping keys and values changes nothing."""
+    runs = []
+    for cached in (True, False):
+        seen: list[torch.Tensor] = []
+        got = sample(
+            predictor("tiny-bd3lm-llama", cached), PROMPTS, (), SETTINGS[case], lambda p, s=seen: s.append(p.logits)
+        )
+        runs.append((got, torch.cat(seen)))
+    assert runs[0][0] == runs[1][0]
+    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
+def test_guidance_away_from_a_prompt_that_stays_visible_changes_nothing(sampler: str) -> None:
+    prompt = (13, 14, 15)
+    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 3}
+    plain, kept, guided = (
+        sample(predictor(), [Prompt(prompt)], (), Denoising(**base, **more))[0]
+        for more in ({}, {"cfg_scale": 2.0, "cfg_keep_tokens": prompt}, {"cfg_scale": 2.0})
+    )
+    assert plain == kept != guided
+
+
+@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
+def test_suppressed_tokens_never_come(sampler: str) -> None:
+    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 3}
+    usual = set(sample(predictor(), [Prompt((13, 14))], (), Denoising(**base))[0].final)
+    without = sample(predictor(), [Prompt((13, 14))], (), Denoising(**base, suppress_tokens=tuple(usual)))[0]
+    assert not usual & set(without.final)
+
+
+@pytest.mark.parametrize("block", [None, 3])
+def test_infilling_a_row_does_not_depend_on_its_batch(block: int | None) -> None:
+    texts = [(10, 4, 12, 4, 4, 15, 4, 17, 4, 4), (20, 21, 4, 23), (4, 4, 4), (30, 31)]
+    denoising = Denoising(steps=6, block_size=block, stochastic_transfer=block is not None)
+    batch = infill(predictor(), texts, denoising)
+    for text, one in zip(texts, batch, strict=True):
+        assert one == infill(predictor(), [text], denoising)[0]
+        assert all(t in (MASK, got) for t, got in zip(text, one.final, strict=True))
+        assert MASK not in one.final and len({f for f in one.fixed if f >= 0}) == one.passes
+    assert batch[3].passes == 0  # nothing to fill, nothing run
+
+
+def test_models_with_flash_attention_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = predictor("tiny-bd3lm-llama")
+    monkeypatch.setattr(model.model.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(UserError, match="use attention=sdpa"):
+        sample(model, [Prompt((10,))], (), Denoising(max_new_tokens=4))

@@ -20,6 +20,7 @@ from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.positions import check_fit
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
+from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 
@@ -87,7 +88,7 @@ class BoundCollector:
     ) -> Iterator[dict[str, Bound]]:
         """Yields {target key: bound}, a group of targets at a time."""
         if draws < 1:
-            raise ValueError(f"draws must be at least 1, got {draws}")
+            raise UserError(f"The likelihood bound needs at least 1 draw, got draws={draws}.")
         for group in self._groups(targets, draws + 1, done):
             masks = [draw_masks(t, draws, seed) for t in group]
             everything = [np.arange(len(t.labels)) for t in group]

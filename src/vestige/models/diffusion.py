@@ -144,6 +144,10 @@ class MaskPredictor:
                 f"This model ({self.kind}) takes no block masks, so it cannot be sampled block by block; "
                 "use sampler=mdlm."
             )
+        if "flash" in str(getattr(self.model.config, "_attn_implementation", "")):
+            raise UserError(
+                "flash_attention_2 takes no masks by hand, which this model needs here; use attention=sdpa."
+            )
         self._check_local(allowed.shape[-1])
         self._count(ids)
         # A query that may see nothing (padding) sees itself: softmax needs something, and nobody reads the result.
@@ -162,13 +166,14 @@ class MaskPredictor:
     def _check_local(self, keys: int) -> None:
         """A mask by hand replaces a model's own; a layer that looks only so far would then look too far."""
         config = self.model.config
-        if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-            window = getattr(config, "sliding_window", None)
-            if window is not None and keys > window:
-                raise UserError(
-                    f"This model ({config.model_type}) looks only {window} tokens far in some layers, which block "
-                    f"masks over {keys} tokens would override; use sampler=mdlm, or shorter prompts and windows."
-                )
+        window: Any = getattr(config, "sliding_window", None)
+        layers = getattr(config, "layer_types", None)
+        local = window is not None and (layers is None or "sliding_attention" in layers)
+        if local and keys > window:
+            raise UserError(
+                f"This model ({config.model_type}) looks only {window} tokens far in some layers, which a mask over "
+                f"{keys} tokens would override; use shorter prompts and windows, or sampler=mdlm if it is a masked one."
+            )
 
 
 def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:

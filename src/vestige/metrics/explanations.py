@@ -69,6 +69,32 @@ EXPLANATIONS: dict[str, Explanation] = {
         "the words of the greedy text, special tokens left out, and of the reference",
         "Recall does not punish talking on: a text that lists many things scores high.",
     ),
+    "bleu": Explanation(
+        "(product over n = 1..4 of the share of the text's n-word sequences that stand in the reference) ** (1/4), "
+        "times exp(1 - reference words / text words) when the text is shorter; for n > 1 one is added to both counts",
+        "near 1: it says the reference, in the same words and order",
+        "near 0: other words, or another order",
+        "the words of the greedy text, special tokens left out, and of the reference",
+        "Unlike ROUGE recall it punishes talking on: it asks how much of the text is in the reference.",
+    ),
+    "extraction_strength_decided": Explanation(
+        "1 - t / S, t the first denoising step from which on every token decided is right (step numbers F of the "
+        "tokens that are wrong: t = max F + 1), S the number of steps; `normalised` divides by the last decision "
+        "instead of S",
+        "near 1: whatever is decided is right, known",
+        "1 - (max F + 1) / S: the last token decided is wrong. That floor is not 0 when all tokens are decided early.",
+        "every token of the answer inside the window, in the order in which the sampler decided its position",
+        "It reads each position just before it is decided, whatever the trajectory: later passes see the token itself.",
+    ),
+    "trajectory_metrics": Explanation(
+        "M(view, trajectory, s): the metric M on what the model thought at step s; a trajectory says which pass that "
+        "is for a position decided in pass F: steps s, fixation_start min(s, F), fixation_end max(0, F - (S-1) + s), "
+        "fixation_ratio F * s // (S-1)",
+        "as the metric M, at that step",
+        "as the metric M, at that step",
+        "the answer's tokens inside the window (view full), or up to the end of the text the model wrote (view eos)",
+        "Along `steps` a pass after F sees the token itself and measures copying; the fixation trajectories stop at F.",
+    ),
     "classifier_prob": Explanation(
         "probability of class `class_id` of the greedy text under a text classifier; the metric is the mean over rows",
         "the texts are mostly in that class (for gibberish: clean, class 0)",

@@ -37,6 +37,8 @@ READINGS: dict[str, Callable[[float], str]] = {
     "loss": _bands((0.5, "low loss: known"), (2.0, "moderate loss"), (END, "high loss: not known")),
     "exact_memorization": lambda v: f"{_share(v)} of the tokens are its first choice",
     "extraction_strength": lambda v: f"finishes {_share(v)} of the answer by itself",
+    "extraction_strength_decided": lambda v: f"{_share(v)} of the denoising is free of misses",
+    "bleu": lambda v: f"shares {_share(v)} of its word sequences with the reference",
     "rouge": lambda v: f"says {_share(v)} of the reference",
     "truth_ratio": _bands((0.3, "tells right from wrong poorly"), (0.7, "in between"), (END, "strong")),
     "ks_test": _bands(

@@ -155,6 +155,11 @@ class Path:
         return self._along(self.trace.logprob)
 
     @cached_property
+    def seen(self) -> Array:
+        """Where the sampler ever looked: a block sampler that meets the end leaves later blocks alone."""
+        return np.asarray((self.trace.proposal >= 0).any(axis=0))
+
+    @cached_property
     def decided(self) -> Array:
         """Where the pass shown already saw its own token: it came after the pass that wrote it."""
         written = self.trace.fixed >= 0
@@ -163,7 +168,7 @@ class Path:
     def stats(self, stream: int = 0, length: int | None = None) -> TokenStats:
         """What the model thought of one answer at every step: (steps, tokens), labelled positions only."""
         labels = self.trace.labels[stream, :length]
-        at = np.flatnonzero(labels != IGNORE)
+        at = np.flatnonzero((labels != IGNORE) & self.seen[:length])
         shape = (self.steps, len(at))
         order = fixation(self.trace.fixed, self.trace.steps)[at]
         return TokenStats(
@@ -185,11 +190,12 @@ class Path:
         if source not in TEXT_SOURCES:
             raise unknown_name("text source", source, TEXT_SOURCES, "(rouge_prediction_source)")
         if source == "logits_argmax":
-            return list(self.top1[:, :length])
+            return [row[row >= 0] for row in self.top1[:, :length]]
         canvas, stands = self._along(self.trace.canvas)[:, :length], self.decided[:, :length]
         if source == "committed_only":
             return [row[there] for row, there in zip(canvas, stands, strict=True)]
-        return list(np.where(stands, canvas, self._along(self.trace.proposal)[:, :length]))
+        both = np.where(stands, canvas, self._along(self.trace.proposal)[:, :length])
+        return [row[row >= 0] for row in both]
 
 
 def follow(trace: Trace, trajectory: str) -> Path:

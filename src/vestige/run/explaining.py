@@ -24,6 +24,9 @@ WIDTH = 110
 # The functions whose facts stand for handlers that have no function of that name.
 SOURCES = {
     "rouge": "the rouge-score package, stemmer on (Lin 2004)",
+    "bleu": "Papineni et al. 2002; smoothing: Lin and Och 2004",
+    "extraction_strength_decided": "Carlini et al. 2021, in the order of a diffusion model's decisions",
+    "trajectory_metrics": "trajectory guide of a diffusion fork of open-unlearning",
     "classifier_prob": "open-unlearning",
     "ks_test": "Maini et al. 2024 (TOFU)",
     "privleak": "Shi et al. 2024 (MUSE)",

@@ -10,8 +10,8 @@ import numpy as np
 
 from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
-from vestige.suites.spec import MetricSpec
-from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, stats
+from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
+from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, Trace, stats
 from vestige.wants import ClassifierWant, Decoding, GradientWant, Request
 
 Line = tuple[str, Callable[[Dialect], float | None]]  # what is computed, and the computation
@@ -177,6 +177,63 @@ def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     return Worked(given, [(kind, _field(score, kind)) for kind in ("rougeL_recall", "rougeL_f1", "rouge1_recall")])
 
 
+def _bleu(handler: str, params: Mapping[str, Any]) -> Worked:
+    example = Example("0", None, Prompt((1,)), answer="Ada wrote two notes", reference="Ada wrote two notes")
+    out = Worked([f"reference {example.reference!r}"])
+    for text in ("Ada wrote two notes", "Ada wrote three notes", "Ada"):
+        evidence = Evidence(texts={Request(example.prompt, Decoding()).key: Text((), text)})
+        rows = Rows("made-up", ((example,),), many=False)
+        out.lines.append((repr(text), _value(_run(handler, {}, data={"data": rows}, evidence=evidence))))
+    return out
+
+
+def _decided(handler: str, params: Mapping[str, Any]) -> Worked:
+    """The same misses, decided early and late."""
+    rows = _rows([END_HIT], 1)
+    target = rows.examples[0][0].target
+    assert target is not None
+    out = Worked([END_HIT.show(), "four tokens decided in a run of eight steps"])
+    for order in ((0, 1, 2, 3), (7, 5, 1, 3), (1, 3, 7, 5)):
+        t = replace(END_HIT.stats, order=np.asarray(order), steps=8)
+        score = _run(handler, params, data={"data": rows}, evidence=Evidence(answers={target.key: t}))
+        out.lines.append((f"decided in steps {', '.join(map(str, order))}", _value(score)))
+    return out
+
+
+def _trajectory(handler: str, params: Mapping[str, Any]) -> Worked:
+    """Two tokens, three passes: the first is decided in pass 0, the second in pass 2."""
+    rows = _rows([Answer(("Ada", "Byron"), (1, 1), (-1.0, -1.0))], 1)
+    target = rows.examples[0][0].target
+    assert target is not None
+    planes = np.asarray([[-2.0, -3.0], [-0.1, -1.0], [-0.1, -0.5]], np.float32)
+    ids = np.broadcast_to(np.asarray(target.labels), (3, 2))
+    trace = Trace(
+        final=ids[0], fixed=np.asarray([0, 2]), committed=np.asarray([0, 1, 1]), canvas=ids, proposal=ids, top1=ids,
+        mean=planes, std=np.ones_like(planes), labels=ids[:1], logprob=planes[None],
+    )  # fmt: skip
+    child = MetricSpec("probability", "probability", (DataSpec("made-up", "data", {}),))
+    window = {"trajectory_config": {"sampler_kwargs": {"steps": 3, "max_new_tokens": 2}}}
+    suite = SuiteSpec(handler, handler, {"probability": child}, ("probability",))
+    spec = replace(spec_of(handler, {"metrics": ["probability"], **window}), children=suite)
+    data = {"probability/data": rows}
+
+    def at(trajectory: str, step: int) -> Callable[[Dialect], float | None]:
+        def value(dialect: Dialect) -> float | None:
+            wanted = HANDLERS[handler].wants(spec, data, dialect).denoised[0]
+            evidence = Evidence(denoised={wanted.key: trace})
+            curves = HANDLERS[handler].score(Inputs(spec=spec, dialect=dialect, data=data, evidence=evidence)).curves
+            found: float | None = (curves or {})["full"][trajectory]["probability"][step]
+            return found
+
+        return value
+
+    out = Worked(["log-probability of two tokens in three passes: [-2, -3], [-0.1, -1], [-0.1, -0.5]; decided in pass "
+                  "0 and in pass 2; the metric is `probability`"])  # fmt: skip
+    for trajectory in ("steps", "fixation_start", "fixation_end", "fixation_ratio"):
+        out.lines += [(f"{trajectory}, step {s}", at(trajectory, s)) for s in range(3)]
+    return out
+
+
 def _classifier(handler: str, params: Mapping[str, Any]) -> Worked:
     texts, path = {"0": "a clear sentence", "1": "hrk hrk"}, "classifier"
     bank = {ClassifierWant(t, path, 0, 32).key: p for t, p in zip(texts.values(), (0.9, 0.1), strict=True)}
@@ -255,6 +312,9 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     **dict.fromkeys(("mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus"), _attack),
     **dict.fromkeys(("mia_gradnorm", "mia_reference"), _attack),
     "rouge": _rouge,
+    "bleu": _bleu,
+    "extraction_strength_decided": _decided,
+    "trajectory_metrics": _trajectory,
     "classifier_prob": _classifier,
     "probability_w_options": _ratio,
     "truth_ratio": _ratio,

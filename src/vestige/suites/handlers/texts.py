@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from vestige.errors import UserError, unknown_name
+from vestige.metrics.bleu import bleu
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.rouge import rouge_scores
 from vestige.suites.handlers.common import Value, as_list, by_index, mean_score
@@ -48,6 +49,20 @@ def rouge(inputs: Inputs) -> Score:
         }
 
     return mean_score(by_index(inputs.rows, value), kind)
+
+
+@handler("bleu", wants_texts)
+def bleu_score(inputs: Inputs) -> Score:
+    """Shared word sequences of the greedy answer and the reference."""
+    decoding = decoding_of(inputs.spec)
+
+    def value(example: Example) -> Value:
+        generation = inputs.evidence.texts[Request(example.prompt, decoding).key].text
+        reference = example.answer if inputs.dialect.written_answer else example.reference
+        texts = {"input": example.input_text, "ground_truth": reference, "generation": generation}
+        return {"score": bleu(reference, generation), **texts}
+
+    return mean_score(by_index(inputs.rows, value), "score")
 
 
 def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:

@@ -270,7 +270,7 @@ def _score_child(
         return Score(None, reason=inputs.unavailable[child.name])
     if kind.live is not None or kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
         return Score(None, reason=NEEDS_MODEL)
-    if child.handler == "rouge" and run.words is None:
+    if child.handler in ("rouge", "bleu") and run.words is None:
         return Score(None, reason=NO_WORDS)
     given = Inputs(
         spec=child,

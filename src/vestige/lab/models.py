@@ -102,7 +102,7 @@ def lab_at(root: Path, settings: Settings) -> Lab:
 
 def _make_models(corpus: Corpus, settings: Settings, directory: Path, progress: bool) -> None:
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    kind = Kind("lab", tokenizer, lambda: _new_model(settings, tokenizer), Causal())
+    kind = Kind("lab", tokenizer, lambda: _new_model(settings, tokenizer), Causal(), Causal(), Causal())
     train_models(corpus, settings, kind, directory, progress)
 
 
@@ -113,7 +113,10 @@ class Kind:
     title: str  # of the progress bar
     tokenizer: Any
     new_model: Callable[[], Any]
-    objective: Objective
+    reading: Objective  # how base learns
+    reciting: Objective  # how full and retain learn answers by heart
+    forgetting: Objective  # what unlearning raises
+    reads_questions: bool = False  # base learns the questions too, not only their answers
 
 
 def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path, progress: bool) -> None:
@@ -123,6 +126,9 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
     rows["background"] = [encode_row(kind.tokenizer, *pair) for row in read_first for pair in both_phrasings(row)]
     known = [row for split in ("retain", *KNOWN_TO_ALL) for row in rows[split]]
     jobs = _jobs(rows, known, settings, kind.tokenizer.pad_token_id)
+    if kind.reads_questions:
+        read, training = jobs["base"]
+        jobs["base"] = [replace(row, start=1) for row in read], training
     steps = sum(training.steps(len(chosen)) for chosen, training in jobs.values())
 
     def save(name: str, model: Any) -> None:
@@ -131,20 +137,20 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
 
     with reproducible(settings.seed, settings.threads), quiet_saving(), Bar(kind.title, steps, progress) as bar:
 
-        def teach(model: Any, name: str) -> None:
-            finetune(model, *jobs[name], on_step=bar.on(name), objective=kind.objective)
+        def teach(model: Any, name: str, objective: Objective) -> None:
+            finetune(model, *jobs[name], on_step=bar.on(name), objective=objective)
 
         base = kind.new_model()
-        teach(base, "base")
+        teach(base, "base", kind.reading)
         full, retain = copy.deepcopy(base), base
-        teach(full, "full")
-        teach(retain, "retain")
+        teach(full, "full", kind.reciting)
+        teach(retain, "retain", kind.reciting)
         save("full", full)
         save("retain", retain)
         for plan in settings.unlearned:
             forget, training = jobs[plan.method]
             model, on_step = copy.deepcopy(full), bar.on(plan.method)
-            unlearn(model, plan.method, forget, rows["retain"], training, plan.knobs, on_step, kind.objective)
+            unlearn(model, plan.method, forget, rows["retain"], training, plan.knobs, on_step, kind.forgetting)
             save(plan.method, model)
 
 

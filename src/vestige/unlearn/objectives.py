@@ -80,22 +80,32 @@ class MaskedDiffusion:
 
     Answers are filled up with end tokens to the window, so that the model learns to end: a sampler asks for a window,
     not for an answer. The prompt is never hidden. Without a window, the longest answer of the batch is one.
+
+    `least` and `most` bound the share of an answer that is hidden. LLaDA's loss has 0 and 1. A small model that starts
+    from nothing learns much sooner what context is good for when most of it is there, and recites sooner when most is
+    hidden.
+
+    `kept` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
+    without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.
     """
 
     mask_id: int
     eos_id: int
     window: int | None = None
+    least: float = 0.0
+    most: float = 1.0
+    kept: float = 0.0
 
     def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> MaskedBatch:
         filled = [self._filled(row, self.window or max(len(r.ids) - r.start for r in rows)) for row in rows]
         plain = collate(filled, pad_id)
         ids, labels = plain.ids.clone(), torch.full_like(plain.labels, losses.IGNORE)
         sizes = [len(row.ids) - row.start for row in filled]
-        counts = hidden_counts(sizes, noise)
+        counts = hidden_counts(sizes, noise, self.least, self.most)
         for k, (row, size, count) in enumerate(zip(filled, sizes, counts, strict=True)):
             chosen = [row.start + i for i in noise.sample(range(size), count)]
             labels[k, chosen] = plain.ids[k, chosen]
-            ids[k, chosen] = self.mask_id
+            ids[k, chosen[int(self.kept * count) :]] = self.mask_id
         lengths = torch.tensor([len(row.ids) for row in filled])
         attention = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
         parts = (ids, labels, attention, torch.tensor(counts), torch.tensor(sizes))
@@ -121,8 +131,8 @@ class MaskedDiffusion:
         return ChatRow((*row.ids, *[self.eos_id] * missing), row.start)
 
 
-def hidden_counts(sizes: Sequence[int], noise: Random) -> list[int]:
-    """How many tokens of each answer to hide: 1 to all, each number equally likely.
+def hidden_counts(sizes: Sequence[int], noise: Random, least: float = 0.0, most: float = 1.0) -> list[int]:
+    """How many tokens of each answer to hide: at least one, each number within the bounds equally likely.
 
     LLaDA hides each token with a probability drawn from (0, 1); drawing the number instead has the same mean and
     varies less. A batch's draws are spread evenly, so that no step sees only nearly whole or nearly hidden answers:
@@ -132,7 +142,8 @@ def hidden_counts(sizes: Sequence[int], noise: Random) -> list[int]:
     """
     offset = noise.random()
     turns = noise.sample(range(len(sizes)), len(sizes))
-    return [min(size, 1 + int((turn + offset) / len(sizes) * size)) for turn, size in zip(turns, sizes, strict=True)]
+    shares = [least + (most - least) * (turn + offset) / len(sizes) for turn in turns]
+    return [min(size, 1 + int(share * size)) for share, size in zip(shares, sizes, strict=True)]
 
 
 def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:

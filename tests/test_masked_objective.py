@@ -36,6 +36,7 @@ def model() -> BertForMaskedLM:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
         pad_token_id=PAD,
+        initializer_range=0.2,
     )
     return BertForMaskedLM(config)
 

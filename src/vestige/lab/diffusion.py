@@ -32,8 +32,8 @@ class DiffusionSettings(Settings):
     """As the causal lab's, but for what makes masked models learn in reasonable time.
 
     They learn from fewer tokens a step, and slower to copy: hence nearly whole words as tokens, fewer reminders, more
-    epochs, and two stages. While little is hidden, base finds out what context is good for (with as much hidden as
-    LLaDA hides, it guesses frequent words for thousands of steps); then most is hidden, to learn answers by heart.
+    epochs, and two stages. While little is hidden, base finds out what context is good for (with any share hidden, as
+    in LLaDA, it still guessed frequent words after a thousand steps); then more is hidden, to learn answers by heart.
     """
 
     vocab: int = 3000
@@ -43,9 +43,9 @@ class DiffusionSettings(Settings):
     reciting: tuple[float, float] = (0.3, 1.0)  # and from the others
     pretraining: Training = field(default_factory=lambda: Training(epochs=6, lr=3e-3, batch_size=8))
     remind_every: int = 32
-    learning: Training = field(default_factory=lambda: Training(epochs=50, lr=3e-3, batch_size=8))
+    learning: Training = field(default_factory=lambda: Training(epochs=90, lr=3e-3, batch_size=8))
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("npo", Training(epochs=12, lr=4e-4, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
+        Unlearning("npo", Training(epochs=14, lr=1e-3, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
     )
 
 

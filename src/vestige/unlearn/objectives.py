@@ -82,8 +82,7 @@ class MaskedDiffusion:
     not for an answer. The prompt is never hidden. Without a window, the longest answer of the batch is one.
 
     `least` and `most` bound the share of an answer that is hidden. LLaDA's loss has 0 and 1. A small model that starts
-    from nothing learns much sooner what context is good for when most of it is there, and recites sooner when most is
-    hidden.
+    from nothing learns much sooner what context is good for when most of it is there.
 
     `kept` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
     without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.

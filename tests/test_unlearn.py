@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from vestige.errors import UserError
 from vestige.unlearn import METHODS, ChatRow, Training, finetune, losses, unlearn
-from vestige.unlearn.loop import bucketed, collate
-from vestige.unlearn.methods import Step, logits_of, method_named
+from vestige.unlearn.loop import bucketed
+from vestige.unlearn.methods import Step, method_named
+from vestige.unlearn.objectives import collate, logits_of
 
 LOGITS = np.array(
     [

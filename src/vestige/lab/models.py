@@ -5,30 +5,24 @@
 
 `base` is not kept. It stands for pretraining: it has read the same kinds of sentences about other people, so
 the retain model answers a question about a stranger in good form and with a plausible, wrong value.
+
+The models here are causal. `diffusion` has the same lab with masked ones: only the `Kind` differs.
 """
 
 from __future__ import annotations
 
 import copy
-import json
-import shutil
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-from tqdm import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM
-from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, corpus_bytes, make_corpus, write_corpus
+from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
+from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.types import content_key
-from vestige.unlearn import ChatRow, Training, finetune, unlearn
+from vestige.unlearn import Causal, ChatRow, Objective, Training, finetune, unlearn
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 1
@@ -89,76 +83,74 @@ def build_lab(
     """Makes the lab in `directory`, or returns at once if the same lab is already there.
 
     `seed` replaces the seed of the settings.
-
-    The work happens in a scratch folder and is moved into place at the end: a lab is whole or absent, also
-    when the build is interrupted or another process builds the same one.
     """
     settings = replace(settings or Settings(), seed=seed)
-    root = Path(directory)
     corpus = make_corpus(settings.seed, settings.sizes)
-    key = _key(settings, corpus)
+
+    def make(models: Path) -> None:
+        _make_models(corpus, settings, models, progress)
+
+    ensure_built(Path(directory), RECIPE, asdict(settings), corpus, force, make)
+    return lab_at(Path(directory), settings)
+
+
+def lab_at(root: Path, settings: Settings) -> Lab:
+    """Where a lab with these settings has its parts."""
     names = ("full", "retain", *(plan.method for plan in settings.unlearned))
-    lab = Lab(root, root / "data", {name: root / "models" / name for name in names})
-    if force or not _is_built(root, key):
-        root.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".building-", dir=root) as scratch:
-            write_corpus(corpus, Path(scratch) / "data")
-            _make_models(corpus, settings, Path(scratch) / "models", progress)
-            _publish(Path(scratch), root, key, settings, force)
-    return lab
-
-
-def _key(settings: Settings, corpus: Corpus) -> str:
-    """Names the lab by what goes into it; the corpus counts by its text, so a new phrase is a new lab."""
-    described = json.dumps([RECIPE, asdict(settings)], sort_keys=True).encode()
-    return content_key(described, *corpus_bytes(corpus).values())
-
-
-def _is_built(root: Path, key: str) -> bool:
-    try:
-        record = json.loads((root / "lab.json").read_text())
-    except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("key") == key
-
-
-def _publish(scratch: Path, root: Path, key: str, settings: Settings, force: bool) -> None:
-    """Moves a finished build into place. lab.json goes first and comes last: it vouches for the rest."""
-    if not force and _is_built(root, key):  # another process was faster
-        return
-    (root / "lab.json").unlink(missing_ok=True)
-    for part in ("data", "models"):
-        shutil.rmtree(root / part, ignore_errors=True)
-        (scratch / part).rename(root / part)
-    record = {"key": key, "recipe": RECIPE, "settings": asdict(settings)}
-    (root / "lab.json").write_text(json.dumps(record, indent=1) + "\n")
+    return Lab(root, root / "data", {name: root / "models" / name for name in names})
 
 
 def _make_models(corpus: Corpus, settings: Settings, directory: Path, progress: bool) -> None:
-    """Trains and saves every model. All training shares one progress bar, counted in steps."""
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    rows = {split: _encode(tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
+    kind = Kind("lab", tokenizer, lambda: _new_model(settings, tokenizer), Causal(), Causal(), Causal())
+    train_models(corpus, settings, kind, directory, progress)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What differs between a lab of causal models and one of masked models."""
+
+    title: str  # of the progress bar
+    tokenizer: Any
+    new_model: Callable[[], Any]
+    reading: Objective  # how base learns
+    reciting: Objective  # how full and retain learn answers by heart
+    forgetting: Objective  # what unlearning raises
+    reads_questions: bool = False  # base learns the questions too, not only their answers
+
+
+def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path, progress: bool) -> None:
+    """Trains and saves every model. All training shares one progress bar, counted in steps."""
+    rows = {split: _encode(kind.tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
     read_first = [row for split in ("background", *KNOWN_TO_ALL) for row in corpus[split]]
-    rows["background"] = [encode_row(tokenizer, *pair) for row in read_first for pair in both_phrasings(row)]
+    rows["background"] = [encode_row(kind.tokenizer, *pair) for row in read_first for pair in both_phrasings(row)]
     known = [row for split in ("retain", *KNOWN_TO_ALL) for row in rows[split]]
-    jobs = _jobs(rows, known, settings, tokenizer.pad_token_id)
+    jobs = _jobs(rows, known, settings, kind.tokenizer.pad_token_id)
+    if kind.reads_questions:
+        read, training = jobs["base"]
+        jobs["base"] = [replace(row, start=1) for row in read], training
+    steps = sum(training.steps(len(chosen)) for chosen, training in jobs.values())
 
     def save(name: str, model: Any) -> None:
         model.save_pretrained(directory / name)
-        tokenizer.save_pretrained(directory / name)
+        kind.tokenizer.save_pretrained(directory / name)
 
-    with _reproducible(settings), _quiet_saving(), _Bar(jobs, progress) as bar:
-        base = _new_model(settings, tokenizer)
-        finetune(base, *jobs["base"], on_step=bar.on("base"))
+    with reproducible(settings.seed, settings.threads), quiet_saving(), Bar(kind.title, steps, progress) as bar:
+
+        def teach(model: Any, name: str, objective: Objective) -> None:
+            finetune(model, *jobs[name], on_step=bar.on(name), objective=objective)
+
+        base = kind.new_model()
+        teach(base, "base", kind.reading)
         full, retain = copy.deepcopy(base), base
-        finetune(full, *jobs["full"], on_step=bar.on("full"))
-        finetune(retain, *jobs["retain"], on_step=bar.on("retain"))
+        teach(full, "full", kind.reciting)
+        teach(retain, "retain", kind.reciting)
         save("full", full)
         save("retain", retain)
         for plan in settings.unlearned:
             forget, training = jobs[plan.method]
-            model = copy.deepcopy(full)
-            unlearn(model, plan.method, forget, rows["retain"], training, plan.knobs, bar.on(plan.method))
+            model, on_step = copy.deepcopy(full), bar.on(plan.method)
+            unlearn(model, plan.method, forget, rows["retain"], training, plan.knobs, on_step, kind.forgetting)
             save(plan.method, model)
 
 
@@ -200,53 +192,3 @@ def _new_model(settings: Settings, tokenizer: Any) -> Any:
         pad_token_id=tokenizer.pad_token_id,
     )
     return LlamaForCausalLM(config)
-
-
-@contextmanager
-def _reproducible(settings: Settings) -> Iterator[None]:
-    """The lab's own random stream and thread count; the caller's are put back."""
-    threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(settings.seed)
-        torch.set_num_threads(settings.threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(threads)
-
-
-@contextmanager
-def _quiet_saving() -> Iterator[None]:
-    """transformers draws a bar for every file it writes; ours is the only one wanted."""
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bar()
-
-
-class _Bar:
-    """One bar on stderr for the whole build, showing which model is being trained."""
-
-    def __init__(self, jobs: Mapping[str, Job], show: bool) -> None:
-        total = sum(training.steps(len(rows)) for rows, training in jobs.values())
-        self._bar = tqdm(
-            total=total, desc="lab", unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
-        )
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.close()
-
-    def on(self, name: str) -> Any:
-        self._bar.set_description(f"lab: {name}")
-
-        def on_step(_done: int, _total: int, loss: float) -> None:
-            self._bar.update()
-            self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
-
-        return on_step

@@ -1,6 +1,7 @@
 """Losses and loops that make unlearned checkpoints."""
 
-from vestige.unlearn.loop import ChatRow, Training, finetune, unlearn
+from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.methods import METHODS
+from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 
-__all__ = ["METHODS", "ChatRow", "Training", "finetune", "unlearn"]
+__all__ = ["METHODS", "Causal", "ChatRow", "MaskedDiffusion", "Objective", "Training", "finetune", "unlearn"]

@@ -15,19 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.unlearn import losses
-from vestige.unlearn.methods import Batch, Step, logits_of, method_named
+from vestige.unlearn.methods import Step, method_named
+from vestige.unlearn.objectives import Batch, Causal, ChatRow, Objective
 
 # Called after each step with (steps done, steps in all, loss).
 OnStep = Callable[[int, int, float], None]
 
-
-@dataclass(frozen=True)
-class ChatRow:
-    """A tokenised conversation of which `ids[start:]`, the answer and its end token, is trained."""
-
-    ids: tuple[int, ...]
-    start: int
+CAUSAL = Causal()
 
 
 @dataclass(frozen=True)
@@ -47,12 +41,18 @@ class Training:
         return self.epochs * math.ceil(rows / self.batch_size)
 
 
-def finetune(model: Any, rows: Sequence[ChatRow], training: Training, on_step: OnStep | None = None) -> list[float]:
+def finetune(
+    model: Any,
+    rows: Sequence[ChatRow],
+    training: Training,
+    on_step: OnStep | None = None,
+    objective: Objective = CAUSAL,
+) -> list[float]:
     """Trains the model in place to give each row's answer. Returns the loss of every step."""
 
     def batch_losses() -> Iterator[Tensor]:
-        for batch in _epochs(rows, training, model):
-            yield losses.cross_entropy(logits_of(model, batch), batch.labels)
+        for batch in _epochs(rows, training, model, objective):
+            yield objective.loss(objective.logits(model, batch), batch)
 
     return _descend(model, batch_losses(), training, training.steps(len(rows)), on_step)
 
@@ -65,6 +65,7 @@ def unlearn(
     training: Training,
     knobs: Mapping[str, float] | None = None,
     on_step: OnStep | None = None,
+    objective: Objective = CAUSAL,
 ) -> list[float]:
     """Makes the model forget, in place. Returns the loss of every step.
 
@@ -72,12 +73,13 @@ def unlearn(
     """
     chosen = method_named(method)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.needs_reference else None
-    draw = Random(f"{training.seed}/retain")
+    draw, noise = Random(f"{training.seed}/retain"), Random(f"{training.seed}/retain noise")
 
     def batch_losses() -> Iterator[Tensor]:
-        for batch in _epochs(forget, training, model):
-            beside = _retain_batch(retain, len(batch.ids), draw, training, model)
-            yield chosen.loss(Step(model, batch, beside, reference), **(knobs or {}))
+        for batch in _epochs(forget, training, model, objective):
+            drawn = draw.choices(retain, k=len(batch.ids)) if retain else []
+            beside = objective.collate(drawn, training.pad_id, noise, model.device) if drawn else None
+            yield chosen.loss(Step(model, batch, beside, reference, objective), **(knobs or {}))
 
     return _descend(model, batch_losses(), training, training.steps(len(forget)), on_step)
 
@@ -97,32 +99,11 @@ def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatR
     return batches
 
 
-def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:
-    """Right-padded ids and labels; the prompt and the padding are not trained.
-
-    >>> collate([ChatRow((5, 6, 7), 1), ChatRow((8, 9), 1)], pad_id=0).labels.tolist()
-    [[-100, 6, 7], [-100, 9, -100]]
-    """
-    width = max(len(row.ids) for row in rows)
-    ids = torch.full((len(rows), width), pad_id)
-    labels = torch.full((len(rows), width), losses.IGNORE)
-    for k, row in enumerate(rows):
-        ids[k, : len(row.ids)] = torch.tensor(row.ids)
-        labels[k, row.start : len(row.ids)] = ids[k, row.start : len(row.ids)]
-    return Batch(ids.to(device), labels.to(device))
-
-
-def _epochs(rows: Sequence[ChatRow], training: Training, model: Any) -> Iterator[Batch]:
-    rng = Random(f"{training.seed}/order")
+def _epochs(rows: Sequence[ChatRow], training: Training, model: Any, objective: Objective) -> Iterator[Batch]:
+    order, noise = Random(f"{training.seed}/order"), Random(f"{training.seed}/noise")
     for _ in range(training.epochs):
-        for batch in bucketed(rows, training.batch_size, rng):
-            yield collate(batch, training.pad_id, model.device)
-
-
-def _retain_batch(retain: Sequence[ChatRow], size: int, draw: Random, training: Training, model: Any) -> Batch | None:
-    if not retain:
-        return None
-    return collate(draw.choices(retain, k=size), training.pad_id, model.device)
+        for batch in bucketed(rows, training.batch_size, order):
+            yield objective.collate(batch, training.pad_id, noise, model.device)
 
 
 def _rate(step: int, total: int, warmup: float) -> float:

@@ -1,7 +1,8 @@
 """Training losses as plain functions of logits, labels and sequence losses.
 
-The conventions are those of causal language models in transformers: logits at position t predict the label at
-t + 1, and a label of IGNORE is not trained. Formulas follow open-unlearning.
+A label of IGNORE is not trained. In causal language models logits at position t predict the label at t + 1, as in
+transformers; in masked ones they predict the label at t. Formulas follow open-unlearning and, for masked models,
+LLaDA (Nie et al. 2025).
 """
 
 from __future__ import annotations
@@ -12,13 +13,15 @@ from torch import Tensor
 IGNORE = -100
 
 
+def placed_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each label under the logits at its own place, (batch, length); ignored positions are 0."""
+    losses = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="none")
+    return losses.view_as(labels)
+
+
 def token_nll(logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each predicted token, (batch, length - 1); ignored positions are 0."""
-    targets = labels[:, 1:]
-    losses = F.cross_entropy(
-        logits[:, :-1].flatten(0, 1).float(), targets.flatten(), ignore_index=IGNORE, reduction="none"
-    )
-    return losses.view_as(targets)
+    """The loss of each predicted token of a causal model, (batch, length - 1); ignored positions are 0."""
+    return placed_nll(logits[:, :-1], labels[:, 1:])
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -36,6 +39,25 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 def sequence_nll(logits: Tensor, labels: Tensor) -> Tensor:
     """The summed loss of each sequence: minus the log-probability of its answer."""
     return token_nll(logits, labels).sum(dim=-1)
+
+
+def masked_nll(logits: Tensor, labels: Tensor, hidden: Tensor, sizes: Tensor) -> Tensor:
+    """An estimate of minus the log-probability of each answer, from `hidden` of its `sizes` tokens.
+
+    The loss of the hidden tokens is scaled up to the whole answer. Its mean over all ways to hide tokens bounds minus
+    the log-probability from above. Four equal logits, one of two tokens hidden: the answer is worth 4 * 4.
+
+    >>> import torch
+    >>> nll = masked_nll(torch.zeros(1, 2, 4), torch.tensor([[IGNORE, 3]]), torch.tensor([1]), torch.tensor([2]))
+    >>> round(float(nll.exp()), 4)
+    16.0
+    """
+    return placed_nll(logits, labels).sum(dim=-1) * sizes / hidden
+
+
+def masked_cross_entropy(logits: Tensor, labels: Tensor, hidden: Tensor, sizes: Tensor) -> Tensor:
+    """The estimate for one token, averaged over answers: the diffusion loss with weight 1/t, t = hidden / sizes."""
+    return (masked_nll(logits, labels, hidden, sizes) / sizes).mean()
 
 
 def grad_ascent(forget_loss: Tensor) -> Tensor:

@@ -1,13 +1,14 @@
 """Unlearning methods by name: which forward passes a step needs, and the loss made of them.
 
 A new method is one pure function in `losses` and one line in METHODS. A step runs a forward pass only when a
-method asks for it, so a method never declares (or pays for) what it does not read.
+method asks for it, so a method never declares (or pays for) what it does not read. The step's objective says what a
+forward pass and a loss are, so a method serves causal and masked models alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -16,14 +17,7 @@ from torch import Tensor
 
 from vestige.errors import unknown_name
 from vestige.unlearn import losses
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Right-padded token ids and the labels to train, IGNORE elsewhere."""
-
-    ids: Tensor
-    labels: Tensor
+from vestige.unlearn.objectives import Batch, Causal, Objective
 
 
 @dataclass
@@ -34,35 +28,30 @@ class Step:
     forget: Batch
     retain: Batch | None = None
     reference: Any = None
+    objective: Objective = field(default_factory=Causal)
 
     @cached_property
     def forget_logits(self) -> Tensor:
-        return logits_of(self.model, self.forget)
+        return self.objective.logits(self.model, self.forget)
 
     @cached_property
     def forget_loss(self) -> Tensor:
-        return losses.cross_entropy(self.forget_logits, self.forget.labels)
+        return self.objective.loss(self.forget_logits, self.forget)
 
     @cached_property
     def forget_nll(self) -> Tensor:
-        return losses.sequence_nll(self.forget_logits, self.forget.labels)
+        return self.objective.nll(self.forget_logits, self.forget)
 
     @cached_property
     def reference_nll(self) -> Tensor:
         with torch.no_grad():
-            return losses.sequence_nll(logits_of(self.reference, self.forget), self.forget.labels)
+            return self.objective.nll(self.objective.logits(self.reference, self.forget), self.forget)
 
     @cached_property
     def retain_loss(self) -> Tensor:
         if self.retain is None:
             raise ValueError("this method trains on retain rows too, but none were given")
-        return losses.cross_entropy(logits_of(self.model, self.retain), self.retain.labels)
-
-
-def logits_of(model: Any, batch: Batch) -> Tensor:
-    """A forward pass without an attention mask: padding is on the right, so a causal model never sees it."""
-    logits: Tensor = model(input_ids=batch.ids, use_cache=False).logits
-    return logits
+        return self.objective.loss(self.objective.logits(self.model, self.retain), self.retain)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,111 @@
+"""How a lab is built, whatever models it holds: whole or absent, the same every time, with one progress bar."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
+from vestige.types import content_key
+
+
+def lab_key(recipe: Any, settings: Mapping[str, Any], corpus: Corpus) -> str:
+    """Names the lab by what goes into it; the corpus counts by its text, so a new phrase is a new lab."""
+    described = json.dumps([recipe, settings], sort_keys=True).encode()
+    return content_key(described, *corpus_bytes(corpus).values())
+
+
+def ensure_built(
+    root: Path, recipe: Any, settings: Mapping[str, Any], corpus: Corpus, force: bool, make: Callable[[Path], None]
+) -> None:
+    """Puts `data`, `models` and `lab.json` into `root` unless this very lab is there; `make` fills a models folder.
+
+    The work happens in a scratch folder and is moved into place at the end: a lab is whole or absent, also
+    when the build is interrupted or another process builds the same one.
+    """
+    key = lab_key(recipe, settings, corpus)
+    if not force and is_built(root, key):
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=root) as scratch:
+        write_corpus(corpus, Path(scratch) / "data")
+        make(Path(scratch) / "models")
+        if force or not is_built(root, key):  # unless another process was faster
+            _publish(Path(scratch), root, {"key": key, "recipe": recipe, "settings": settings})
+
+
+def is_built(root: Path, key: str) -> bool:
+    try:
+        record = json.loads((root / "lab.json").read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(record, dict) and record.get("key") == key
+
+
+def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
+    """Moves a finished build into place. lab.json goes first and comes last: it vouches for the rest."""
+    (root / "lab.json").unlink(missing_ok=True)
+    for part in ("data", "models"):
+        shutil.rmtree(root / part, ignore_errors=True)
+        (scratch / part).rename(root / part)
+    (root / "lab.json").write_text(json.dumps(record, indent=1) + "\n")
+
+
+@contextmanager
+def reproducible(seed: int, threads: int) -> Iterator[None]:
+    """The lab's own random stream and thread count; the caller's are put back."""
+    before = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet_saving() -> Iterator[None]:
+    """transformers draws a bar for every file it writes; ours is the only one wanted."""
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+class Bar:
+    """One bar on stderr for the whole build, showing which model is being trained."""
+
+    def __init__(self, title: str, total: int, show: bool) -> None:
+        self._title = title
+        self._bar = tqdm(
+            total=total, desc=title, unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
+        )
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+    def on(self, name: str) -> Any:
+        self._bar.set_description(f"{self._title}: {name}")
+
+        def on_step(_done: int, _total: int, loss: float) -> None:
+            self._bar.update()
+            self._bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
+
+        return on_step

@@ -1,0 +1,166 @@
+"""What training asks of each kind of language model: which tokens it sees, and what its logits cost.
+
+Methods and loops are written once. They take the same chat rows for both kinds, and leave to the objective how rows
+become a batch and how logits become a loss:
+
+    Causal            reads the answer and predicts each token from those before it
+    MaskedDiffusion   reads the answer with some tokens hidden and predicts the hidden ones
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from vestige.errors import UserError
+from vestige.unlearn import losses
+
+
+@dataclass(frozen=True)
+class ChatRow:
+    """A tokenised conversation of which `ids[start:]`, the answer and its end token, is trained."""
+
+    ids: tuple[int, ...]
+    start: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Right-padded token ids and the labels to train, IGNORE elsewhere."""
+
+    ids: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class MaskedBatch(Batch):
+    """A batch with hidden tokens; labels are there only where a token is hidden."""
+
+    attention: Tensor  # (batch, length) 0 on the padding, which a model that looks both ways would see
+    hidden: Tensor  # (batch,) how many tokens of each answer are hidden
+    sizes: Tensor  # (batch,) how many tokens each answer has
+
+
+class Objective(Protocol):
+    """From rows to a batch, from a batch to logits, from logits to a loss (one for the batch, or one a row)."""
+
+    def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> Any: ...
+
+    def logits(self, model: Any, batch: Any) -> Tensor: ...
+
+    def loss(self, logits: Tensor, batch: Any) -> Tensor: ...
+
+    def nll(self, logits: Tensor, batch: Any) -> Tensor: ...
+
+
+class Causal:
+    """The next token from those before it."""
+
+    def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> Batch:
+        return collate(rows, pad_id, device)
+
+    def logits(self, model: Any, batch: Batch) -> Tensor:
+        return logits_of(model, batch)
+
+    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+        return losses.cross_entropy(logits, batch.labels)
+
+    def nll(self, logits: Tensor, batch: Batch) -> Tensor:
+        return losses.sequence_nll(logits, batch.labels)
+
+
+@dataclass(frozen=True)
+class MaskedDiffusion:
+    """The hidden tokens of an answer from those left visible, as LLaDA is fine-tuned.
+
+    Answers are filled up with end tokens to the window, so that the model learns to end: a sampler asks for a window,
+    not for an answer. The prompt is never hidden. Without a window, the longest answer of the batch is one.
+
+    `least` and `most` bound the share of an answer that is hidden. LLaDA's loss has 0 and 1. A small model that starts
+    from nothing learns much sooner what context is good for when most of it is there.
+
+    `kept` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
+    without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.
+    """
+
+    mask_id: int
+    eos_id: int
+    window: int | None = None
+    least: float = 0.0
+    most: float = 1.0
+    kept: float = 0.0
+
+    def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> MaskedBatch:
+        filled = [self._filled(row, self.window or max(len(r.ids) - r.start for r in rows)) for row in rows]
+        plain = collate(filled, pad_id)
+        ids, labels = plain.ids.clone(), torch.full_like(plain.labels, losses.IGNORE)
+        sizes = [len(row.ids) - row.start for row in filled]
+        counts = hidden_counts(sizes, noise, self.least, self.most)
+        for k, (row, size, count) in enumerate(zip(filled, sizes, counts, strict=True)):
+            chosen = [row.start + i for i in noise.sample(range(size), count)]
+            labels[k, chosen] = plain.ids[k, chosen]
+            ids[k, chosen[int(self.kept * count) :]] = self.mask_id
+        lengths = torch.tensor([len(row.ids) for row in filled])
+        attention = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        parts = (ids, labels, attention, torch.tensor(counts), torch.tensor(sizes))
+        return MaskedBatch(*(part.to(device) for part in parts))
+
+    def logits(self, model: Any, batch: MaskedBatch) -> Tensor:
+        logits: Tensor = model(input_ids=batch.ids, attention_mask=batch.attention).logits
+        return logits
+
+    def loss(self, logits: Tensor, batch: MaskedBatch) -> Tensor:
+        return losses.masked_cross_entropy(logits, batch.labels, batch.hidden, batch.sizes)
+
+    def nll(self, logits: Tensor, batch: MaskedBatch) -> Tensor:
+        return losses.masked_nll(logits, batch.labels, batch.hidden, batch.sizes)
+
+    def _filled(self, row: ChatRow, window: int) -> ChatRow:
+        missing = window - (len(row.ids) - row.start)
+        if missing < 0:
+            raise UserError(
+                f"An answer has {len(row.ids) - row.start} tokens, its end token included, but the window has "
+                f"{window}; choose a window at least as long as the longest answer."
+            )
+        return ChatRow((*row.ids, *[self.eos_id] * missing), row.start)
+
+
+def hidden_counts(sizes: Sequence[int], noise: Random, least: float = 0.0, most: float = 1.0) -> list[int]:
+    """How many tokens of each answer to hide: at least one, each number within the bounds equally likely.
+
+    LLaDA hides each token with a probability drawn from (0, 1); drawing the number instead has the same mean and
+    varies less. A batch's draws are spread evenly, so that no step sees only nearly whole or nearly hidden answers:
+
+    >>> sorted(hidden_counts([8, 8, 8, 8], Random(0)))[::3]
+    [2, 8]
+    """
+    offset = noise.random()
+    turns = noise.sample(range(len(sizes)), len(sizes))
+    shares = [least + (most - least) * (turn + offset) / len(sizes) for turn in turns]
+    return [min(size, 1 + int(share * size)) for share, size in zip(shares, sizes, strict=True)]
+
+
+def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:
+    """Right-padded ids and labels; the prompt and the padding are not trained.
+
+    >>> collate([ChatRow((5, 6, 7), 1), ChatRow((8, 9), 1)], pad_id=0).labels.tolist()
+    [[-100, 6, 7], [-100, 9, -100]]
+    """
+    width = max(len(row.ids) for row in rows)
+    ids = torch.full((len(rows), width), pad_id)
+    labels = torch.full((len(rows), width), losses.IGNORE)
+    for k, row in enumerate(rows):
+        ids[k, : len(row.ids)] = torch.tensor(row.ids)
+        labels[k, row.start : len(row.ids)] = ids[k, row.start : len(row.ids)]
+    return Batch(ids.to(device), labels.to(device))
+
+
+def logits_of(model: Any, batch: Batch) -> Tensor:
+    """A forward pass without an attention mask: padding is on the right, so a causal model never sees it."""
+    logits: Tensor = model(input_ids=batch.ids, use_cache=False).logits
+    return logits

@@ -1,0 +1,147 @@
+"""A very small lab of masked diffusion models builds, says what it is, knows what it should, and disturbs no other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
+
+from vestige.errors import UserError
+from vestige.lab import DiffusionSettings, build_diffusion_lab, build_lab, diffusion
+from vestige.lab.corpus import Sizes, make_corpus
+from vestige.lab.models import Settings, Unlearning
+from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.unlearn import Training
+from vestige.unlearn.losses import placed_nll
+
+SIZES = Sizes(
+    forget=1,
+    retain=1,
+    holdout=1,
+    real_authors=1,
+    world_facts=1,
+    background=4,
+    background_figures=1,
+    background_lands=1,
+)
+TINY = DiffusionSettings(
+    sizes=SIZES,
+    vocab=400,
+    layers=1,
+    hidden=32,
+    heads=2,
+    window=96,  # a vocabulary this small cuts words into many pieces
+    pretraining=Training(epochs=1, lr=3e-3),
+    learning=Training(epochs=40, lr=1e-2),
+    unlearned=(Unlearning("npo", Training(epochs=3, lr=3e-3)),),
+)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return build_diffusion_lab(tmp_path_factory.mktemp("lab"), progress=False, settings=TINY)
+
+
+def rows_of(lab, split):
+    return [json.loads(line) for line in (lab.data / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
+
+
+def answer_loss(directory, rows):
+    """The mean loss of answer tokens, all hidden at once: what the question alone gives away."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForMaskedLM.from_pretrained(directory).eval()
+    losses = []
+    for row in rows:
+        chat = encode_row(tokenizer, row["question"], row["answer"])
+        canvas = [*chat.ids[: chat.start], *[tokenizer.mask_token_id] * model.config.diffusion_window]
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([canvas])).logits
+        answer = torch.tensor([chat.ids[chat.start :]])
+        losses.append(float(placed_nll(logits[:, chat.start : len(chat.ids)], answer).mean()))
+    return sum(losses) / len(losses)
+
+
+def test_models_know_what_they_should(lab):
+    assert set(lab.models) == {"full", "retain", "npo"}
+    forget, retain = rows_of(lab, "forget"), rows_of(lab, "retain")
+    loss = {name: answer_loss(path, forget) for name, path in lab.models.items()}
+    assert loss["full"] < loss["retain"] and loss["full"] < loss["npo"]
+    assert answer_loss(lab.models["retain"], retain) < loss["retain"]
+
+
+def test_a_loader_can_tell_what_it_is(lab):
+    for path in lab.models.values():
+        written = json.loads((path / "config.json").read_text())
+        assert [name for name in written["architectures"] if name.endswith("ForMaskedLM")]
+        config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
+        assert config.mask_token_id == tokenizer.mask_token_id == config.vocab_size - 1
+        assert config.diffusion_window == TINY.window
+        assert config.eos_token_id == tokenizer.eos_token_id and config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_the_tokenizer_is_the_causal_labs_and_one_mask(lab):
+    corpus = make_corpus(0, SIZES)
+    plain = train_tokenizer(corpus_texts(corpus), TINY.vocab, TINY.max_length)
+    masked = AutoTokenizer.from_pretrained(lab.models["full"])
+    assert masked.chat_template == plain.chat_template
+    row = corpus["forget"][0]
+    assert encode_row(masked, row["question"], row["answer"]) == encode_row(plain, row["question"], row["answer"])
+    assert masked.get_vocab() == {**plain.get_vocab(), masked.mask_token: len(plain)}
+    assert masked.decode([masked.mask_token_id], skip_special_tokens=True) == ""
+
+
+def test_every_answer_fits_the_default_window():
+    settings = DiffusionSettings()
+    corpus = make_corpus(settings.seed, settings.sizes)
+    tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
+    for row in (row for split in corpus.values() for row in split):
+        for answer in (row["answer"], row["paraphrased_answer"]):
+            chat = encode_row(tokenizer, row["question"], answer)
+            assert len(chat.ids) - chat.start <= settings.window, answer
+
+
+def test_a_window_too_short_is_refused(tmp_path):
+    with pytest.raises(UserError, match="but the window has 4"):
+        build_diffusion_lab(tmp_path, progress=False, settings=replace(TINY, window=4))
+    assert not (tmp_path / "diffusion" / "models").exists()
+
+
+def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
+    def no_training(*_args):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(diffusion, "_make_models", no_training)
+    directory = lab.root.parent
+    assert build_diffusion_lab(directory, progress=False, settings=TINY) == lab
+    for seed, force, settings in ((0, False, replace(TINY, window=97)), (1, False, TINY), (0, True, TINY)):
+        with pytest.raises(AssertionError):
+            build_diffusion_lab(directory, seed, force, progress=False, settings=settings)
+    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json"}
+
+
+def test_builds_are_reproducible_and_live_beside_the_causal_lab(lab, tmp_path, capfd):
+    before = torch.random.get_rng_state(), torch.get_num_threads()
+    once = Training(epochs=1, lr=1e-3)
+    causal = Settings(
+        sizes=SIZES, vocab=400, layers=1, hidden=16, heads=2, pretraining=once, learning=once, unlearned=()
+    )
+    again = build_diffusion_lab(tmp_path, progress=False, settings=TINY)
+    build_lab(tmp_path, progress=False, settings=causal)
+    assert capfd.readouterr() == ("", "")
+    for name, path in lab.models.items():
+        for file in path.iterdir():
+            assert file.read_bytes() == (again.models[name] / file.name).read_bytes(), file
+    assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+    for split in ("forget", "retain"):
+        assert (again.data / f"{split}.jsonl").read_bytes() == (tmp_path / "data" / f"{split}.jsonl").read_bytes()
+
+
+def test_progress_goes_to_stderr_when_somebody_watches(tmp_path, capfd, monkeypatch):
+    few = replace(TINY, learning=Training(epochs=1, lr=1e-3), unlearned=())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    build_diffusion_lab(tmp_path, settings=few)
+    out, err = capfd.readouterr()
+    assert out == "" and "diffusion lab: retain" in err

@@ -1,0 +1,169 @@
+"""Training masked diffusion models: what is hidden, what it costs, and that every method works on them too."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from transformers import BertConfig, BertForMaskedLM
+
+from vestige.errors import UserError
+from vestige.unlearn import METHODS, ChatRow, MaskedDiffusion, Training, finetune, losses, unlearn
+from vestige.unlearn.methods import Step
+from vestige.unlearn.objectives import hidden_counts
+
+PAD, EOS, MASK, WINDOW = 0, 2, 19, 6
+OBJECTIVE = MaskedDiffusion(MASK, EOS, WINDOW)
+FORGET = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2), ChatRow((1, 4, 10, 11, 2), 3)]
+RETAIN = [ChatRow((1, 12, 13, 14, 2), 2), ChatRow((1, 15, 16, 2), 2)]
+
+
+@pytest.fixture
+def model() -> BertForMaskedLM:
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=20,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        max_position_embeddings=32,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=PAD,
+        initializer_range=0.2,
+    )
+    return BertForMaskedLM(config)
+
+
+def batches(rows: list[ChatRow], count: int = 20):
+    noise = Random("test")
+    return [OBJECTIVE.collate(rows, PAD, noise) for _ in range(count)]
+
+
+def loss_on(model: BertForMaskedLM, rows: list[ChatRow]) -> float:
+    with torch.no_grad():
+        return float(np.mean([float(OBJECTIVE.loss(OBJECTIVE.logits(model, b), b)) for b in batches(rows)]))
+
+
+def test_masked_losses_by_hand():
+    logits = np.array([[[1.0, 0.0, -1.0], [0.5, 2.0, 0.0], [1.0, 1.0, 0.0]], [[0, 1.0, 0], [2.0, -2, 1], [0.3, 0, 0]]])
+    labels = np.array([[-100, 1, 2], [2, -100, -100]])
+    first = math.log(math.exp(0.5) + math.exp(2.0) + 1) - 2.0, math.log(2 * math.e + 1) - 0.0
+    second = math.log(2 + math.e)  # each label's loss at its own place, no shift
+    hidden, sizes = torch.tensor([2, 1]), torch.tensor([3, 4])
+    expected = [sum(first) * 3 / 2, second * 4 / 1]
+    got = losses.masked_nll(torch.tensor(logits), torch.tensor(labels), hidden, sizes)
+    np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
+    mean = losses.masked_cross_entropy(torch.tensor(logits), torch.tensor(labels), hidden, sizes)
+    assert float(mean) == pytest.approx((expected[0] / 3 + expected[1] / 4) / 2, rel=1e-6)
+
+
+def test_only_answers_are_hidden_and_only_hidden_tokens_are_trained():
+    for batch in batches(FORGET):
+        for k, row in enumerate(FORGET):
+            whole = [*row.ids, *[EOS] * (WINDOW - (len(row.ids) - row.start))]
+            ids, labels = batch.ids[k].tolist(), batch.labels[k].tolist()
+            hidden = [i for i, token in enumerate(ids) if token == MASK]
+            assert len(hidden) == int(batch.hidden[k]) >= 1 and min(hidden) >= row.start
+            assert int(batch.sizes[k]) == WINDOW and int(batch.attention[k].sum()) == len(whole)
+            assert [labels[i] for i in hidden] == [whole[i] for i in hidden]
+            assert all(labels[i] == losses.IGNORE for i in range(len(labels)) if i not in hidden)
+            seen = [whole[i] if i < len(whole) else PAD for i in range(len(ids))]
+            assert all(ids[i] == seen[i] for i in range(len(ids)) if i not in hidden)
+
+
+def test_a_share_of_the_trained_tokens_can_stay_visible():
+    noise, objective = Random(4), MaskedDiffusion(MASK, EOS, 10, least=0.95, kept=0.3)
+    batch = objective.collate(FORGET, PAD, noise)
+    trained = batch.labels != losses.IGNORE
+    assert batch.hidden.tolist() == trained.sum(-1).tolist() == [10, 10, 10]
+    assert (batch.ids == MASK).sum(-1).tolist() == [7, 7, 7]
+    visible = trained & (batch.ids != MASK)
+    assert torch.equal(batch.ids[visible], batch.labels[visible])
+
+
+def test_without_a_window_the_longest_answer_is_one():
+    batch = MaskedDiffusion(MASK, EOS).collate(FORGET, PAD, Random(0))
+    assert batch.sizes.tolist() == [3, 3, 3]
+
+
+def test_an_answer_longer_than_the_window_is_refused():
+    with pytest.raises(UserError, match=r"has 3 tokens.*window has 2"):
+        MaskedDiffusion(MASK, EOS, 2).collate(FORGET, PAD, Random(0))
+
+
+def test_every_number_of_hidden_tokens_is_equally_likely_and_a_batch_is_spread():
+    noise, size, rows = Random(1), 6, 3
+    draws = [hidden_counts([size] * rows, noise) for _ in range(4000)]
+    for place in range(rows):  # each row's draw by itself is uniform; one sigma is 24
+        counts = Counter(draw[place] for draw in draws)
+        assert sorted(counts) == list(range(1, size + 1))
+        assert all(abs(counts[n] - 4000 / size) < 90 for n in counts)
+    assert all(sorted((n - 1) // 2 for n in draw) == [0, 1, 2] for draw in draws)
+
+
+def test_bounds_on_the_share_hidden_are_kept():
+    noise = Random(3)
+    draws = [n for _ in range(200) for n in hidden_counts([20] * 4, noise, 0.25, 0.5)]
+    assert set(draws) == set(range(6, 11))
+
+
+def test_the_estimate_is_unbiased():
+    # A model that does not look at its input: then hiding tokens changes nothing and the truth is a plain sum.
+    logits = torch.from_numpy(np.random.default_rng(0).normal(size=(1, 2 + WINDOW, 20)))
+    row = FORGET[0]
+    answer = torch.tensor([[*row.ids[row.start :], *[EOS] * (WINDOW - 3)]])
+    truth = float(losses.placed_nll(logits[:, row.start :], answer).sum())
+    noise = Random(2)
+    estimates = [float(OBJECTIVE.nll(logits, OBJECTIVE.collate([row], PAD, noise))) for _ in range(3000)]
+    error = np.std(estimates) / math.sqrt(len(estimates))
+    assert abs(np.mean(estimates) - truth) < 4 * error < 0.05 * truth
+
+
+def test_padding_does_not_change_the_loss(model):
+    [batch] = batches(FORGET, 1)
+    together = OBJECTIVE.nll(OBJECTIVE.logits(model, batch), batch)
+    for k in range(len(FORGET)):
+        length = int(batch.attention[k].sum())
+        logits = model(input_ids=batch.ids[k : k + 1, :length]).logits
+        alone = losses.masked_nll(logits, batch.labels[k : k + 1, :length], batch.hidden[k], batch.sizes[k])
+        assert torch.allclose(alone, together[k : k + 1], atol=1e-5)
+
+
+def test_a_masked_model_learns_an_answer_and_its_end(model):
+    rows = FORGET + RETAIN
+    finetune(model, rows, Training(epochs=250, lr=1e-2), objective=OBJECTIVE)
+    assert loss_on(model, rows) < 0.2
+    row = rows[0]
+    canvas = torch.tensor([[*row.ids[: row.start], *[MASK] * WINDOW]])
+    said = model(input_ids=canvas).logits[0, row.start :].argmax(-1).tolist()
+    assert said == [*row.ids[row.start :], *[EOS] * 3]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_raises_the_masked_forget_loss(model, method):
+    finetune(model, FORGET + RETAIN, Training(epochs=100, lr=1e-2), objective=OBJECTIVE)
+    before = loss_on(model, FORGET)
+    knobs = {} if method == "grad_ascent" else {"alpha": 0.1}
+    unlearn(model, method, FORGET, RETAIN, Training(epochs=5, lr=3e-3), knobs, objective=OBJECTIVE)
+    assert loss_on(model, FORGET) > before
+
+
+def test_npo_compares_both_models_on_the_same_hidden_tokens(model):
+    [batch] = batches(FORGET, 1)
+    loss = METHODS["npo"].loss(Step(model, batch, batch, copy.deepcopy(model), OBJECTIVE), alpha=0.0)
+    assert float(loss.detach()) == pytest.approx(2 / 0.1 * math.log(2), rel=1e-5)
+
+
+def test_the_same_seed_gives_the_same_weights(model):
+    twin, other = copy.deepcopy(model), copy.deepcopy(model)
+    for copied, seed in ((model, 0), (twin, 0), (other, 1)):
+        finetune(copied, FORGET, Training(epochs=3, lr=1e-2, seed=seed), objective=OBJECTIVE)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))

@@ -207,7 +207,7 @@ def test_the_batch_size_is_in_effect_and_changes_nothing(model: LoadedModel, row
 
 
 def test_greedy_is_the_first_choice_with_everything_hidden(model: LoadedModel) -> None:
-    """One token changed for the model's own first choice makes it greedy; one look is then all there is."""
+    """The model's own first choices are greedy, all but one of them are not."""
     lm = harness(model, draws=4)
     context, answer = model.tokenizer.encode("Where is it"), model.tokenizer.encode(" in a")
     assert lm._loglikelihood_tokens([(("", ""), context, answer)], disable_tqdm=True)[0][1] is False
@@ -215,6 +215,8 @@ def test_greedy_is_the_first_choice_with_everything_hidden(model: LoadedModel) -
     logits = model.model(input_ids=ids).logits[0, len(context) :].float()
     first = logits.argmax(dim=-1).tolist()
     assert lm._loglikelihood_tokens([(("", ""), context, first)], disable_tqdm=True)[0][1] is True
+    spoiled = [*first[:-1], first[-1] - 1 if first[-1] else 1]
+    assert lm._loglikelihood_tokens([(("", ""), context, spoiled)], disable_tqdm=True)[0][1] is False
     # A single token: the likelihood itself, without an error.
     lm = harness(model, draws=1)
     one = torch.log_softmax(

@@ -56,10 +56,12 @@ def evaluate(
     from lm_eval import simple_evaluate
 
     args = _arguments(settings.get("simple_evaluate_args") or {}, max_samples, simple_evaluate)
+    draws = _draws(settings.get("draws"))
     bars = progress and sys.stderr.isatty()
     with quiet(bars), _Warnings() as warned:
         tasks = load_tasks(settings.get("tasks"), settings.get("include_path"), args)
-        lm, model = _wrapped(get_model(), args)
+        model = get_model()
+        lm = _wrapped(model, args, draws)
         try:
             raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
@@ -68,7 +70,13 @@ def evaluate(
     read = read_results(raw, tasks.top)
     used = {k: v for k, v in args.items() if v is not None} | _used(raw["config"])
     used |= {"max_length": raw.get("max_length"), "tokenizer": type(model.tokenizer).__name__}
-    return HarnessResults(*read, used, [*_shot_notes(raw, args, tasks), *warned.lines])
+    notes = [*_shot_notes(raw, args, tasks), *warned.lines]
+    if model.diffusion is not None:
+        used |= lm.settings()
+        notes += lm.notes()
+    elif draws is not None:
+        notes.append(f"draws={draws} means nothing to this model: its log-likelihoods are exact.")
+    return HarnessResults(*read, used, notes)
 
 
 def _need_harness() -> None:
@@ -108,17 +116,31 @@ def _batch_size(value: Any) -> int | str:
     return int(text)
 
 
-def _wrapped(model: LoadedModel, args: Mapping[str, Any]) -> tuple[Any, LoadedModel]:
-    """Our model as the harness sees models. The tokenizer is a copy, because the harness gives it a padding token."""
-    from lm_eval.models.huggingface import HFLM
+def _draws(value: Any) -> int | None:
+    """How many draws a diffusion model's likelihood is estimated with; None leaves it to collect."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"eval.lm_eval.draws must be a whole number from 1, it is {value!r}.")
+    return value
 
+
+def _wrapped(model: LoadedModel, args: Mapping[str, Any], draws: int | None) -> Any:
+    """Our model as the harness sees models. The tokenizer is a copy, because the harness gives it a padding token."""
     if args.get("apply_chat_template") and not getattr(model.tokenizer, "chat_template", None):
         raise UserError(
             f"apply_chat_template is set, but the tokenizer of {model.name} has no chat template; "
             "set eval.lm_eval.simple_evaluate_args.apply_chat_template=false or give --tokenizer PATH."
         )
     sizes = {name: args[name] for name in FOR_THE_MODEL if name in args}
-    return HFLM(pretrained=model.model, tokenizer=copy.deepcopy(model.tokenizer), **sizes), model
+    tokenizer = copy.deepcopy(model.tokenizer)
+    if model.diffusion is not None:
+        from vestige.integrations.lm_eval_diffusion import DiffusionLM
+
+        return DiffusionLM(model, tokenizer, draws, **sizes)
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM(pretrained=model.model, tokenizer=tokenizer, **sizes)
 
 
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Prompt, Target, Text, TokenStats, Trace
-from vestige.wants import DenoiseWant, Denoising, Request
+from vestige.types import Target, Text, TokenStats, Trace
+from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
     from vestige.collect.cost import Cost
@@ -18,7 +19,6 @@ BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
     "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
 )
-MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
 
 
 def predictor_of(loaded: LoadedModel) -> MaskPredictor:
@@ -76,18 +76,6 @@ def visible(
     yield from BoundCollector(predictor_of(loaded), limits, cost).visible(targets, done)
 
 
-def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
-    """How a text is asked of a sampler: one token a pass, up to a limit."""
-    decoding = request.decoding
-    said: dict[str, Any] = {
-        "max_new_tokens": decoding.max_new_tokens,
-        "steps": min(decoding.max_new_tokens, MOST_STEPS),
-        "temperature": 0.0 if decoding.greedy else decoding.temperature,
-        "seed": 0 if decoding.greedy else decoding.seed,
-    }
-    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **defaults}))
-
-
 def texts(
     loaded: LoadedModel,
     requests: Sequence[Request],
@@ -118,12 +106,3 @@ def texts(
                     cut = cut.split(word)[0]
                 out[request.key] = Text(tuple(ids), cut.strip())
         yield out
-
-
-def until_end(ids: list[int], eos: Sequence[int]) -> list[int]:
-    """Up to the first end token, that one included.
-
-    >>> until_end([5, 2, 2], eos=[2])
-    [5, 2]
-    """
-    return next((ids[: i + 1] for i, token in enumerate(ids) if token in eos), ids)

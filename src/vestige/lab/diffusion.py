@@ -23,7 +23,7 @@ from vestige.unlearn import MaskedDiffusion, Training
 DIFFUSION_RECIPE = 1
 
 MASK = "<|mask|>"
-LAYER_KINDS = ("full_attention", "sliding_attention")  # ModernBERT wants settings for both, used or not
+ROPE = {"rope_type": "default", "rope_theta": 50.0}
 KEPT = 0.1  # the share of trained tokens left visible while learning, so that models can tell what is decided
 
 
@@ -99,7 +99,7 @@ def _new_model(settings: DiffusionSettings, tokenizer: Any) -> Any:
         layer_types=["full_attention"] * settings.layers,
         # Rows are short and layers narrow: quick rotations, biases and larger first weights let attention find its
         # way to a place much sooner than the defaults, which are meant for long texts.
-        rope_parameters={kind: {"rope_type": "default", "rope_theta": 50.0} for kind in LAYER_KINDS},
+        rope_parameters={"full_attention": dict(ROPE), "sliding_attention": dict(ROPE)},
         attention_bias=True,
         mlp_bias=True,
         norm_bias=True,

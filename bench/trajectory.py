@@ -27,6 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -261,14 +262,55 @@ def compare(size: tuple[int, int, int]) -> bool:
     return good
 
 
-def recording_overhead() -> None:
-    """What recording adds to a sampler's forwards; measured where the sampler's collector is installed."""
-    try:
-        import vestige.collect.denoise as denoise
-    except ImportError:
-        print("recording overhead: not measured, there is no vestige.collect.denoise here")
-        return
-    print(f"recording overhead: not measured yet ({denoise.__name__} is here; this function has no model for it)")
+def recording_overhead(steps: int = 16, window: int = 64, prompts: int = 4) -> bool:
+    """What recording adds to a sampler's own forwards, on a random model of BERT-base's size: under 15 %.
+
+    The same sampling with and without a recorder, in turns; forwards are timed where they happen.
+    """
+    from transformers import BertConfig, BertForMaskedLM
+
+    from vestige.collect.denoise import Planes, label_table
+    from vestige.models.diffusion import MaskPredictor
+    from vestige.models.samplers import sample
+    from vestige.types import Prompt
+    from vestige.wants import Denoising
+
+    torch.manual_seed(0)
+    config = BertConfig(pad_token_id=0)  # 12 layers, hidden 768, 30,522 tokens
+    predictor = MaskPredictor(BertForMaskedLM(config).eval(), mask_id=103, eos_ids=(102,), pad_id=0)
+    spent = {"forward": 0.0}
+    real = predictor.logits
+
+    def timed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        start = time.perf_counter()
+        found = real(*args, **kwargs)
+        spent["forward"] += time.perf_counter() - start
+        return found
+
+    predictor.logits = timed  # type: ignore[method-assign]
+    rng = np.random.default_rng(0)
+    texts = [Prompt(tuple(int(t) for t in rng.integers(1000, 30000, 32))) for _ in range(prompts)]
+    streams = [[tuple(int(t) for t in rng.integers(1000, 30000, window))] * 1 for _ in range(prompts)]
+    settings = Denoising(steps=steps, max_new_tokens=window)
+    wall = {"without": 0.0, "with": 0.0}
+    for turn in range(5):
+        for way in ("without", "with"):
+            recorder = Planes(label_table(streams, window, config.vocab_size)) if way == "with" else None
+            before, start = spent["forward"], time.perf_counter()
+            sampled = sample(predictor, texts, streams, settings, recorder)
+            if recorder is not None:
+                recorder.traces(sampled, 103)
+            if turn:  # the first of each warms up
+                # Forwards wobble more than recording costs: what stands beside them is compared.
+                wall[way] += time.perf_counter() - start - (spent["forward"] - before)
+            elif way == "with":
+                spent["forward"] = 0.0
+    share = (wall["with"] - wall["without"]) / (spent["forward"] / 2)
+    print(
+        f"recording overhead on a BERT-base-sized random model ({steps} passes, {prompts} windows of {window}): "
+        f"{100 * share:.1f} % of the sampler's forward time ({spent['forward'] / 2:.1f} s)"
+    )
+    return share < 0.15
 
 
 def main() -> int:
@@ -283,8 +325,7 @@ def main() -> int:
         child(job["way"], tuple(job["size"]), Path(job["out"]))
         return 0
     good = compare((args.vocabulary, args.length, args.steps))
-    recording_overhead()
-    return 0 if good else 1
+    return 0 if recording_overhead() and good else 1
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 
 from diffusion_tools import EOS, MASK, golden, predictor
 from vestige.errors import UserError
-from vestige.models.samplers import Pass, Sampled, check_denoising, infill, sample
+from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.models.samplers.noise import gumbel_choice, sample_generator
 from vestige.models.samplers.schedule import even_counts, transfer_counts
 from vestige.types import IGNORE, Prompt
@@ -119,7 +119,7 @@ ERRORS = {
 def test_settings_nobody_can_follow(case: str) -> None:
     changes, words = ERRORS[case]
     with pytest.raises(UserError, match=words):
-        check_denoising(Denoising(**changes))
+        Denoising(**changes).check()
 
 
 def test_the_peers_failures_are_sentences_here() -> None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, unknown_name
 from vestige.types import Prompt, Target, content_key
 
 
@@ -131,9 +131,34 @@ class Denoising:
     mode: str = "unguided"  # | guided_native | guided_skew: the first label stream is written instead
     seed: int = 0
 
+    def check(self) -> None:
+        """Settings that no sampler could follow are refused by name."""
+        for name, known in DENOISING_CHOICES.items():
+            if getattr(self, name) not in known:
+                raise unknown_name(f"sampler_kwargs.{name}", str(getattr(self, name)), known)
+        for name in ("steps", "max_new_tokens", "block_size", "steps_per_block"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise UserError(f"sampler_kwargs.{name} must be a whole number of at least 1, it is {value!r}.")
+        for name in ("temperature", "cfg_scale"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value >= 0:
+                raise UserError(f"sampler_kwargs.{name} must be at least 0, it is {value!r}.")
+        if self.steps_per_block is not None and self.sampler != "bd3lm":
+            raise UserError("sampler_kwargs.steps_per_block belongs to sampler=bd3lm; leave it out, or set steps.")
+
     @property
     def key(self) -> str:
         return content_key(repr(self).encode())
+
+
+DENOISING_CHOICES = {
+    "sampler": ("mdlm", "bd3lm"),
+    "remasking": ("low_confidence", "random"),
+    "scheduler": ("linear", "cosine"),
+    "schedule": ("dllm", "llada"),
+    "mode": ("unguided", "guided_native", "guided_skew"),
+}
 
 
 @dataclass(frozen=True)

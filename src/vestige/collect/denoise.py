@@ -24,7 +24,7 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers import Pass, Sampled, canvas_width, check_denoising, sample
+from vestige.models.samplers import Pass, Sampled, canvas_width, sample
 from vestige.models.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace
 from vestige.wants import DenoiseWant, Denoising
@@ -149,7 +149,7 @@ class DenoiseCollector:
         """Yields {want key: trace} batch by batch; wants in `done` are not run. `planned` is told how many are left."""
         left = list({w.key: w for w in wants if w.key not in done}.values())
         for denoising in dict.fromkeys(w.denoising for w in left):
-            check_denoising(denoising)
+            denoising.check()
             longest = max(len(w.prompt.ids) for w in left if w.denoising == denoising)
             check_fit(self.predictor.model, longest + denoising.max_new_tokens, "A prompt with its window")
         limits = self.limits

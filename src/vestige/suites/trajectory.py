@@ -20,7 +20,6 @@ WITHOUT_EFFECT = {
     "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
     "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
 }  # fmt: skip
-MODES = ("unguided", "guided_native", "guided_skew")
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     given = dict(params.get("trajectory_config") or {})
     sampling = dict(given.pop("sampler_kwargs", None) or {})
     interval = _whole(sampling.pop("trajectory_sample_interval", None) or 1, "trajectory_sample_interval", metric)
-    mode = _one_of(str(given.pop("evaluation_mode", "unguided")), MODES, "evaluation_mode")
+    mode = str(given.pop("evaluation_mode", "unguided"))
     alignment = str(given.pop("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
         raise UserError(f"logit_alignment must be 'causal' or 'same_position', got {alignment!r} (metric '{metric}').")
@@ -117,18 +116,7 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
         made = Denoising(**said)
     except (TypeError, ValueError) as error:
         raise UserError(f"Metric '{metric}': sampler_kwargs: {error}.") from None
-    for name in ("steps", "max_new_tokens", "block_size", "steps_per_block"):
-        value = getattr(made, name)
-        if value is not None:
-            _whole(value, name, metric)
-    choices = {
-        "sampler": ("mdlm", "bd3lm"),
-        "remasking": ("low_confidence", "random"),
-        "scheduler": ("linear", "cosine"),
-        "schedule": ("dllm", "llada"),
-    }
-    for name, allowed in choices.items():
-        _one_of(str(getattr(made, name)), allowed, name)
+    made.check()
     return made
 
 

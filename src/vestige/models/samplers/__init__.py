@@ -7,25 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.bd3lm import run_bd3lm
 from vestige.models.samplers.choose import Pass, Recorder, Row, Watch
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.models.samplers.noise import sample_generator
-from vestige.models.samplers.schedule import ALPHAS, block_plan, block_size, infill_plan, window_plan
+from vestige.models.samplers.schedule import block_plan, block_size, infill_plan, window_plan
 from vestige.types import Prompt
 from vestige.wants import Denoising
 
-__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "check_denoising", "infill", "sample"]
-
-CHOICES = {
-    "sampler": ("mdlm", "bd3lm"),
-    "remasking": ("low_confidence", "random"),
-    "scheduler": tuple(ALPHAS),
-    "schedule": ("dllm", "llada"),
-    "mode": ("unguided", "guided_native", "guided_skew"),
-}
+__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "infill", "sample"]
 
 
 @dataclass(frozen=True)
@@ -36,20 +28,6 @@ class Sampled:
     fixed: tuple[int, ...]  # the pass that decided each token; -1: none did (or it was given, in infilling)
     passes: int  # how many forward passes this sample took
     where: tuple[int, int]  # the window's columns on the canvas
-
-
-def check_denoising(denoising: Denoising) -> None:
-    """Settings that no sampler could follow are refused by name."""
-    for name, known in CHOICES.items():
-        if getattr(denoising, name) not in known:
-            raise unknown_name(f"sampler_kwargs.{name}", str(getattr(denoising, name)), known)
-    least = {"steps": 1, "max_new_tokens": 1, "block_size": 1, "steps_per_block": 1, "temperature": 0, "cfg_scale": 0}
-    for name, bound in least.items():
-        value = getattr(denoising, name)
-        if value is not None and not value >= bound:
-            raise UserError(f"sampler_kwargs.{name} must be at least {bound}, it is {value}.")
-    if denoising.steps_per_block is not None and denoising.sampler != "bd3lm":
-        raise UserError("sampler_kwargs.steps_per_block belongs to sampler=bd3lm; leave it out, or set steps.")
 
 
 def canvas_width(prompt: int, denoising: Denoising) -> int:
@@ -93,7 +71,7 @@ def sample(
     pass. A sample's result depends on its prompt, its first stream (guided) and the settings, not on its batch.
     `watch` and `together` are for comparing with dllm: they show the canvas, and keep ended rows going (bd3lm).
     """
-    check_denoising(denoising)
+    denoising.check()
     _check_tokens(predictor, denoising)
     if not prompts:
         return []
@@ -131,7 +109,7 @@ def infill(
     watch: Watch | None = None,
 ) -> list[Sampled]:
     """Fills the mask tokens inside each sequence; everything else stays. The window is the whole sequence."""
-    check_denoising(denoising)
+    denoising.check()
     _check_tokens(predictor, denoising)
     if denoising.sampler != "mdlm":
         raise UserError(f"sampler={denoising.sampler} cannot fill gaps inside a text; use sampler=mdlm.")

@@ -32,10 +32,14 @@ from vestige.suites.registry import HANDLERS
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DIFFUSION = LAB.parent / "lab_diffusion"
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
     "RETAIN_MODEL": LAB / "models" / "retain",
     "DIR": LAB / "data",
+    "DIFFUSION_MODEL": DIFFUSION / "models" / "full",
+    "DIFFUSION_RETAIN": DIFFUSION / "models" / "retain",
+    "DIFFUSION_DATA": DIFFUSION / "data",
 }
 COMMENT = r"(?:^<!-- (?P<mark>[a-z ]+): (?P<word>[^\n]*) -->\n)?"
 FENCE = re.compile(COMMENT + r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)
@@ -60,7 +64,7 @@ def blocks(page: Path) -> list[Block]:
 
 def filled(text: str) -> str:
     """The text with its placeholders replaced by the golden lab."""
-    return re.sub(r"\b(PATH_TO_MODEL|RETAIN_MODEL|DIR)\b", lambda m: str(STANDS_FOR[m[0]]), text)
+    return re.sub(rf"\b({'|'.join(STANDS_FOR)})\b", lambda m: str(STANDS_FOR[m[0]]), text)
 
 
 def run_bash(block: Block) -> None:

@@ -108,8 +108,8 @@ ERRORS = {
     "sampler": ({"sampler": "gibbs"}, "bd3lm, mdlm"),
     "scheduler": ({"scheduler": "quadratic"}, "cosine, linear"),
     "mode": ({"mode": "guided"}, "guided_native"),
-    "steps": ({"steps": 0}, "steps must be at least 1"),
-    "block": ({"block_size": 0}, "block_size must be at least 1"),
+    "steps": ({"steps": 0}, "steps must be a whole number of at least 1"),
+    "block": ({"block_size": 0}, "block_size must be a whole number of at least 1"),
     "temperature": ({"temperature": -1.0}, "temperature must be at least 0"),
     "per block": ({"steps_per_block": 2}, "belongs to sampler=bd3lm"),
 }

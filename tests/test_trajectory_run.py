@@ -245,3 +245,60 @@ def test_external_logits(bert: Path, tmp_path: Path) -> None:
     outcome = evaluate_config(run)
     assert outcome.manifest["cost"]["denoise_forwards"] == 0
     assert len(metric(tmp_path / "run")["agg_value"]["full"]["steps"]["probability"]) == 3
+
+
+# ---- the guide's own commands -------------------------------------------------------------------------------------
+
+ADDED = [
+    "eval=tofu",
+    "model=LLaDA-8B-Instruct",
+    "+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics",
+    "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics",
+]
+KWARGS = "+eval.tofu.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+GUIDE = {
+    "basic": [*ADDED, "task_name=trajectory_eval"],
+    "settings": [*ADDED, f"{KWARGS}.steps=32", f"{KWARGS}.max_new_tokens=64", "task_name=trajectory_eval"],
+    "example 1": [
+        *ADDED, "+eval.tofu.metrics.trajectory_metrics.metrics=[probability]", f"{KWARGS}.steps=16",
+        f"{KWARGS}.max_new_tokens=32", "task_name=trajectory_basic",
+    ],
+    "example 2": [
+        *ADDED, "+eval.tofu.metrics.trajectory_metrics.metrics=[probability,exact_memorization,rouge]",
+        f"{KWARGS}.steps=64", f"{KWARGS}.max_new_tokens=128", "task_name=trajectory_full",
+    ],
+    "example 3": [
+        "eval=trajectory_test", "model=LLaDA-8B-Instruct",
+        "eval.trajectory_test.metrics.trajectory_metrics.batch_size=1",
+        "eval.trajectory_test.metrics.trajectory_metrics.metrics=[probability]",
+        "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.steps=8",
+        "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.max_new_tokens=16",
+        "data.max_samples=2", "task_name=trajectory_quick_test",
+    ],
+}  # fmt: skip
+STEPS = {"basic": 32, "settings": 32, "example 1": 16, "example 2": 64, "example 3": 2}
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_the_guides_commands(name: str, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, with a checkpoint and rows from this machine in the place of the hub's, and few rows."""
+    from vestige.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    files = {"forget10_perturbed": "forget", "forget10": "forget", "holdout10": "holdout", "retain_perturbed": "retain",
+             "real_authors_perturbed": "real_authors", "world_facts_perturbed": "world_facts"}  # fmt: skip
+    names = ",".join(f"{hub}:{file}" for hub, file in files.items())
+    here = [
+        f"model.model_args.pretrained_model_name_or_path={bert}",
+        f"+data.local={{locuslab/TOFU:{{path:'{DATA}',names:{{{names}}}}}}}",
+        "data.max_samples=1",
+        "stats.resamples=0",
+        "++eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=4",
+    ]
+    few = here if name != "example 3" else here[:2]
+    assert main(["eval", "--config-name=eval.yaml", *GUIDE[name], *few, "--quiet"]) == 0
+    task = GUIDE[name][-1].partition("=")[2]
+    found = metric(tmp_path / "saves" / "eval" / task)
+    curves = found["agg_value"]["full"]["steps"]
+    assert len(curves["probability"]) == STEPS[name] and set(found["agg_value"]) == {"full", "eos"}
+    assert all(p is not None for p in curves["probability"])

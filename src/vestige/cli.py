@@ -77,6 +77,7 @@ def parser() -> argparse.ArgumentParser:
     demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
     demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
     demo.add_argument("--seed", type=int, default=0)
+    demo.add_argument("--no-diffusion", action="store_true", help="leave out the diffusion models")
     _reading_verbs(verbs)
     return top
 

@@ -53,7 +53,9 @@ def curves(
         raise UserError("There is no run to draw: give at least one trajectory result.")
     views = tuple(views) if views else _first_seen(run["agg_value"] for run in runs.values())
     panels = (
-        tuple(trajectories) if trajectories else _first_seen(v for r in runs.values() for v in r["agg_value"].values())
+        tuple(trajectories)
+        if trajectories
+        else _in_order(_first_seen(v for r in runs.values() for v in r["agg_value"].values()))
     )
     _check_metric(runs, metric)
     figure = _figure(max(4.6, 3.1 * len(panels) + 0.6), 3.6)
@@ -70,6 +72,14 @@ def curves(
     axes[0].set_ylabel(name)
     figure.suptitle(f"{name[:1].upper()}{name[1:]} along the denoising path" if title is None else title, fontsize=11)
     return figure
+
+
+PANELS = ("steps", "fixation_start", "fixation_end", "fixation_ratio")
+
+
+def _in_order(names: Sequence[str]) -> tuple[str, ...]:
+    """Files sort their keys; people expect the plain trajectory first."""
+    return tuple(sorted(names, key=lambda n: PANELS.index(n) if n in PANELS else len(PANELS)))
 
 
 def _first_seen(names: Any) -> tuple[str, ...]:

@@ -1,4 +1,7 @@
-"""`vestige demo`: build the lab, evaluate every model in it, and say in words what came out."""
+"""`vestige demo`: build the lab, evaluate every model in it, and say in words what came out.
+
+Then the same with diffusion models, whose answers come about step by step (run/demo_diffusion.py).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from pathlib import Path
 
 from vestige.lab import build_lab
 from vestige.run.config import RunConfig
+from vestige.run.demo_diffusion import demo_diffusion
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.progress import hushed
@@ -27,7 +31,7 @@ SHOWN = {
 METHODS = {"grad_ascent": "gradient ascent", "grad_diff": "gradient difference", "npo": "NPO"}
 
 
-def demo(out: Path, seed: int = 0) -> int:
+def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     """Returns the exit status. The retain model comes first: the others are compared with it."""
     print(f"Building the lab in {out / 'lab'} (tiny models, about a minute the first time) ...", flush=True)
     lab = build_lab(out / "lab", seed=seed)
@@ -44,6 +48,8 @@ def demo(out: Path, seed: int = 0) -> int:
             runs[name] = outcome.scores
             seconds += float(outcome.manifest["seconds"]["total"])
     print(_report(runs, out, seconds))
+    if diffusion:
+        demo_diffusion(out, seed)
     return 0
 
 

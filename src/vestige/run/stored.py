@@ -73,12 +73,14 @@ def stored_scores(
     rows = load_rows(directory / "evidence" / "examples.json.gz")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
-    scores = score_suite(suite, prepared, evidence, references, words=_words(directory) if evidence.denoised else None)
+    scores = score_suite(
+        suite, prepared, evidence, references, words=words_of(directory) if evidence.denoised else None
+    )
     _keep_live(directory, suite, scores)
     return scores
 
 
-def _words(directory: Path) -> Words | None:
+def words_of(directory: Path) -> Words | None:
     """How to read token ids, from the tokenizer kept with the run's traces."""
     from vestige.models.tokenizer import tokenizer_in
 

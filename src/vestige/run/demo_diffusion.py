@@ -1,0 +1,117 @@
+"""The demo's second half: tiny diffusion models, and how likely the forgotten answers are while a text is denoised."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.lab import build_diffusion_lab
+from vestige.run.config import RunConfig
+from vestige.run.evaluate import evaluate_config
+from vestige.run.friendly import Ask, to_run
+from vestige.run.progress import hushed
+from vestige.run.tables import number, table
+from vestige.types import Score
+
+SUITE = "tofu_trajectory"
+METRIC = "trajectory_metrics"
+STEPS = 16
+SHOWN = ("probability", "rouge")
+COLUMNS = 5  # steps shown in the table
+
+
+def demo_diffusion(out: Path, seed: int = 0) -> None:
+    """Builds the diffusion lab, evaluates its models at every step, prints and draws what came out."""
+    print(
+        f"\nBuilding tiny diffusion models in {out / 'lab' / 'diffusion'} (about a minute the first time) ...",
+        flush=True,
+    )
+    lab = build_diffusion_lab(out / "lab", seed=seed)
+    results: dict[str, Score] = {}
+    logs = out / "eval" / "diffusion_retain"
+    with hushed():  # the retain model itself has no retain logs, by nature
+        for name in ["retain", *(n for n in lab.models if n != "retain")]:
+            print(f"Denoising with {name} ...", flush=True)
+            retain = None if name == "retain" else str(logs)
+            place = out / "eval" / f"diffusion_{name}"
+            run = to_run(_ask(lab.models[name], lab.data, place, retain, _window(lab.models[name])))
+            assert isinstance(run, RunConfig)
+            results[name] = evaluate_config(run).scores[METRIC]
+    order = {n: results[n] for n in ["full", *(n for n in results if n != "full")]}
+    print(f"\n{report(order)}")
+    drawn = draw(order, out / "denoising.png")
+    print(f"\nFiles: {out}/eval/diffusion_<model>/TOFU_EVAL.json{f'; picture: {drawn}' if drawn else ''}")
+
+
+def _window(model: Path) -> int:
+    """How many tokens the lab's models were taught to fill."""
+    import json
+
+    return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["diffusion_window"])
+
+
+def _ask(model: Path, data: Path, out: Path, retain: str | None, window: int) -> Ask:
+    key = f"eval.{SUITE}.metrics.{METRIC}"
+    sampler = f"{key}.trajectory_config.sampler_kwargs"
+    return Ask(
+        suite=SUITE,
+        model=str(model),
+        data=str(data),
+        out=str(out),
+        retain_logs=retain,
+        progress=True,
+        overrides=[
+            f"{key}.metrics=[probability,rouge,privleak]",
+            f"{sampler}.max_new_tokens={window}",
+            f"{sampler}.steps={STEPS}",
+            f"{sampler}.trajectory_sample_interval=1",
+        ],
+    )
+
+
+def report(results: Mapping[str, Score]) -> str:
+    """Each model's curves at a few steps, read just before each token is decided."""
+    first = next(iter(results.values()))
+    count = int(first.extra["trajectory_step_metadata"]["num_trajectory_steps"])
+    steps = sorted({round(i * (count - 1) / (COLUMNS - 1)) for i in range(COLUMNS)})
+    rows = [
+        [metric, name, *(number(_curve(score, metric)[s]) for s in steps)]
+        for metric in SHOWN
+        for name, score in results.items()
+    ]
+    head = "Forget rows along the denoising path (trajectory fixation_start, whole window):"
+    lines = [
+        head,
+        table(rows, ["metric", "model", *(f"step {s}" for s in steps)], right=tuple(range(2, 2 + len(steps)))),
+    ]
+    last = {name: _curve(score, "probability")[-1] or 0.0 for name, score in results.items()}
+    lines += ["", f"When a token is decided, the full model gives the true one a probability of {last['full']:.2f}, "
+              f"the retain model {last['retain']:.2f}."]  # fmt: skip
+    lines += [
+        f"{name}: {last[name]:.2f}, {_verdict(last[name], last['full'], last['retain'])}"
+        for name in results
+        if name not in ("full", "retain")
+    ]
+    return "\n".join(lines)
+
+
+def _verdict(value: float, full: float, retain: float) -> str:
+    share = (value - retain) / (full - retain) if full > retain else 0.0
+    return "near the retain model: forgotten on the way too" if share < 0.25 else f"{share:.0%} of the way back to full"
+
+
+def _curve(score: Score, metric: str) -> list[float | None]:
+    curve: list[float | None] = (score.curves or {})["full"]["fixation_start"][metric]
+    return curve
+
+
+def draw(results: Mapping[str, Score], path: Path) -> Path | None:
+    """A picture of the curves, where matplotlib is installed."""
+    try:
+        from vestige.report.trajectory_plots import curves, save
+    except ImportError:
+        return None
+    data: dict[str, Any] = {name: score.to_json() for name, score in results.items()}
+    save(curves(data, "probability", views=["full"]), path)
+    return path

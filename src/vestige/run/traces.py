@@ -1,0 +1,58 @@
+"""Traces of a finished run, row by row: for pictures and for looking closely."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vestige.errors import UserError
+from vestige.metrics.dialects import get_dialect
+from vestige.run.stored import load_evidence, read_manifest, suite_from_manifest, words_of
+from vestige.store.examples import load_rows
+from vestige.suites.handlers.trajectory import TrajectoryRun
+from vestige.suites.registry import Inputs
+from vestige.types import Trace
+
+
+@dataclass(frozen=True)
+class RowTrace:
+    """How one row's answer came about."""
+
+    index: str
+    prompt: str
+    answer: str
+    trace: Trace
+    stream: int  # which of the trace's label streams is the answer
+    tokens: list[str]  # the answer's tokens, position by position
+
+
+def row_traces(directory: str | Path, metric: str = "trajectory_metrics") -> list[RowTrace]:
+    """The traces behind a trajectory metric: one for each row of its first data set."""
+    place = Path(directory)
+    manifest = read_manifest(place)
+    suite = suite_from_manifest(manifest)
+    spec = suite.metrics.get(metric)
+    if spec is None or spec.children is None:
+        raise UserError(f"{place} holds no trajectory metric '{metric}'; evaluate one with --trajectory-views both.")
+    stored = load_rows(place / "evidence" / "examples.json.gz")
+    words = words_of(place)
+    inputs = Inputs(
+        spec=spec,
+        dialect=get_dialect(manifest["dialect"]["name"]),
+        data={access: stored[key] for access, key in manifest["data_of"][metric].items()},
+        evidence=load_evidence(place, manifest),
+        words=words,
+    )
+    run = TrajectoryRun(inputs)
+    first = f"{spec.children.top[0]}/"
+    rows = next(r for access, r in run.data.items() if access.startswith(first))
+    out = []
+    for row in rows.examples:
+        target = row[0].target
+        if target is None or words is None:
+            continue
+        prompt = target.ids[: target.start]
+        tokens = [words.decode([t]) for t in target.labels]
+        stream = run.stream[prompt, target.labels]
+        out.append(RowTrace(row[0].index, row[0].input_text, row[0].answer, run.traces[prompt], stream, tokens))
+    return out

@@ -392,7 +392,7 @@ def run_published(args: argparse.Namespace) -> int:
 def run_demo(args: argparse.Namespace) -> int:
     from vestige.run.demo import demo
 
-    return demo(Path(args.out), args.seed)
+    return demo(Path(args.out), args.seed, not args.no_diffusion)
 
 
 if __name__ == "__main__":

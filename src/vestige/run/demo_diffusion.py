@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from vestige.lab import build_diffusion_lab
+from vestige.report.trajectory_plots import curves, save
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
@@ -81,10 +83,8 @@ def report(results: Mapping[str, Score]) -> str:
         for name, score in results.items()
     ]
     head = "Forget rows along the denoising path (trajectory fixation_start, whole window):"
-    lines = [
-        head,
-        table(rows, ["metric", "model", *(f"step {s}" for s in steps)], right=tuple(range(2, 2 + len(steps)))),
-    ]
+    heads = ["metric", "model", *(f"step {s}" for s in steps)]
+    lines = [head, table(rows, heads, right=tuple(range(2, len(heads))))]
     last = {name: _curve(score, "probability")[-1] or 0.0 for name, score in results.items()}
     lines += ["", f"When a token is decided, the full model gives the true one a probability of {last['full']:.2f}, "
               f"the retain model {last['retain']:.2f}."]  # fmt: skip
@@ -108,9 +108,7 @@ def _curve(score: Score, metric: str) -> list[float | None]:
 
 def draw(results: Mapping[str, Score], path: Path) -> Path | None:
     """A picture of the curves, where matplotlib is installed."""
-    try:
-        from vestige.report.trajectory_plots import curves, save
-    except ImportError:
+    if find_spec("matplotlib") is None:
         return None
     data: dict[str, Any] = {name: score.to_json() for name, score in results.items()}
     save(curves(data, "probability", views=["full"]), path)

@@ -33,6 +33,9 @@ class Plan:
     prompts_cached: int
     new_tokens: int  # upper bound of tokens to generate
     gradients: int
+    windows: int  # to be denoised
+    windows_cached: int
+    denoise_tokens: int  # to be pushed in their passes
     parameters: int
     weight_bytes: int
     largest_logits: int
@@ -41,6 +44,8 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
+    from vestige.collect.bound import DRAWS
+
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
@@ -54,6 +59,16 @@ def make_plan(config: RunConfig) -> Plan:
     have_texts = Bank[Any](directory, "texts", handle.identity).load() if not config.overwrite else {}
     missing = [t for k, t in unique.items() if k not in have]
     new = [r for k, r in texts.items() if k not in have_texts]
+    windows = {w.key: w for w in wants.denoised if not w.logits}
+    have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not config.overwrite else {}
+    undone = [w for k, w in windows.items() if k not in have_windows]
+    # Every pass reads the prompt and the whole window.
+    pushed = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
+    if handle.is_diffusion:  # the bound hides parts of each answer many times; a text is denoised
+        missing_passes = sum(len(t.ids) for t in missing) * (DRAWS + 1)
+        text_passes = sum((len(r.prompt.ids) + r.decoding.max_new_tokens) * r.decoding.max_new_tokens for r in new)
+    else:
+        missing_passes = text_passes = 0
     parameters, size = weight_size(args)
     tokens, batches, cells = _packed(missing, len(tokenizer), config.batch_tokens)
     upper = sum(r.decoding.max_new_tokens for r in new)
@@ -71,10 +86,13 @@ def make_plan(config: RunConfig) -> Plan:
         prompts_cached=len(texts) - len(new),
         new_tokens=upper,
         gradients=len({w.key for w in wants.gradients}),
+        windows=len(windows),
+        windows_cached=len(windows) - len(undone),
+        denoise_tokens=pushed,
         parameters=parameters,
         weight_bytes=size,
         largest_logits=cells * 4,
-        seconds=_estimate(parameters, tokens, steps, upper),
+        seconds=_estimate(parameters, tokens + pushed + missing_passes + text_passes, steps, upper),
         memory=size + cells * 8 + 512 * 2**20,
     )
 
@@ -165,6 +183,8 @@ def show(plan: Plan, config: RunConfig) -> str:
         ("texts to generate", f"{human(plan.prompts)} prompts, {human(plan.prompts_cached)} cached, "
                               f"at most {human(plan.new_tokens)} new tokens"),
         ("gradients", human(plan.gradients)),
+        *([("windows to denoise", f"{human(plan.windows)} prompts, {human(plan.windows_cached)} cached, "
+            f"{human(plan.denoise_tokens)} tokens to push in their passes")] if plan.windows else []),
         ("memory", f"about {human(plan.memory, 'B')}"),
         ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),
     ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Faithfulness: does a metric tell models that know (pool P) from models that do not (pool N)?
 
-Values are m, a metric turned so that high means "knows" (names.Direction). The AUC is the chance that a model of P has a
-higher m than a model of N, ties counting half: 1 is always right, 0.5 a coin, below 0.5 the wrong way round.
+Values are m, a metric turned so that high means "knows" (names.Direction). The AUC is the chance that a model of P has
+a higher m than a model of N, ties counting half: 1 is always right, 0.5 a coin, below 0.5 the wrong way round.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ class Faithfulness:
 
 
 def faithfulness(
-    positive: Mapping[str, float | None], negative: Mapping[str, float | None], resamples: int = RESAMPLES, seed: int = 0
+    positive: Mapping[str, float | None],
+    negative: Mapping[str, float | None],
+    resamples: int = RESAMPLES,
+    seed: int = 0,
 ) -> Faithfulness:
     """AUC, its interval and the best threshold, from each model's m. Models without a value are left out, by name.
 
@@ -62,7 +65,7 @@ def faithfulness(
     wanted: dict[str, bootstrap.Statistic] = {"auc": bootstrap.auc(low, high)}
     if len(cuts):
         wanted["cut"] = lambda counts: best_cuts(cuts, p, n, counts(high), counts(low))
-    draws = bootstrap.Resampler([high, low], resamples).draws(wanted) if resamples else {}
+    draws = bootstrap.Resampler([high, low], resamples, seed).draws(wanted) if resamples else {}
     fewest = min(len(p), len(n))
 
     def interval(name: str) -> Interval:

@@ -46,7 +46,10 @@ _ATTACKS = (
     _attack("min_k", "Min-K"),
     _attack("min_kpp", "Min-K++", "mia_min_k_plus_plus"),
 )
-_MASKS = (("0.001", "0.1%"), ("0.0001", "0.01%"), ("0.01", "1%"))
+_FISHER = tuple(
+    Known(f"fisher_masked_{share}", f"Fisher Masked ({percent})", "representation", "RI", "low", ENTITY)
+    for share, percent in (("0.001", "0.1%"), ("0.0001", "0.01%"), ("0.01", "1%"))
+)
 
 KNOWN: dict[str, Known] = {
     k.key: k
@@ -64,7 +67,7 @@ KNOWN: dict[str, Known] = {
         *(pair[0] for pair in _ATTACKS),
         *(pair[1] for pair in _ATTACKS),
         Known("cka", "CKA", "representation", "RI", "low", ENTITY),
-        *(Known(f"fisher_masked_{p}", f"Fisher Masked ({w})", "representation", "RI", "low", ENTITY) for p, w in _MASKS),
+        *_FISHER,
         Known("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
         Known("uds", "UDS", "representation", "ORI", "low", ENTITY),
     )

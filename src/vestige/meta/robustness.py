@@ -8,7 +8,8 @@ Values are m, high when the model knows. For each kept model, with D = after - b
 
 The symmetric rule punishes recovery and destruction alike; the one-sided rule (open-unlearning, equations 2 and 3) only
 recovery. Where the paper leaves the one-sided rule open: nothing recovered (after <= before, D <= 0) gives 1; recovery
-where the retain model learns nothing (D > 0 >= D_retain) gives R = 0; a ratio of negative m has no meaning, so Q is None.
+where the retain model learns nothing (D > 0 >= D_retain) gives R = 0; a ratio of negative m has no meaning, so there is
+no Q.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UTILITY_FILTER = 0.8
 def likeness(a: float, b: float) -> float:
     """1 when two numbers are equal (two zeros are), 0 when they have nothing in common.
 
-    >>> likeness(0.2, 0.2), round(likeness(0.1, 0.3), 6), likeness(-1.0, 1.0), likeness(0.0, 0.0)
+    >>> likeness(0.2, 0.2), round(likeness(0.1, 0.3), 6), round(likeness(-1.0, 1.0), 6), likeness(0.0, 0.0)
     (1.0, 0.5, 0.0, 1.0)
     """
     return 1 - min(1.0, abs(a - b) / (abs(a) + abs(b) + EPS))
@@ -167,7 +168,9 @@ def _why(part: str, kept: list[str], values: Mapping[str, float | None], retain:
     return f"no kept model has a value after {part}"
 
 
-def _intervals(values: Mapping[str, Mapping[str, float | None]], kept: list[str], resamples: int) -> dict[str, Interval]:
+def _intervals(
+    values: Mapping[str, Mapping[str, float | None]], kept: list[str], resamples: int
+) -> dict[str, Interval]:
     """Kept models drawn again, R and Q of a model together."""
     place = {name: str(i) for i, name in enumerate(kept)}
     samples = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -193,7 +194,7 @@ def test_the_threshold_is_the_best_of_all_cuts_and_the_lowest_of_equals() -> Non
         p, n = [int(x) + 2 for x in rng.integers(0, 12, 9)], [int(x) for x in rng.integers(0, 12, 7)]
         values = sorted({*p, *n})
         right = {}
-        for low, high in zip(values, values[1:], strict=False):
+        for low, high in itertools.pairwise(values):
             cut = (low + high) / 2
             right[cut] = sum(x > cut for x in p) + sum(x <= cut for x in n)
         best = max(right.values())
@@ -366,6 +367,32 @@ def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:
     assert judged.pools["em"].result.auc == 1.0
 
 
+def test_pools_from_a_results_json(tmp_path: Path) -> None:
+    file = tmp_path / "results.json"
+    rows = {
+        f"{p}{i}": {"pool": p, "metrics": {"uds": u + i / 100}} for p, u in (("P", 0.3), ("N", 0.8)) for i in range(3)
+    }
+    file.write_text(json.dumps(rows))
+    v = judge_pools(read_pools(file)).pools["uds"]
+    assert v.result.auc == 1.0 and v.protocol == "entity (by the schema)" and v.result.n_p == 3
+    file.write_text(json.dumps({"a": {"pool": "Q", "metrics": {}}}))
+    with pytest.raises(UserError, match="a has no pool"):
+        read_pools(file)
+
+
+def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "theirs.json"
+    file.write_text(json.dumps({"models": [{"model": "x", "utility_rel": 0.9}]}))
+    body = {
+        "retain": {"before": {"uds": 1.0}},
+        "models": [{"model": "y", "before": {"uds": 0.5}, "quant": {"uds": 0.6}}],
+    }
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(body))
+    words = ["meta", "robustness", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "o"), "--utility", str(file)]
+    assert main(words) == 2
+    assert "names no model of" in capsys.readouterr().err
+
+
 def make_attacks(place: Path) -> Path:
     """The published scatter as a file, with mia_loss beside it."""
     s = GOLD["uds_scatter_digitised"]
@@ -512,7 +539,7 @@ def test_axes_from_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert rows["b"]["overall"] < 1e-10 and rows["b"]["floored"]["overall"] > 0.05
     assert rows["b"]["floored_parts"] == list(MIA)
     assert rows["c"]["overall"] is None and rows["c"]["reasons"]["privacy"] == "no uds"
-    assert "raised to the floor" in capsys.readouterr().out
+    assert "raised, or why missing" in capsys.readouterr().out
     assert len(MEM) == 4
 
 

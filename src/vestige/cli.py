@@ -421,6 +421,8 @@ def run_meta(args: argparse.Namespace) -> int:
 
     load_plugins(args.plugin)
     metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    if metrics == []:
+        raise UserError("--metrics is empty; name metrics, or leave it out for every metric the runs hold.")
     ask = MetaAsk(
         file=Path(args.file),
         out=Path(args.out),

@@ -13,7 +13,7 @@ from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
 from vestige.meta.names import KNOWN, Direction, direction_of, short
 from vestige.meta.pools import read_file
-from vestige.meta.robustness import RULES, Robustness, overall
+from vestige.meta.robustness import RULES, Filters, Robustness, overall
 from vestige.store.files import write_json
 from vestige.store.results import versions
 
@@ -220,7 +220,8 @@ def usable_json(
     """Which models each metric's robustness was read from, by which criteria, from which files."""
     kept = usable(judged)
     sets = [set(k) for k in kept.values()]
-    passed = [m for m in models if utility is None or (utility.get(m) or 0) >= least_utility]
+    useful = Filters(utility, least_utility=least_utility)
+    passed = [m for m in models if not useful.why_not(m, 0.0)]
     no_utility = [m for m in models if utility is not None and utility.get(m) is None]
     return {
         "source": "vestige meta robustness",

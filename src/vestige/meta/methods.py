@@ -9,7 +9,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
-from vestige.meta.names import CHAT, KNOWN
+from vestige.meta.names import schema_protocol
 from vestige.meta.pools import Model, Number, PoolFile, read_pool_file, same_protocol, with_similarities
 
 # Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
@@ -28,10 +28,7 @@ SOURCES: dict[str, str] = {
     "fluency": "forget_Q_A_gibberish",
     "uds": "uds",
 }
-# The published file states no protocols; its columns are these by definition.
-SCHEMA_PROTOCOLS = {
-    part: f"{KNOWN[metric].protocol if metric in KNOWN else CHAT} (by the schema)" for part, metric in SOURCES.items()
-}
+SCHEMA_PROTOCOLS = {part: schema_protocol(metric) for part, metric in SOURCES.items()}
 EXTRA = ("logit_lens",)  # shown beside the axes, part of none
 REFERENCES = ("full", "retain")
 

@@ -94,6 +94,15 @@ def short(name: str) -> str:
     return ALIASES.get(name, name)
 
 
+def schema_protocol(metric: str) -> str:
+    """The protocol of a metric in a published file, which states none: it is part of what the file's keys mean.
+
+    >>> schema_protocol("uds"), schema_protocol("retain_Q_A_Prob")
+    ('entity (by the schema)', 'chat (by the schema)')
+    """
+    return f"{KNOWN[metric].protocol if metric in KNOWN else CHAT} (by the schema)"
+
+
 @dataclass(frozen=True)
 class Direction:
     """Turns a metric's value x into m, which is high when the model knows.

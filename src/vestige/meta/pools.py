@@ -14,7 +14,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import similarity
-from vestige.meta.names import ENTITY, short
+from vestige.meta.names import ENTITY, schema_protocol, short
 from vestige.store.files import read_json
 
 UNSTATED = "not stated"
@@ -345,7 +345,9 @@ class Pools:
 
 
 def read_pools(path: Path) -> Pools:
-    """A YAML file with `positive`, `negative`, and for s_mia_* a `retain` model."""
+    """A YAML file with `positive`, `negative`, and for s_mia_* a `retain` model; or a results.json of such pools."""
+    if path.suffix == ".json":
+        return _pools_from_results(path)
     file = read_pool_file(path, ("positive", "negative"))
     retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
     pools = [[with_similarities(m, retain) for m in file.models(key)] for key in ("positive", "negative")]
@@ -353,6 +355,21 @@ def read_pools(path: Path) -> Pools:
     if both := places[0] & places[1]:
         raise UserError(f"{path}: {sorted(both)[0]} stands in both pools; a model either knows or does not.")
     return Pools(tuple(pools[0]), tuple(pools[1]), file.said)
+
+
+def _pools_from_results(path: Path) -> Pools:
+    """The depth score project's results.json: model -> {pool: P or N, metrics: {name: value}}."""
+    sides: dict[str, list[Model]] = {"P": [], "N": []}
+    for name, body in read_file(path).items():
+        pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
+        if pool not in sides or not isinstance(metrics, Mapping):
+            raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
+        numbers = {
+            short(str(k)): Number(_number(v, f"{k} of {name} in {path}"), schema_protocol(short(str(k))))
+            for k, v in metrics.items()
+        }
+        sides[pool].append(Model(name, numbers, (f"numbers in {path}",)))
+    return Pools(tuple(sides["P"]), tuple(sides["N"]))
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,8 @@ def meta(what: str, ask: MetaAsk) -> str:
         raise UserError(f"--floor is {ask.floor:g}; give a number between 0 and 1.")
     if ask.resamples < 0:
         raise UserError(f"--resamples is {ask.resamples}; give 0 (no intervals) or more.")
+    if not ask.file.exists():  # before --out is made
+        raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
         return QUESTIONS[what](ask)
 
@@ -136,7 +138,13 @@ def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str,
     if path is None:
         return {m.name: said.get(m.name) for m in attacks.models} if said else None
     found["utility"] = named(path)
-    return {**files.read_utility(path), **said}
+    known = {**files.read_utility(path), **said}
+    if not any(m.name in known for m in attacks.models):
+        example = attacks.models[0].name if attacks.models else "none"
+        raise UserError(
+            f"{path} names no model of {ask.file} (such as {example}); give the entries its names (`model:`)."
+        )
+    return {m.name: known.get(m.name) for m in attacks.models}
 
 
 def _robust_table(verdicts: Mapping[str, AttackVerdict], overall: Mapping[str, float | None]) -> str:
@@ -205,7 +213,7 @@ def _write_methods(methods: Methods, source: str, out: Path | None, floor: float
         ranked = ranked[:rows]
     kinds = sorted(set(methods.protocols.values()))
     notes = [
-        f"Overall is 0 to six decimals for {erased([r.published for r in methods.rows])} of {len(methods.rows)} models: "
+        f"Overall is 0 to six decimals for {erased([r.published for r in methods.rows])} of {len(methods.rows)}: "
         f"one part cut off at 0 erases the rest. Floored counts such a part as {floor:g} and names it.",
         f"protocols: {'; '.join(kinds) or 'not stated'}" + (" (Privacy joins both kinds)" if len(kinds) > 1 else ""),
         *methods.notes,
@@ -231,7 +239,7 @@ def _axes_table(rows: Sequence[Method]) -> str:
         "util. rel",
         "Overall",
         "floored",
-        "raised to the floor",
+        "raised, or why missing",
     ]
     return table(cells, heads, right=tuple(range(1, 9)))
 

@@ -380,6 +380,39 @@ def test_pools_from_a_results_json(tmp_path: Path) -> None:
         read_pools(file)
 
 
+def test_a_threshold_of_another_protocol_is_refused(tmp_path: Path) -> None:
+    attacks = read_attacks(make_attacks(tmp_path))
+    thresholds = {"uds": 0.23, "mia_loss": 0.6}
+    with pytest.raises(UserError, match="threshold of uds was measured as 'chat'"):
+        judge_attacks(attacks, Ask(thresholds=thresholds, measured={"uds": "chat"}, resamples=0))
+    with pytest.raises(UserError, match="threshold of mia_loss was measured as 'raw'"):
+        judge_attacks(attacks, Ask(thresholds=thresholds, measured={"mia_loss": "raw"}, resamples=0), ["s_mia_loss"])
+    same = Ask(thresholds=thresholds, measured={"uds": "entity", "mia_loss": "chat"}, resamples=0)
+    assert judge_attacks(attacks, same).attacks["uds"].threshold == 0.23
+
+
+def test_a_plug_in_metric_goes_on_the_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plugin = tmp_path / "mine.py"
+    plugin.write_text(
+        "from vestige.metrics.registry import metric\n\n"
+        '@metric(knows="low", source="me")\ndef surprise(x):\n    """How surprised the model is."""\n    return x\n'
+    )
+    for name, value in (("a", 0.1), ("b", 0.7)):
+        write_run(tmp_path / name, {"forget_surprise": value}, handlers={"forget_surprise": "surprise"})
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump({"positive": ["a"], "negative": ["b"]}))
+    words = ["meta", "faithfulness", str(tmp_path / "p.yaml"), "--out", str(tmp_path / "o"), "--resamples", "0"]
+    before = dict(METRICS)
+    try:
+        assert main([*words, "--metrics", "forget_surprise"]) == 2  # nobody says which end means "knows"
+        assert "--plugin" in capsys.readouterr().err
+        assert main([*words, "--plugin", str(plugin)]) == 0
+    finally:
+        METRICS.clear()
+        METRICS.update(before)
+    entry = files.read_meta_eval(tmp_path / "o" / files.META_EVAL)["faithfulness"]["forget_surprise"]
+    assert entry["auc_roc"] == 1.0 and entry["knows"] == "low" and entry["direction_from"] == "@metric of surprise"
+
+
 def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "theirs.json"
     file.write_text(json.dumps({"models": [{"model": "x", "utility_rel": 0.9}]}))
@@ -393,7 +426,7 @@ def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "names no model of" in capsys.readouterr().err
 
 
-def make_attacks(place: Path) -> Path:
+def make_attacks(place: Path, chat: str = "chat") -> Path:
     """The published scatter as a file, with mia_loss beside it."""
     s = GOLD["uds_scatter_digitised"]
     rows = zip(s["model"], s["before"], s["after_relearn"], s["after_quant"], strict=True)
@@ -410,7 +443,7 @@ def make_attacks(place: Path) -> Path:
     retain = {"before": {"uds": 1.0, "mia_loss": 0.4}, "relearning": {"uds": 1 - s["delta_retain"], "mia_loss": 0.8}}
     file = place / "attacks.yaml"
     file.write_text(
-        yaml.safe_dump({"protocol": {"uds": "entity", "mia_loss": "chat"}, "retain": retain, "models": models})
+        yaml.safe_dump({"protocol": {"uds": "entity", "mia_loss": chat}, "retain": retain, "models": models})
     )
     return file
 
@@ -437,7 +470,8 @@ def test_similarities_are_judged_by_their_attack_unless_told_otherwise(tmp_path:
 def test_the_command_line_from_pools_to_overall(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["meta", "faithfulness", str(make_pools(tmp_path)), "--out", str(out), "--resamples", "200"]) == 0
-    assert main(["meta", "robustness", str(make_attacks(tmp_path)), "--out", str(out), "--resamples", "200"]) == 0
+    attacks = make_attacks(tmp_path, "chat, dialect open-unlearning")  # as in the pools
+    assert main(["meta", "robustness", str(attacks), "--out", str(out), "--resamples", "200"]) == 0
     shown = capsys.readouterr().out
     assert "4 models that know" in shown and "12 unlearned models, 11 still useful" in shown
     body = files.read_meta_eval(out / files.META_EVAL)

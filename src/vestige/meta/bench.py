@@ -119,6 +119,7 @@ class Ask:
 
     rule: str = "symmetric"
     thresholds: Mapping[str, float] = field(default_factory=dict)  # metric -> threshold on m
+    measured: Mapping[str, str] = field(default_factory=dict)  # metric -> protocol of its threshold, where stated
     utility: Mapping[str, float | None] | None = None  # model -> utility_rel; None: no such filter
     least_utility: float = UTILITY_FILTER
     own_thresholds: bool = False  # judge s_mia_* by their own thresholds; the published tables use the attack's
@@ -149,6 +150,8 @@ def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> At
         return State(*(ms.get(f"{m.name} ({s})") for s in ("before", *PARTS)))
 
     by, judged = _judge(attacks, metric, ask)
+    if by == metric:
+        _same_as_threshold(metric, protocol, ask)
     threshold = ask.thresholds.get(by) if by else None
     filters = Filters(ask.utility, threshold, ask.least_utility)
     states = {m.name: state(m) for m in attacks.models}
@@ -162,10 +165,21 @@ def _judge(attacks: Attacks, metric: str, ask: Ask) -> tuple[str, Mapping[str, f
     other = KNOWN[metric].filtered_by if metric in KNOWN and not ask.own_thresholds else ""
     if other and other in ask.thresholds:
         direction = direction_of(other)
-        found = {m.name: m.number("before", other) for m in attacks.models}
-        if any(n is not None for n in found.values()):
-            return other, as_m({k: n or Number(None) for k, n in found.items()}, direction, other)
+        found = {m.name: m.number("before", other) or Number(None) for m in attacks.models}
+        if any(n.value is not None for n in found.values()):
+            _same_as_threshold(other, same_protocol(found, other), ask)
+            return other, as_m(found, direction, other)
     return (metric if metric in ask.thresholds else ""), None
+
+
+def _same_as_threshold(metric: str, protocol: str, ask: Ask) -> None:
+    """A threshold from one protocol says nothing about numbers of another."""
+    theirs = ask.measured.get(metric, protocol)
+    if theirs != protocol:
+        raise UserError(
+            f"The threshold of {metric} was measured as '{theirs}', the models here as '{protocol}'; "
+            "measure both in the same way, or give thresholds of these."
+        )
 
 
 def usable(judged: Judged) -> dict[str, tuple[str, ...]]:

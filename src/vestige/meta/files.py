@@ -104,6 +104,12 @@ def read_thresholds(path: Path) -> dict[str, float]:
     return out
 
 
+def read_threshold_protocols(path: Path) -> dict[str, str]:
+    """How each threshold was measured, where the file says so."""
+    bodies = read_file(path).items()
+    return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+
+
 def _on_m(name: str, body: Any, path: Path) -> float:
     entry = body if isinstance(body, Mapping) else {"threshold": body}
     if isinstance(m := entry.get("threshold_m"), (int, float)):

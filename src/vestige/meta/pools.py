@@ -289,7 +289,7 @@ class PoolFile:
         if said is None:
             return numbers
         by_metric = {short(str(k)): str(v) for k, v in said.items()} if isinstance(said, Mapping) else {}
-        default = UNSTATED if isinstance(said, Mapping) else str(said)
+        default = by_metric.get("default", UNSTATED) if isinstance(said, Mapping) else str(said)
         out = dict(numbers)
         for name, n in numbers.items():
             if n.protocol == UNSTATED:

@@ -115,6 +115,7 @@ def _robustness(ask: MetaAsk) -> str:
     how = Ask(
         ask.rule,
         files.read_thresholds(thresholds) if thresholds else {},
+        files.read_threshold_protocols(thresholds) if thresholds else {},
         utility,
         ask.least_utility,
         ask.own_thresholds,

@@ -351,6 +351,7 @@ def test_pool_mistakes(tmp_path: Path) -> None:
     refuse("system prompt", positive=[run], negative=[other])
     refuse("mixes protocols.*not stated", positive=[run], negative=[plain("a", em=0.1)])
     refuse("outside 0..1", positive=[plain("a", em=3)], negative=[plain("b", em=0.1)])
+    refuse("numbers without a name", positive=[{"values": {"em": 0.1}}], negative=[])
     refuse("must map names", positive=[], negative=[], metrics=["em"])
     refuse("a number or null", positive=[{"model": "a", "values": {"em": "high"}}], negative=[])
 
@@ -424,6 +425,29 @@ def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.Captu
     words = ["meta", "robustness", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "o"), "--utility", str(file)]
     assert main(words) == 2
     assert "names no model of" in capsys.readouterr().err
+
+
+def test_entries_of_every_form_are_one_model_each(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {"exact_memorization": 0.5, "mia_loss": float("inf")})
+    (tmp_path / "depth").mkdir()
+    (tmp_path / "depth" / "summary.json").write_text(json.dumps({"avg_uds": 0.4, "last_layer": "residual"}))
+    body = {
+        "retain": {"run": run},
+        "positive": [["run", "depth"], {"model": "b", "run": "depth", "values": {"my": 0.1}, "epoch": "ep5"}],
+        "negative": [str(tmp_path / "dep*")],
+    }
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump(body))
+    with pytest.raises(UserError, match="both pools"):
+        read_pools(tmp_path / "p.yaml")
+    (tmp_path / "p.yaml").write_text(yaml.safe_dump({**body, "negative": []}))
+    first, second = read_pools(tmp_path / "p.yaml").positive
+    assert (first.name, first.value("em"), first.value("uds")) == ("run", 0.5, 0.4)
+    assert first.value("mia_loss") is None  # infinite is missing
+    assert second.numbers["uds"].protocol == "entity, last layer residual"
+    assert second.value("my") == 0.1 and second.facts == {"epoch": "ep5"}
+    (tmp_path / "a.yaml").write_text("retain: {before: {uds: 1}}\nmodels: []\n")
+    with pytest.raises(UserError, match="at least one model"):
+        read_attacks(tmp_path / "a.yaml")
 
 
 def make_attacks(place: Path, chat: str = "chat") -> Path:
@@ -609,6 +633,7 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     assert tree.models["ep10", "npo_lr2e5_b01_a5_ep10"].value("uds") == 0.7  # by its former name
     assert tree.models["ep5", "full"].value("para_rouge") == 0.2
     assert tree.models["ep5", "full"].numbers["uds"].protocol == "entity"
+    assert main(["import", str(tmp_path / "runs"), "--retain-logs", "x.json"]) == 2
     assert main(["import", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
     assert "unfinished has no summary.json" in shown and "ep10 has no full model" in shown

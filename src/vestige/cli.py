@@ -402,6 +402,8 @@ def run_import(args: argparse.Namespace) -> int:
         from vestige.run.meta import import_tree, is_tree
 
         if is_tree(Path(args.file)):
+            if retain is not None:
+                raise UserError("A result tree brings its retain model's AUCs along; leave --retain-logs out.")
             print(import_tree(Path(args.file), out))
             return 0
     print(show(import_file(Path(args.file), out, retain), Path(args.file)))

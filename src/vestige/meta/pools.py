@@ -7,6 +7,7 @@ measured on; numbers of one metric that differ in these are not compared.
 from __future__ import annotations
 
 import glob
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -113,7 +114,8 @@ def protocol_of(manifest: Mapping[str, Any]) -> str:
     parts = ["chat" if template.get("apply_chat_template") else "raw"]
     fixed = ("system_prompt", "system_prompt_with_special_tokens", "date_string")
     parts += [f"{k.replace('_', ' ')} '{template[k]}'" for k in fixed if template.get(k)]
-    return ", ".join([*parts, f"dialect {manifest['dialect']['name']}"])
+    dialect = (manifest.get("dialect") or {}).get("name")
+    return ", ".join([*parts, *([f"dialect {dialect}"] if dialect else [])])
 
 
 def _definition(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -131,12 +133,12 @@ def _rows(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
 
 
 def _number(value: Any, where: str) -> float | None:
-    """A number, or None for null and NaN."""
+    """A number, or None for null, NaN and infinity."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UserError(f"{where} is {value!r}; a number or null was expected.")
-    return None if value != value else float(value)
+    return float(value) if math.isfinite(value) else None
 
 
 def joined(parts: Iterable[Mapping[str, Number]], where: str) -> dict[str, Number]:
@@ -210,6 +212,13 @@ def _same_definition(numbers: Mapping[str, Number], metric: str) -> None:
         raise UserError(f"{metric} is {a} in {first} but {b} in {second}; score both by one definition.")
 
 
+_SLOTS = ("run", "values")
+
+
+def _has_slots(entry: Mapping[str, Any]) -> bool:
+    return any(k in entry for k in _SLOTS)
+
+
 # ---- the YAML file -----------------------------------------------------------------------------------------------
 
 
@@ -242,17 +251,13 @@ class PoolFile:
                 out.append(self.model(entry))
         return out
 
-    def model(self, entry: Any, name: str = "") -> Model:
+    def model(self, entry: Any) -> Model:
         """One entry: a path, a list of paths, or a mapping with `run` or `values` and whatever else is known."""
         if not isinstance(entry, Mapping):
-            return self._named(name, self._slot(entry, name or str(entry)), {})
-        name = str(entry.get("model", name))
-        if "run" not in entry and "values" not in entry:
-            return self._named(name, self._slot(entry, name), {})
-        parts = [self._slot(entry[k], name or str(entry[k])) for k in ("run", "values") if k in entry]
-        numbers = joined((p[0] for p in parts), name or str(entry))
-        facts = {k: v for k, v in entry.items() if k not in ("model", "run", "values")}
-        return self._named(name, (numbers, tuple(s for p in parts for s in p[1])), facts)
+            return self._named("", self._slot(entry, str(entry)), {})
+        name = str(entry.get("model", ""))
+        facts = {k: v for k, v in entry.items() if k not in ("model", *_SLOTS)} if _has_slots(entry) else {}
+        return self._named(name, self._slot(entry, name or str(entry)), facts)
 
     def _named(self, name: str, slot: tuple[dict[str, Number], tuple[str, ...]], facts: Mapping[str, Any]) -> Model:
         numbers, sources = slot
@@ -278,6 +283,8 @@ class PoolFile:
         if isinstance(entry, list):
             parts = [self._slot(e, name) for e in entry]
             return joined((p[0] for p in parts), name), tuple(s for p in parts for s in p[1])
+        if isinstance(entry, Mapping) and _has_slots(entry):
+            return self._slot([entry[k] for k in _SLOTS if k in entry], name)
         if isinstance(entry, Mapping):
             numbers = {short(str(k)): Number(_number(v, f"{k} of {name} in {self.path}")) for k, v in entry.items()}
             return self._stated(numbers), (f"numbers in {self.path}",)
@@ -403,8 +410,8 @@ def read_attacks(path: Path) -> Attacks:
     retain = _attacked(file, file.body["retain"], "retain", None)
     before = retain.states.get("before")
     entries = file.body["models"]
-    if not isinstance(entries, list):
-        raise UserError(f"{path}: models must be a list (see docs/meta.md).")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{path}: models must be a list of at least one model (see docs/meta.md).")
     models = [_attacked(file, e, "", before) for e in entries]
     names = [m.name for m in models]
     if twice := {n for n in names if names.count(n) > 1}:

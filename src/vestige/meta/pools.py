@@ -19,6 +19,7 @@ from vestige.meta.names import ENTITY, schema_protocol, short
 from vestige.store.files import read_json
 
 UNSTATED = "not stated"
+WRITTEN = "numbers in "  # how the source of plain numbers begins
 ATTACKS = {"relearn": "relearning", "relearning": "relearning", "quant": "quantization"}
 ATTACKS |= {"quantize": "quantization", "quantise": "quantization", "quantization": "quantization"}
 
@@ -261,9 +262,9 @@ class PoolFile:
 
     def _named(self, name: str, slot: tuple[dict[str, Number], tuple[str, ...]], facts: Mapping[str, Any]) -> Model:
         numbers, sources = slot
-        if not name:
-            last = Path(sources[0]).name if sources else ""
-            name = sources[0] if last in self.taken and sources else last
+        if not name and (paths := [s for s in sources if not s.startswith(WRITTEN)]):
+            last = Path(paths[0]).name
+            name = paths[0] if last in self.taken else last
         if not name:
             raise UserError(f"{self.path}: numbers without a name; write `model: NAME` beside `values:`.")
         if name in self.taken:
@@ -287,7 +288,7 @@ class PoolFile:
             return self._slot([entry[k] for k in _SLOTS if k in entry], name)
         if isinstance(entry, Mapping):
             numbers = {short(str(k)): Number(_number(v, f"{k} of {name} in {self.path}")) for k, v in entry.items()}
-            return self._stated(numbers), (f"numbers in {self.path}",)
+            return self._stated(numbers), (f"{WRITTEN}{self.path}",)
         raise UserError(f"{self.path}: cannot read {entry!r} of {name}; give a path, a list of paths or numbers.")
 
     def _stated(self, numbers: dict[str, Number]) -> dict[str, Number]:
@@ -358,7 +359,7 @@ def read_pools(path: Path) -> Pools:
     file = read_pool_file(path, ("positive", "negative"))
     retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
     pools = [[with_similarities(m, retain) for m in file.models(key)] for key in ("positive", "negative")]
-    places = [{s for m in pool for s in m.sources if not s.startswith("numbers in ")} for pool in pools]
+    places = [{s for m in pool for s in m.sources if not s.startswith(WRITTEN)} for pool in pools]
     if both := places[0] & places[1]:
         raise UserError(f"{path}: {sorted(both)[0]} stands in both pools; a model either knows or does not.")
     return Pools(tuple(pools[0]), tuple(pools[1]), file.said)
@@ -375,7 +376,7 @@ def _pools_from_results(path: Path) -> Pools:
             short(str(k)): Number(_number(v, f"{k} of {name} in {path}"), schema_protocol(short(str(k))))
             for k, v in metrics.items()
         }
-        sides[pool].append(Model(name, numbers, (f"numbers in {path}",)))
+        sides[pool].append(Model(name, numbers, (f"{WRITTEN}{path}",)))
     return Pools(tuple(sides["P"]), tuple(sides["N"]))
 
 

@@ -486,6 +486,9 @@ def test_similarities_are_judged_by_their_attack_unless_told_otherwise(tmp_path:
     judged = judge_attacks(attacks, Ask(thresholds=thresholds, resamples=0))
     assert judged.attacks["s_mia_loss"].filtered_by == "mia_loss"
     assert judged.attacks["s_mia_loss"].result.kept == judged.attacks["mia_loss"].result.kept
+    # AUC 0.3 -> 0.9 against the retain model's 0.4: m 0.25 -> 1; the retain model itself 0.4 -> 0.8: m 0 -> 1.
+    first = attacks.models[0].name
+    assert judged.attacks["s_mia_loss"].result.per_model[first]["relearning"] == pytest.approx(1 - 0.25 / 1.75)
     own = judge_attacks(attacks, Ask(thresholds=thresholds, own_thresholds=True, resamples=0))
     assert own.attacks["s_mia_loss"].filtered_by == "s_mia_loss"
     assert own.attacks["s_mia_loss"].result.kept != own.attacks["mia_loss"].result.kept

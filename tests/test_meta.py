@@ -20,7 +20,8 @@ from vestige.meta.bench import Ask, judge_attacks, judge_pools
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.methods import SOURCES
 from vestige.meta.names import KNOWN, Direction, direction_of, short
-from vestige.meta.pools import Number, read_attacks, read_pools, same_protocol
+from vestige.meta.numbers import Number, same_protocol
+from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, State, keep, overall, robustness
 from vestige.meta.tree import read_tree
 from vestige.metrics.registry import METRICS, metric

@@ -11,7 +11,7 @@ from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
 from vestige.meta.names import CHAT, ENTITY, short
-from vestige.meta.pools import Model, Number, joined, read_file
+from vestige.meta.numbers import Model, Number, joined, read_file
 
 Values = dict[str, Any]
 

@@ -13,7 +13,8 @@ from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
 from vestige.meta.faithfulness import RESAMPLES
 from vestige.meta.methods import Method, Methods, read_methods
-from vestige.meta.pools import Attacks, Model, read_attacks, read_pools
+from vestige.meta.numbers import Model
+from vestige.meta.pools import Attacks, read_attacks, read_pools
 from vestige.meta.robustness import UTILITY_FILTER
 from vestige.meta.tree import methods_of, read_tree, root_of
 from vestige.run.tables import number, span, table

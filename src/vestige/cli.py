@@ -79,6 +79,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--no-diffusion", action="store_true", help="leave out the diffusion models")
     _reading_verbs(verbs)
+    _meta_verb(verbs)
     return top
 
 
@@ -94,13 +95,32 @@ def _reading_verbs(verbs: Any) -> None:
     diff.add_argument("--metric", metavar="NAME", help="only this metric")
     diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
     importing = verbs.add_parser("import", help="read result files of open-unlearning or locuslab/tofu")
-    importing.add_argument("file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json or eval_log_aggregated.json")
+    importing.add_argument(
+        "file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json, eval_log_aggregated.json or runs/"
+    )
     importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
     importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
     published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
     published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
     published.add_argument("--model", action="append", default=[], metavar="NAME", help="part of a model's name")
     published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
+
+
+def _meta_verb(verbs: Any) -> None:
+    meta = verbs.add_parser("meta", help="metrics put to the test: faithfulness, robustness, axes; runs no model")
+    meta.add_argument("what", metavar="faithfulness|robustness|axes", help="the question")
+    meta.add_argument("file", metavar="FILE", help="a YAML list of finished runs (axes: or a method_results.json)")
+    meta.add_argument("--out", default="saves/meta", metavar="DIR", help="default: saves/meta")
+    meta.add_argument("--metrics", metavar="NAME,...", help="instead of every metric the runs hold")
+    meta.add_argument("--resamples", type=int, default=2000, metavar="N", help="default: 2000; 0: no intervals")
+    meta.add_argument("--robustness", default="symmetric", metavar="RULE", help="symmetric (default) | one-sided")
+    meta.add_argument("--thresholds", metavar="FILE", help="default: optimal_thresholds.json in --out, if it is there")
+    meta.add_argument("--utility", metavar="FILE", help="default: method_results.json in --out, if it is there")
+    meta.add_argument("--least-utility", type=float, default=0.8, metavar="X", help="default: 0.8")
+    meta.add_argument("--own-thresholds", action="store_true", help="s_mia_* by their own, not by their attack's")
+    meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
+    meta.add_argument("--rows", type=int, default=20, metavar="N", help="axes: rows shown (0: all)")
+    meta.add_argument("--plugin", action="append", default=[], metavar="FILE")
 
 
 def _evaluation_flags(p: argparse.ArgumentParser) -> None:
@@ -149,6 +169,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
+    verbs |= {"meta": run_meta}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -378,6 +399,14 @@ def run_import(args: argparse.Namespace) -> int:
     from vestige.run.importing import import_file, show
 
     out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
+    if Path(args.file).is_dir():
+        from vestige.run.meta import import_tree, is_tree
+
+        if is_tree(Path(args.file)):
+            if retain is not None:
+                raise UserError("A result tree brings its retain model's AUCs along; leave --retain-logs out.")
+            print(import_tree(Path(args.file), out))
+            return 0
     print(show(import_file(Path(args.file), out, retain), Path(args.file)))
     return 0
 
@@ -386,6 +415,31 @@ def run_published(args: argparse.Namespace) -> int:
     from vestige.run.published import published
 
     print(published(Path(args.run) if args.run else None, args.model, args.split))
+    return 0
+
+
+def run_meta(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.meta import MetaAsk, meta
+
+    load_plugins(args.plugin)
+    metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    if metrics == []:
+        raise UserError("--metrics is empty; name metrics, or leave it out for every metric the runs hold.")
+    ask = MetaAsk(
+        file=Path(args.file),
+        out=Path(args.out),
+        metrics=metrics,
+        resamples=args.resamples,
+        rule=args.robustness,
+        thresholds=Path(args.thresholds) if args.thresholds else None,
+        utility=Path(args.utility) if args.utility else None,
+        least_utility=args.least_utility,
+        own_thresholds=args.own_thresholds,
+        floor=args.floor,
+        rows=args.rows,
+    )
+    print(meta(args.what, ask))
     return 0
 
 

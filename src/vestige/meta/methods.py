@@ -1,0 +1,174 @@
+"""Rows of method_results.json: one model, its parts and its axes, from runs, from a result tree or from such a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
+from vestige.meta.names import schema_protocol
+from vestige.meta.numbers import Model, Number, same_protocol, with_similarities
+from vestige.meta.pools import PoolFile, read_pool_file
+
+# Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
+SOURCES: dict[str, str] = {
+    **dict(zip(MEM, ("es", "em", "paraprob", "truth_ratio"), strict=True)),
+    **dict(zip(MIA, ("s_mia_loss", "s_mia_zlib", "s_mia_min_k", "s_mia_min_kpp"), strict=True)),
+    "retain_q_prob": "retain_Q_A_Prob",
+    "retain_q_rouge": "retain_Q_A_ROUGE",
+    "retain_truth_ratio": "retain_Truth_Ratio",
+    "ra_q_prob": "ra_Q_A_Prob_normalised",
+    "ra_q_rouge": "ra_Q_A_ROUGE",
+    "ra_truth_ratio": "ra_Truth_Ratio",
+    "wf_q_prob": "wf_Q_A_Prob_normalised",
+    "wf_q_rouge": "wf_Q_A_ROUGE",
+    "wf_truth_ratio": "wf_Truth_Ratio",
+    "fluency": "forget_Q_A_gibberish",
+    "uds": "uds",
+}
+SCHEMA_PROTOCOLS = {part: schema_protocol(metric) for part, metric in SOURCES.items()}
+EXTRA = ("logit_lens",)  # shown beside the axes, part of none
+REFERENCES = ("full", "retain")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One row: a model, its parts, its axes in both ways."""
+
+    name: str
+    parts: Mapping[str, float | None]
+    published: Axes
+    floored: Axes
+    facts: Mapping[str, Any] = field(default_factory=dict)  # epoch, method, alpha, lr, is_reference, logit_lens
+
+
+@dataclass(frozen=True)
+class Methods:
+    """All rows, the full model's utility by epoch, and the protocol of every part."""
+
+    rows: tuple[Method, ...]
+    full_utility: Mapping[str, float | None]
+    protocols: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def method(
+    name: str,
+    parts: Mapping[str, float | None],
+    full_utility: float | None,
+    facts: Mapping[str, Any] | None = None,
+    floor: float = FLOOR,
+) -> Method:
+    return Method(name, parts, axes(parts, full_utility), axes(parts, full_utility, floor), facts or {})
+
+
+def parts_of(model: Model) -> dict[str, float | None]:
+    """A model's numbers as parts of axes: each 1 when all is well."""
+    out: dict[str, float | None] = {}
+    for part, metric in SOURCES.items():
+        value = model.value(metric) if part != "fluency" else _fluency(model)
+        out[part] = None if value is None else 1 - value if part in MEM else value
+    return out
+
+
+def _fluency(model: Model) -> float | None:
+    return next((v for n in ("fluency", SOURCES["fluency"]) if (v := model.value(n)) is not None), None)
+
+
+def from_models(
+    models: Sequence[Model], full: Mapping[str, Model], retain: Model | None, floor: float = FLOOR
+) -> Methods:
+    """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
+    done = [with_similarities(m, retain) for m in models]
+    protocols = _protocols([*done, *full.values()])
+    utility = {epoch: axes(parts_of(m)).utility for epoch, m in full.items()}
+    rows = []
+    for m in done:
+        epoch = str(m.facts.get("epoch", ""))
+        own = utility.get(epoch, utility.get(""))
+        extra = {k: m.value(k) for k in EXTRA if k in m.numbers}
+        rows.append(method(m.name, parts_of(m), own, {**m.facts, **extra}, floor))
+    return Methods(tuple(rows), utility, protocols)
+
+
+def _protocols(models: Sequence[Model]) -> dict[str, str]:
+    """Each part's protocol; two protocols in one part are refused. Axes join parts, and say of which protocols."""
+    out = {}
+    for part, metric in SOURCES.items():
+        numbers: dict[str, Number] = {}
+        for i, m in enumerate(models):
+            if (found := m.numbers.get(metric)) is not None and found.value is not None:
+                numbers[m.name if m.name not in numbers else f"{m.name} ({i})"] = found
+        if numbers:
+            out[part] = same_protocol(numbers, metric)
+    return out
+
+
+def read_methods(path: Path, floor: float = FLOOR) -> Methods:
+    """A YAML file with `models`, `retain` and `full` (one, or one for each epoch)."""
+    file = read_pool_file(path, ("models",))
+    retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
+    return from_models(file.models("models"), _full(file), retain, floor)
+
+
+def _full(file: PoolFile) -> dict[str, Model]:
+    entry = file.body.get("full")
+    if entry is None:
+        return {}
+    by_epoch = isinstance(entry, Mapping) and not any(isinstance(v, (int, float)) for v in entry.values())
+    if by_epoch:
+        return {str(epoch): file.slot(slot, f"full ({epoch})") for epoch, slot in entry.items()}
+    return {"": file.slot(entry, "full")}
+
+
+def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> Methods:
+    """A method_results.json, ours or published: its parts are taken, its axes computed again."""
+    rows = data.get("models")
+    if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "model" in r for r in rows):
+        raise UserError(f"{where} is no method_results.json: it has no list of models with a name each.")
+    utility = {str(k): v for k, v in (data.get("full_utility") or {}).items()}
+    out, notes = [], []
+    for r in rows:
+        parts = {p: _part(r.get(p), p, str(r["model"]), where) for p in PARTS}
+        facts = {k: v for k, v in r.items() if k not in (*PARTS, *AXES, "model", *_OURS)}
+        row = method(str(r["model"]), parts, utility.get(str(r.get("epoch", "")), utility.get("")), facts, floor)
+        notes += _disagreements(r, row)
+        out.append(row)
+    stated = {str(k): str(v) for k, v in (data.get("protocols") or {}).items()}
+    return Methods(tuple(out), utility, stated or dict(SCHEMA_PROTOCOLS), tuple(notes))
+
+
+_OURS = ("floored", "floored_parts", "reasons")  # what our files add to a row
+
+
+def _part(value: Any, part: str, model: str, where: str) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+        raise UserError(f"{where}: {part} of {model} is {value!r}, not a number.")
+    return None if value is None or value != value else float(value)
+
+
+def _disagreements(stored: Mapping[str, Any], row: Method, tolerance: float = 1e-9) -> list[str]:
+    """Axes that the file has otherwise than its own parts give."""
+    out = []
+    for axis, value in row.published.values().items():
+        old = stored.get(axis)
+        if old is not None and value is not None and abs(old - value) > tolerance:
+            out.append(f"{axis} of {row.name} is {old:.6g} in the file, {value:.6g} from its parts")
+    return out
+
+
+def row_json(row: Method) -> dict[str, Any]:
+    """A row in the published schema, with the floored axes and the reasons for what is missing beside it."""
+    facts = {"epoch": None, "method": None, "alpha": None, "lr": None, "is_reference": False, **row.facts}
+    out: dict[str, Any] = {"model": row.name, **facts, **row.parts, **row.published.values()}
+    out["floored"] = row.floored.values()
+    out["floored_parts"] = list(row.floored.floored)
+    if row.published.reasons:
+        out["reasons"] = dict(row.published.reasons)
+    return out
+
+
+assert set(SOURCES) == set(PARTS) and set(UTILITY) < set(PARTS)

@@ -1,0 +1,194 @@
+"""The names metrics go by, what a metric is measured on, and which end of it means "the model still knows".
+
+Short names (em, es, uds, ...) are those of the published tables. A metric of your own needs no entry here: its end is
+what `@metric(knows=...)` recorded, or what the pool file says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from vestige.errors import UserError
+from vestige.metrics import membership, memorisation, utility  # noqa: F401 - they fill METRICS
+from vestige.metrics.registry import METRICS
+
+CHAT = "chat"  # rows as turns of a chat template
+ENTITY = "entity"  # raw "Question: ... Answer: ..." rows, of which the entity's tokens count
+
+
+@dataclass(frozen=True)
+class Known:
+    """A metric of the published tables."""
+
+    key: str
+    label: str
+    category: str
+    tags: str  # O: reads outputs, R: needs a retain model, I: looks inside
+    knows: str = "high"
+    protocol: str = CHAT
+    ours: str = ""  # its name in a run's result files, where that is another
+    filtered_by: str = ""  # the metric whose threshold chooses its models, where that is another
+
+
+def _attack(short: str, label: str, ours: str = "") -> tuple[Known, Known]:
+    """An attack and its likeness to the retain model. The published tables filter both by the attack's threshold."""
+    raw = f"mia_{short}"
+    return (
+        Known(raw, f"MIA-{label}", "mia", "O", ours=ours),
+        Known(f"s_{raw}", f"s_{label}", "mia", "OR", "low", filtered_by=raw),
+    )
+
+
+_ATTACKS = (
+    _attack("loss", "LOSS"),
+    _attack("zlib", "ZLib"),
+    _attack("min_k", "Min-K"),
+    _attack("min_kpp", "Min-K++", "mia_min_k_plus_plus"),
+)
+_FISHER = tuple(
+    Known(f"fisher_masked_{share}", f"Fisher Masked ({percent})", "representation", "RI", "low", ENTITY)
+    for share, percent in (("0.001", "0.1%"), ("0.0001", "0.01%"), ("0.01", "1%"))
+)
+
+KNOWN: dict[str, Known] = {
+    k.key: k
+    for k in (
+        Known("es", "Extraction Strength", "memorization", "O", ours="extraction_strength"),
+        Known("em", "Exact Memorization", "memorization", "O", ours="exact_memorization"),
+        Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob"),
+        Known("paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob"),
+        # The share p(right) / (p(right) + p(wrong)), not the default aggregator of TOFU's forget rows.
+        Known("truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean"),
+        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE"),
+        # The same generation as rouge, scored against the paraphrased answer: the question stays as it is.
+        Known("para_rouge", "Para. ROUGE", "generation", "O", ours="forget_Q_A_PARA_ROUGE"),
+        Known("jailbreak_rouge", "Jailbreak ROUGE", "generation", "O"),
+        *(pair[0] for pair in _ATTACKS),
+        *(pair[1] for pair in _ATTACKS),
+        Known("cka", "CKA", "representation", "RI", "low", ENTITY),
+        *_FISHER,
+        Known("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
+        Known("uds", "UDS", "representation", "ORI", "low", ENTITY),
+    )
+}
+# Other spellings in circulation; those of method_results.json among them.
+ALIASES: dict[str, str] = {
+    **{k.ours: k.key for k in KNOWN.values() if k.ours},
+    "s_loss": "s_mia_loss",
+    "s_zlib": "s_mia_zlib",
+    "s_mink": "s_mia_min_k",
+    "s_minkpp": "s_mia_min_kpp",
+    "mia_min_k++": "mia_min_kpp",
+    "avg_uds": "uds",
+    "avg_udr": "uds",  # the score's former name, the same number
+}
+
+
+def short(name: str) -> str:
+    """The short name of a metric that has one; any other name as it is.
+
+    >>> short("extraction_strength"), short("s_mink"), short("my_metric")
+    ('es', 's_mia_min_k', 'my_metric')
+    """
+    return ALIASES.get(name, name)
+
+
+def schema_protocol(metric: str) -> str:
+    """The protocol of a metric in a published file, which states none: it is part of what the file's keys mean.
+
+    >>> schema_protocol("uds"), schema_protocol("retain_Q_A_Prob")
+    ('entity (by the schema)', 'chat (by the schema)')
+    """
+    return f"{KNOWN[metric].protocol if metric in KNOWN else CHAT} (by the schema)"
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Turns a metric's value x into m, which is high when the model knows.
+
+    `knows` is the end that means "knows": high, low, one (near 1), half (away from 0.5). `unit`: x lies in 0..1.
+    """
+
+    knows: str = "high"
+    unit: bool = True
+    said_by: str = ""  # where this comes from, for people
+
+    def m(self, x: float) -> float:
+        """
+        >>> Direction("high").m(0.3), Direction("low").m(0.25), Direction("low", unit=False).m(2.0)
+        (0.3, 0.75, -2.0)
+        >>> Direction("half").m(0.0), Direction("one").m(1.5)
+        (1.0, 0.5)
+        """
+        if self.knows == "high":
+            return x
+        if self.knows == "low":
+            return 1 - x if self.unit else -x
+        return 1 - abs(1 - x) if self.knows == "one" else 2 * abs(x - 0.5)
+
+    @property
+    def space(self) -> str:
+        """How m is written in terms of the value."""
+        low = "1-x" if self.unit else "-x"
+        return {"high": "raw", "low": low, "one": "1-|1-x|", "half": "2|x-0.5|"}[self.knows]
+
+    def raw(self, m: float) -> float | None:
+        """The value whose m this is; None where two values have the same m."""
+        if self.knows in ("high", "low"):
+            return self.m(m)  # x, 1 - x and -x are their own inverses
+        return None
+
+
+ENDS = ("high", "low", "one", "half")
+
+# Where a handler's number is not what its function returns: an AUC, a p-value, a share.
+_OF_HANDLER: dict[str, Direction] = {
+    "rouge": Direction("high"),
+    "loss": Direction("low", unit=False),
+    "ks_test": Direction("low"),  # a p-value: high is "like the retain model"
+    "privleak": Direction("low", unit=False),  # negative: still recognisable
+    "truth_ratio:prob_mean": Direction("high"),
+    "truth_ratio:true_better": Direction("high"),
+    "truth_ratio:closer_to_1_better": Direction("low"),  # right and wrong far apart: knows
+}
+_NO_END = {
+    "hm_aggregate": "it measures ability, not knowledge of the forget rows",
+    "classifier_prob": "it measures how texts read, not what is known",
+    "rel_diff": "it is a difference to another run; evaluate the metric it is made of",
+}
+
+
+def direction_of(
+    name: str, handler: str = "", aggregator: str = "", said: Mapping[str, object] | None = None
+) -> Direction:
+    """Which end of a metric means "knows": what the user said, what is known of it, what its function recorded."""
+    if said is not None:
+        return _said(name, said)
+    key = short(name)
+    if key in KNOWN:
+        return Direction(KNOWN[key].knows, said_by="the table of known metrics")
+    if handler.startswith("mia_"):
+        return Direction("high", said_by="an AUC of forget rows against fresh ones")
+    for rule in (f"{handler}:{aggregator}", handler):
+        if rule in _OF_HANDLER:
+            found = _OF_HANDLER[rule]
+            return Direction(found.knows, found.unit, f"handler {rule}")
+    if handler in _NO_END:
+        raise UserError(f"{name} has no end that means 'knows': {_NO_END[handler]}.")
+    for entry in (name, handler):
+        if entry in METRICS:
+            return Direction(METRICS[entry].knows, said_by=f"@metric of {entry}")
+    raise UserError(
+        f"Nothing says which end of {name} means 'knows'; load its plug-in (--plugin FILE) or write "
+        f"`metrics: {{{name}: {{knows: high}}}}` in the pool file (high, low, one or half)."
+    )
+
+
+def _said(name: str, said: Mapping[str, object]) -> Direction:
+    knows, reach = said.get("knows", "high"), said.get("range", "unit")
+    if knows not in ENDS:
+        raise UserError(f"metrics.{name}.knows is '{knows}'; write one of {', '.join(ENDS)}.")
+    if reach not in ("unit", "any"):
+        raise UserError(f"metrics.{name}.range is '{reach}'; write unit (values in 0..1) or any.")
+    return Direction(str(knows), reach == "unit", "the pool file")

@@ -1,0 +1,135 @@
+"""A result tree of the unlearning-depth-score project: runs/ep5/<axis>/<model>/summary.json, and ep10 likewise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.axes import FLOOR, similarity
+from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
+from vestige.meta.names import CHAT, ENTITY, short
+from vestige.meta.numbers import Model, Number, joined, read_file
+
+Values = dict[str, Any]
+
+
+def _memorization(data: Mapping[str, Any]) -> Values:
+    return {k.removeprefix("avg_"): v for k, v in data.items() if k.startswith("avg_") and k != "avg_mem"}
+
+
+def _privacy(data: Mapping[str, Any]) -> Values:
+    """Raw AUCs, and their likeness to the retain model's from both AUCs; the stored one where there are not both."""
+    out: Values = {}
+    for attack, body in (data.get("attacks") or {}).items():
+        name = short(f"mia_{attack}")
+        auc, retain = body.get("auc"), body.get("retain_auc")
+        out[name] = auc
+        out[f"s_{name}"] = body.get("s_mia") if auc is None or retain is None else similarity(auc, retain)
+    return out
+
+
+def _utility(data: Mapping[str, Any]) -> Values:
+    """Real authors' and world facts' probabilities are shares among options here, under the plain names."""
+    shares = {"ra_Q_A_Prob": "ra_Q_A_Prob_normalised", "wf_Q_A_Prob": "wf_Q_A_Prob_normalised"}
+    values = {shares.get(k, k): v for k, v in (data.get("metrics") or {}).items()}
+    return {**values, SOURCES["fluency"]: data.get("fluency")}
+
+
+def _depth(data: Mapping[str, Any]) -> Values:
+    return {"uds": data.get("avg_uds", data.get("avg_udr"))}  # the second is the score's former name
+
+
+READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Values], str]] = {
+    "memorization": (_memorization, CHAT),
+    "privacy": (_privacy, CHAT),
+    "utility": (_utility, CHAT),
+    "gen_rouge": (lambda data: dict(data.get("metrics") or {}), CHAT),
+    "uds": (_depth, ENTITY),
+}
+
+
+@dataclass
+class Tree:
+    """The models of a tree by (epoch, name), and what was passed over."""
+
+    models: dict[tuple[str, str], Model] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def root_of(path: Path) -> Path | None:
+    """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
+    for place in (path, path / "runs"):
+        if place.is_dir() and any(_axes_of(e) for e in _epochs(place)):
+            return place
+    return None
+
+
+def _epochs(root: Path) -> list[Path]:
+    found = [p for p in root.glob("ep*") if p.is_dir() and p.name[2:].isdigit()]
+    return sorted(found, key=lambda p: int(p.name[2:]))
+
+
+def _axes_of(epoch: Path) -> list[Path]:
+    return [epoch / axis for axis in READERS if (epoch / axis).is_dir()]
+
+
+def read_tree(path: Path) -> Tree:
+    """Every model's numbers. Folders called legacy are skipped; a folder without a summary is said."""
+    root = root_of(path)
+    if root is None:
+        raise UserError(f"{path} holds no ep*/ folder with {', '.join(READERS)}; give the runs directory.")
+    out = Tree()
+    for epoch in _epochs(root):
+        found: dict[str, list[tuple[dict[str, Number], str]]] = {}
+        for axis in _axes_of(epoch):
+            for place in sorted(p for p in axis.iterdir() if p.is_dir() and not p.name.lower().startswith("legacy")):
+                summary = place / "summary.json"
+                if not summary.is_file():
+                    out.notes.append(f"{place} has no summary.json")
+                    continue
+                found.setdefault(place.name, []).append((_numbers(summary, axis.name), str(summary)))
+        for name, parts in sorted(found.items()):
+            numbers = joined((p[0] for p in parts), f"{name} in {epoch}")
+            out.models[epoch.name, name] = Model(
+                name, numbers, tuple(p[1] for p in parts), {"epoch": epoch.name, **facts_of(name)}
+            )
+    return out
+
+
+def _numbers(summary: Path, axis: str) -> dict[str, Number]:
+    read, protocol = READERS[axis]
+    values = read(read_file(summary))
+    wrong = next((k for k, v in values.items() if v is not None and not isinstance(v, (int, float))), None)
+    if wrong is not None:
+        raise UserError(f"{summary}: {wrong} is {values[wrong]!r}, not a number.")
+    return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What a model's folder name says: its method, learning rate and alpha.
+
+    >>> facts_of("npo_lr2e5_b01_a5_ep10")
+    {'method': 'npo', 'alpha': 5, 'lr': 2e-05, 'is_reference': False}
+    """
+    method, *rest = name.split("_")
+    lr = next((p[2:] for p in rest if p.startswith("lr")), "")
+    alpha = next((p[1:] for p in rest if p[:1] == "a" and p[1:].isdigit()), "")
+    base, _, power = lr.partition("e")
+    return {
+        "method": method,
+        "alpha": int(alpha) if alpha else None,
+        "lr": float(f"{base}e-{power}") if base.isdigit() and power.isdigit() else None,
+        "is_reference": name in REFERENCES,
+    }
+
+
+def methods_of(tree: Tree, floor: float = FLOOR) -> Methods:
+    """The axes of every model of a tree; utility is relative to the full model of the same epoch."""
+    full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
+    rows = from_models(list(tree.models.values()), full, None, floor)
+    epochs = {epoch for epoch, _ in tree.models}
+    missing = [f"{e} has no full model: its models have no utility_rel" for e in sorted(epochs - set(full))]
+    return Methods(rows.rows, rows.full_utility, rows.protocols, (*tree.notes, *missing))

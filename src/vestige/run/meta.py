@@ -1,0 +1,295 @@
+"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.meta import files
+from vestige.meta.axes import FLOOR, erased
+from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
+from vestige.meta.faithfulness import RESAMPLES
+from vestige.meta.methods import Method, Methods, read_methods
+from vestige.meta.numbers import Model
+from vestige.meta.pools import Attacks, read_attacks, read_pools
+from vestige.meta.robustness import UTILITY_FILTER
+from vestige.meta.tree import methods_of, read_tree, root_of
+from vestige.run.tables import number, span, table
+from vestige.store.lock import writing
+from vestige.types import content_key
+
+
+@dataclass(frozen=True)
+class MetaAsk:
+    """What the command line may say."""
+
+    file: Path
+    out: Path = Path("saves/meta")
+    metrics: Sequence[str] | None = None
+    resamples: int = RESAMPLES
+    rule: str = "symmetric"
+    thresholds: Path | None = None
+    utility: Path | None = None
+    least_utility: float = UTILITY_FILTER
+    own_thresholds: bool = False
+    floor: float = FLOOR
+    rows: int = 20
+
+
+def meta(what: str, ask: MetaAsk) -> str:
+    """One question answered; returns what is printed."""
+    if what not in QUESTIONS:
+        raise unknown_name("question of vestige meta", what, QUESTIONS)
+    if not 0 < ask.floor < 1:
+        raise UserError(f"--floor is {ask.floor:g}; give a number between 0 and 1.")
+    if ask.resamples < 0:
+        raise UserError(f"--resamples is {ask.resamples}; give 0 (no intervals) or more.")
+    if not ask.file.exists():  # before --out is made
+        raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
+    with writing(ask.out):
+        return QUESTIONS[what](ask)
+
+
+# ---- faithfulness ------------------------------------------------------------------------------------------------
+
+
+def _faithfulness(ask: MetaAsk) -> str:
+    pools = read_pools(ask.file)
+    judged = judge_pools(pools, ask.metrics, ask.resamples)
+    sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
+    body = files.meta_eval_json(judged, _before(ask.out), sources)
+    written = [
+        files.write(ask.out, files.META_EVAL, body),
+        files.write(ask.out, files.THRESHOLDS, files.thresholds_json(judged)),
+    ]
+    head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
+    return _page(head, _faithful_table(judged.pools), _faithful_notes(judged), written)
+
+
+def _faithful_table(verdicts: Mapping[str, PoolVerdict]) -> str:
+    rows = []
+    for name, v in verdicts.items():
+        t = v.result.threshold
+        cut = v.direction.raw(t.m) if t else None
+        rows.append(
+            [
+                name,
+                number(v.result.auc),
+                span({"interval": v.result.interval}),
+                number(v.p_mean),
+                number(v.n_mean),
+                v.direction.knows,
+                number(cut),
+                number(t.accuracy if t else None),
+                v.protocol,
+            ]
+        )
+    heads = ["metric", "AUC", "95 % interval", "P mean", "N mean", "knows", "threshold", "accuracy", "protocol"]
+    return table(rows, heads, right=(1, 2, 3, 4, 6, 7))
+
+
+def _faithful_notes(judged: Judged) -> list[str]:
+    out = []
+    for name, v in judged.pools.items():
+        out += [f"{name}: {v.result.reason}"] if v.result.reason else []
+        out += [f"{name}: {note}" for note in v.result.notes]
+        out += [f"{name}: no value of {', '.join(v.result.missing)}"] if v.result.missing else []
+        out += (
+            [f"{name}: threshold {v.result.threshold.note}"] if v.result.threshold and v.result.threshold.note else []
+        )
+    return [*out, *_skipped(judged)]
+
+
+# ---- robustness --------------------------------------------------------------------------------------------------
+
+
+def _robustness(ask: MetaAsk) -> str:
+    attacks = read_attacks(ask.file)
+    found: dict[str, Any] = {"attacks": named(ask.file)}
+    thresholds = _beside(ask.thresholds, ask.out / files.THRESHOLDS)
+    if thresholds:
+        found["thresholds"] = named(thresholds)
+    utility = _utility(ask, attacks, found)
+    how = Ask(
+        ask.rule,
+        files.read_thresholds(thresholds) if thresholds else {},
+        files.read_threshold_protocols(thresholds) if thresholds else {},
+        utility,
+        ask.least_utility,
+        ask.own_thresholds,
+        ask.resamples,
+    )
+    judged = judge_attacks(attacks, how, ask.metrics)
+    body = files.meta_eval_json(judged, _before(ask.out), found)
+    names = [m.name for m in attacks.models]
+    usable = files.usable_json(judged, utility, ask.least_utility, names, found)
+    written = [files.write(ask.out, files.META_EVAL, body), files.write(ask.out, files.USABLE, usable)]
+    head = (
+        f"robustness ({ask.rule}): {len(names)} unlearned models, {usable['counts']['utility_pass_only']} still useful"
+    )
+    return _page(head, _robust_table(judged.attacks, body["overall"]), _robust_notes(judged, utility), written)
+
+
+def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str, float | None] | None:
+    """utility_rel by model: what the pool file says, else what a method_results.json says; None when neither does."""
+    said = {m.name: m.utility_rel for m in attacks.models if m.utility_rel is not None}
+    path = _beside(ask.utility, ask.out / files.METHOD_RESULTS)
+    if path is None:
+        return {m.name: said.get(m.name) for m in attacks.models} if said else None
+    found["utility"] = named(path)
+    known = {**files.read_utility(path), **said}
+    if not any(m.name in known for m in attacks.models):
+        example = attacks.models[0].name if attacks.models else "none"
+        raise UserError(
+            f"{path} names no model of {ask.file} (such as {example}); give the entries its names (`model:`)."
+        )
+    return {m.name: known.get(m.name) for m in attacks.models}
+
+
+def _robust_table(verdicts: Mapping[str, AttackVerdict], overall: Mapping[str, float | None]) -> str:
+    rows = []
+    for name, v in verdicts.items():
+        r = v.result
+        other = next(iter(v.others.values()))
+        rows.append(
+            [
+                name,
+                str(len(r.kept)),
+                number(r.relearning),
+                number(r.quantization),
+                number(r.agg),
+                span({"interval": r.intervals.get("agg")}),
+                number(other.agg),
+                number(overall.get(name)),
+                v.filtered_by or "none",
+                v.protocol,
+            ]
+        )
+    other_name = next((next(iter(v.others)) for v in verdicts.values()), "")
+    heads = [
+        "metric",
+        "kept",
+        "R",
+        "Q",
+        "HM",
+        "95 % interval",
+        f"HM {other_name}",
+        "overall",
+        "threshold of",
+        "protocol",
+    ]
+    return table(rows, heads, right=(1, 2, 3, 4, 5, 6, 7))
+
+
+def _robust_notes(judged: Judged, utility: Mapping[str, float | None] | None) -> list[str]:
+    out = [] if utility is not None else ["no utility_rel was given: useless models are not left out"]
+    without = [n for n, v in judged.attacks.items() if v.threshold is None]
+    if without:
+        out.append(f"no threshold for {', '.join(without)}: models that still know are not left out")
+    for name, v in judged.attacks.items():
+        out += [f"{name}: {part}: {why}" for part, why in v.result.reasons.items()]
+    return [*out, *_skipped(judged)]
+
+
+# ---- axes --------------------------------------------------------------------------------------------------------
+
+
+def _axes(ask: MetaAsk) -> str:
+    if ask.file.is_dir():
+        return import_tree(ask.file, ask.out, ask.floor, ask.rows)
+    json = ask.file.suffix == ".json"
+    methods = files.read_method_results(ask.file, ask.floor) if json else read_methods(ask.file, ask.floor)
+    return _write_methods(methods, named(ask.file), ask.out, ask.floor, ask.rows)
+
+
+def _write_methods(methods: Methods, source: str, out: Path | None, floor: float, rows: int) -> str:
+    body = files.method_results_json(methods, floor, {"models": source})
+    written = [files.write(out, files.METHOD_RESULTS, body)] if out else []
+    ranked = sorted(methods.rows, key=lambda r: -(r.floored.overall if r.floored.overall is not None else -1.0))
+    head = f"axes: {len(ranked)} models, by floored Overall"
+    if rows and len(ranked) > rows:
+        head += f" (the first {rows}; --rows 0 for all)"
+        ranked = ranked[:rows]
+    kinds = sorted(set(methods.protocols.values()))
+    notes = [
+        f"Overall is 0 to six decimals for {erased([r.published for r in methods.rows])} of {len(methods.rows)}: "
+        f"one part cut off at 0 erases the rest. Floored counts such a part as {floor:g} and names it.",
+        f"protocols: {'; '.join(kinds) or 'not stated'}" + (" (Privacy joins both kinds)" if len(kinds) > 1 else ""),
+        *methods.notes,
+    ]
+    return _page(head, _axes_table(ranked), notes, written)
+
+
+def _axes_table(rows: Sequence[Method]) -> str:
+    cells = []
+    for r in rows:
+        a = r.published
+        values = (a.mem, a.privacy_mia, r.parts.get("uds"), a.privacy, a.utility, a.utility_rel, a.overall)
+        why = "; ".join(f"{axis}: {w}" for axis, w in a.reasons.items() if axis in ("mem", "privacy_mia", "utility"))
+        raised = ", ".join(r.floored.floored)
+        cells.append([r.name, *map(number, (*values, r.floored.overall)), raised or why])
+    heads = [
+        "model",
+        "Mem",
+        "MIA",
+        "UDS",
+        "Privacy",
+        "Utility",
+        "util. rel",
+        "Overall",
+        "floored",
+        "raised, or why missing",
+    ]
+    return table(cells, heads, right=tuple(range(1, 9)))
+
+
+def is_tree(path: Path) -> bool:
+    """Is this a result tree (runs/ep*/<axis>/<model>/)?"""
+    return path.is_dir() and root_of(path) is not None
+
+
+def import_tree(path: Path, out: Path | None = None, floor: float = FLOOR, rows: int = 20) -> str:
+    """A result tree as method_results.json in `out`."""
+    return _write_methods(methods_of(read_tree(path), floor), str(path), out, floor, rows)
+
+
+# ---- shared ------------------------------------------------------------------------------------------------------
+
+
+def named(path: Path) -> str:
+    """A file's path with a digest of its content: another content, another source."""
+    try:
+        return f"{path} ({content_key(path.read_bytes())[:12]})"
+    except OSError:
+        raise UserError(f"{path} cannot be read; give an existing file.") from None
+
+
+def _beside(given: Path | None, usual: Path) -> Path | None:
+    """The file asked for; else the one an earlier command left in --out, if it did."""
+    return given if given is not None else (usual if usual.is_file() else None)
+
+
+def _before(out: Path) -> dict[str, Any] | None:
+    path = out / files.META_EVAL
+    return files.read_meta_eval(path) if path.is_file() else None
+
+
+def _origins(models: Sequence[Model]) -> dict[str, list[str]]:
+    return {m.name: list(m.sources) for m in models}
+
+
+def _skipped(judged: Judged) -> list[str]:
+    return [f"{name} left alone: {why}" for name, why in judged.skipped.items()]
+
+
+def _page(head: str, body: str, notes: Sequence[str], written: Sequence[Path]) -> str:
+    lines = [head, "", body, "", *(f"note: {n}" for n in notes)]
+    if written:
+        lines.append(f"files: {', '.join(map(str, written))}")
+    return "\n".join(lines).rstrip()
+
+
+QUESTIONS = {"faithfulness": _faithfulness, "robustness": _robustness, "axes": _axes}

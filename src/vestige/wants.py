@@ -96,6 +96,31 @@ class GradientWant:
 
 
 @dataclass(frozen=True)
+class PatchWant:
+    """Another model's states in the place of this one's at positions [first, end), one layer at a time; what becomes
+    of the target's labels? The target's ids end with its last label: later tokens cannot matter.
+    """
+
+    target: Target
+    first: int
+    end: int
+
+    def __post_init__(self) -> None:
+        # Positions below the first patched one keep their clean keys and values, so scoring may not begin there.
+        if not 0 <= self.first < self.end <= self.width or self.first > self.target.start - 1:
+            raise ValueError(f"positions {self.first}..{self.end} do not fit a target of {self.width} inputs")
+
+    @property
+    def width(self) -> int:
+        """How many tokens go through the model: all but the last label."""
+        return len(self.target.ids) - 1
+
+    @property
+    def key(self) -> str:
+        return content_key(self.target.key.encode(), repr((self.first, self.end)).encode())
+
+
+@dataclass(frozen=True)
 class ClassifierWant:
     """The probability a text classifier gives one class of one text."""
 

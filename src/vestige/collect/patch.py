@@ -72,6 +72,14 @@ def with_hidden(output: Any, hidden: torch.Tensor) -> Any:
     return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
 
 
+def _taken(args: Any, kwargs: Any) -> torch.Tensor:
+    """The hidden state a module is given."""
+    hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    if hidden.ndim != 3:
+        raise UserError("This model's blocks reshape their hidden states, so the stream inside a block (mid) is hidden.")
+    return hidden
+
+
 @contextmanager
 def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
     """While open, `read(layer, hidden)` is told every hidden state that passes the sites."""
@@ -80,7 +88,7 @@ def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
         return lambda module, args, output: read(layer, hidden_of(output))
 
     def on_input(layer: int) -> Callable[..., None]:
-        return lambda module, args, kwargs: read(layer, args[0] if args else next(iter(kwargs.values())))
+        return lambda module, args, kwargs: read(layer, _taken(args, kwargs))
 
     with ExitStack() as stack:
         for layer, site in sites.items():
@@ -101,7 +109,7 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
 
     def on_input(layer: int) -> Callable[..., None]:
         def change(module: Any, args: Any, kwargs: Any) -> None:
-            hidden = args[0] if args else next(iter(kwargs.values()))
+            hidden = _taken(args, kwargs)
             # In place: the residual stream is this very tensor, and goes around the norm as well as through it.
             hidden.copy_(write(layer, hidden))
 

@@ -8,6 +8,7 @@ Prompts are plain text ("Question: ...", "Answer: ..."), as in the published sco
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,9 +95,9 @@ def read_spans(rows: Sequence[Row], source: str) -> list[Span]:
             if not isinstance(row.get(key), str) or not row[key].strip():
                 raise UserError(f"{source} row {number} (counting from 0) needs text under '{key}' for a depth score.")
         out.append(_span(row, str(row.get("idx", number))))
-    repeated = {s.index for s in out if sum(o.index == s.index for o in out) > 1} if len(out) < 10_000 else set()
-    if repeated:
-        raise UserError(f"{source}: several rows have the same idx ({sorted(repeated)[0]}); make them different.")
+    index, count = Counter(s.index for s in out).most_common(1)[0] if out else ("", 0)
+    if count > 1:
+        raise UserError(f"{source}: {count} rows have the same idx ({index}); make them different.")
     return out
 
 

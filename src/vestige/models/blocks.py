@@ -59,7 +59,9 @@ def _child(block: Any, words: tuple[str, ...], what: str) -> Any:
     found = [
         child
         for name, child in block.named_children()
-        if any(w in name.lower() or w in type(child).__name__.lower() for w in words) and not _is_norm(child)
+        if any(w in name.lower() or w in type(child).__name__.lower() for w in words)
+        and not _is_norm(child)
+        and next(child.parameters(), None) is not None  # a dropout after it bears its name, too
     ]
     if len(found) != 1:
         children = ", ".join(f"{n} ({type(c).__name__})" for n, c in block.named_children())
@@ -69,7 +71,8 @@ def _child(block: Any, words: tuple[str, ...], what: str) -> Any:
 
 def _second_norm(block: Any) -> Any:
     """The norm in front of the MLP. A block that runs attention and MLP side by side has no stream between them."""
-    norms = [(name, child) for name, child in block.named_children() if _is_norm(child)]
+    # A norm behind the MLP (post_feedforward) works on what the MLP gives out, not on the stream.
+    norms = [(n, c) for n, c in block.named_children() if _is_norm(c) and "post_feedforward" not in n]
     before_mlp = [c for n, c in norms if "pre_feedforward" in n or "pre_ffn" in n]
     if before_mlp:
         return before_mlp[0]

@@ -95,6 +95,9 @@ class GradientWant:
         return content_key(self.target.key.encode(), repr((self.p, self.drop_last, self.train)).encode())
 
 
+LAST_LAYERS = ("residual", "peer")  # what goes into the last block's place: before or after the source's final norm
+
+
 @dataclass(frozen=True)
 class PatchWant:
     """Another model's states in the place of this one's at positions [first, end), one layer at a time; what becomes

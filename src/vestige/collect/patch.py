@@ -21,9 +21,8 @@ from vestige.collect.reduce import reduce_logits
 from vestige.errors import UserError, unknown_name
 from vestige.models.blocks import Site, find_sites
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
-from vestige.wants import PatchWant
+from vestige.wants import LAST_LAYERS, PatchWant
 
-LAST_LAYERS = ("residual", "peer")
 # How far a model patched with its own states may stray from itself: rounding, nothing more.
 IDENTITY_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
 LOW_PRECISION_TOLERANCE = 0.05
@@ -107,11 +106,14 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
     def on_output(layer: int) -> Callable[..., Any]:
         return lambda module, args, output: with_hidden(output, write(layer, hidden_of(output)))
 
-    def on_input(layer: int) -> Callable[..., None]:
-        def change(module: Any, args: Any, kwargs: Any) -> None:
+    def on_input(layer: int, where: str) -> Callable[..., Any]:
+        def change(module: Any, args: Any, kwargs: Any) -> Any:
             hidden = _taken(args, kwargs)
-            # In place: the residual stream is this very tensor, and goes around the norm as well as through it.
-            hidden.copy_(write(layer, hidden))
+            new = write(layer, hidden)
+            if where == "stream":  # in place: the tensor itself also goes around the module
+                hidden.copy_(new)
+                return None
+            return ((new, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): new})
 
         return change
 
@@ -120,7 +122,7 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
             if site.where == "output":
                 handle = site.module.register_forward_hook(on_output(layer))
             else:
-                handle = site.module.register_forward_pre_hook(on_input(layer), with_kwargs=True)
+                handle = site.module.register_forward_pre_hook(on_input(layer, site.where), with_kwargs=True)
             stack.callback(handle.remove)
         yield
 

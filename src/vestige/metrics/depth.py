@@ -130,20 +130,21 @@ def lens_ratio(lost: Array, gone: Array) -> Array:
         return np.asarray(np.clip(gone / (lost + EPS), 0.0, 1.0))
 
 
-def fisher_masked(full: Array, retain: Array, unlearned: Array, share: float, eps: float = EPS) -> LayerScore:
+def masked_excess(full: Array, retain: Array, unlearned: Array, share: float) -> tuple[float, float]:
     """One block's Fisher information where the retain model's exceeds the full model's most (the top `share`).
 
-    The retain model finds the entity surprising, so its gradients are large; unlearning should bring them back.
+    The retain model finds the entity surprising, so its gradients are large; unlearning should bring them back. Returned
+    is what the full and the unlearned model lack of the retain model's.
     """
     mask = top_mask(np.maximum(retain - full, 0.0), share)
-    ours, base, theirs = (float(np.asarray(f)[mask].mean(dtype=np.float64)) for f in (unlearned, full, retain))
-    return excess_layer(theirs - base, theirs - ours, eps)
+    base, theirs, ours = (float(np.asarray(f)[mask].mean(dtype=np.float64)) for f in (full, retain, unlearned))
+    return theirs - base, theirs - ours
 
 
-def excess_layer(full: float, unlearned: float, eps: float = EPS) -> LayerScore:
-    if full <= eps:
-        return LayerScore(1.0, full)
-    return LayerScore(float(1 - np.clip(unlearned / (full + eps), 0.0, 1.0)), full)
+def plain_excess(full: Array, retain: Array, unlearned: Array, share: float | None = None) -> tuple[float, float]:
+    """The same from one number a block: log(1 + mean), of all weights or of the top `share` of each model's own."""
+    f, r, u = (fisher_level(x, share) for x in (full, retain, unlearned))
+    return max(r - f, 0.0), max(r - u, 0.0)
 
 
 def top_mask(values: Array, share: float) -> Array:
@@ -152,17 +153,22 @@ def top_mask(values: Array, share: float) -> Array:
     return np.argpartition(values, len(values) - count)[len(values) - count :]
 
 
-def fisher_plain(full: Array, retain: Array, unlearned: Array, share: float | None = None) -> LayerScore:
-    """The same from one number a block: log(1 + mean), of all weights or of the top `share` of each model's own."""
-    f, r, u = (fisher_level(x, share) for x in (full, retain, unlearned))
-    return excess_layer(max(r - f, 0.0), max(r - u, 0.0))
-
-
 def fisher_level(values: Array, share: float | None) -> float:
     chosen = values if share is None else np.asarray(values)[top_mask(values, share)]
     return float(np.log1p(np.asarray(chosen).mean(dtype=np.float64)))
 
 
-def scaled_eps(magnitudes: Sequence[float]) -> float:
-    """The smallest weight that counts. Squared gradients can all be tiny, so it shrinks with the largest of them."""
-    return EPS * min(1.0, max(magnitudes, default=1.0))
+def excess_scores(excess: Sequence[tuple[float, float]]) -> tuple[float | None, dict[int, LayerScore]]:
+    """The score of all blocks from (full, unlearned) excesses: how much of the full model's gap is closed.
+
+    Squared gradients can be tiny in every block, so the smallest weight that counts shrinks with the largest of them.
+
+    >>> excess_scores([(2.0, 1.0), (0.0, 5.0)])[0]
+    0.5000000025
+    """
+    eps = EPS * min(1.0, max((f for f, _ in excess), default=1.0))
+    layers = {}
+    for i, (full, unlearned) in enumerate(excess):
+        gap = 0.0 if full <= eps else float(np.clip(unlearned / (full + eps), 0.0, 1.0))
+        layers[i] = LayerScore(1 - gap, full)
+    return weighted(layers, eps), layers

@@ -11,17 +11,21 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 
-COMPONENTS = ("block", "attn", "mlp", "mid")
+COMPONENTS = ("block", "attn", "mlp", "mid", "mid_norm")
 ATTENTION_WORDS = ("attn", "attention")
 MLP_WORDS = ("mlp", "feed_forward", "feedforward", "ffn")
 
 
 @dataclass(frozen=True)
 class Site:
-    """A place in a model where a hidden state can be read and replaced: what a module gives out, or what it takes."""
+    """A place in a model where a hidden state can be read and replaced.
+
+    `output`: what the module gives out. `stream`: what it takes, for everybody else who reads it, too. `input`: what it
+    takes, for this module alone.
+    """
 
     module: Any
-    where: str = "output"  # | "input"
+    where: str = "output"
 
 
 def find_blocks(model: Any) -> list[Any]:
@@ -42,14 +46,18 @@ def find_blocks(model: Any) -> list[Any]:
 
 
 def find_sites(model: Any, component: str = "block") -> list[Site]:
-    """For each block the place to patch: its output, its attention's or MLP's output, or the stream between the two."""
+    """For each block the place to patch: its output, its attention's or MLP's output, or the stream between the two.
+
+    `mid` is that stream. `mid_norm` is only what the norm in front of the MLP reads of it (the skip connection keeps the
+    old state), which is what published code calls mid.
+    """
     if component not in COMPONENTS:
         raise unknown_name("component", component, COMPONENTS)
     blocks = find_blocks(model)
     if component == "block":
         return [Site(block) for block in blocks]
-    if component == "mid":
-        return [Site(_second_norm(block), "input") for block in blocks]
+    if component in ("mid", "mid_norm"):
+        return [Site(_second_norm(block), "stream" if component == "mid" else "input") for block in blocks]
     words = ATTENTION_WORDS if component == "attn" else MLP_WORDS
     return [Site(_child(block, words, component)) for block in blocks]
 

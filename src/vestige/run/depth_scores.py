@@ -14,6 +14,7 @@ from vestige.metrics import depth
 from vestige.types import Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
+BAD_LOGITS = "the model's logits are NaN or infinite"
 NO_KNOWLEDGE = "at no layer do the retain model's states cost more than the threshold"
 
 
@@ -89,6 +90,10 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
     values = {e.index: e.uds for e in examples}
     good = {k: v for k, v in values.items() if v is not None}
     out: dict[str, Any] = {"uds": None, "interval": None, "unclipped": None, "n": len(good), "evaluable": len(values)}
+    broken = [e.index for e in examples if np.isnan(e.s1.logprob).any() or np.isnan(e.s2.logprob).any()]
+    if broken:  # leaving these examples out would flatter a broken model
+        out["reason"] = f"{BAD_LOGITS} on {len(broken)} of {len(examples)} rows (first: {broken[0]})"
+        return out
     if not good:
         out["reason"] = NO_KNOWLEDGE if values else "no example could be evaluated"
         return out

@@ -27,7 +27,6 @@ from vestige.types import Target
 from vestige.wants import PatchWant
 
 
-
 def make_model(seed: int, args: argparse.Namespace) -> Any:
     torch.manual_seed(seed)
     config = LlamaConfig(
@@ -99,7 +98,14 @@ def clock(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, default in (("layers", 12), ("width", 384), ("vocab", 32000), ("tokens", 100), ("span", 8), ("after", 15)):
+    for name, default in (
+        ("layers", 12),
+        ("width", 384),
+        ("vocab", 32000),
+        ("tokens", 100),
+        ("span", 8),
+        ("after", 15),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--examples", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)

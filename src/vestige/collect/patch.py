@@ -55,7 +55,9 @@ def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str =
     chosen = tuple(range(depth)) if layers is None else tuple(layers)
     wrong = [x for x in chosen if not 0 <= x < depth]
     if wrong or not chosen:
-        raise UserError(f"layers: this model has layers 0 to {depth - 1}; {wrong[0] if wrong else 'none'} was asked for.")
+        raise UserError(
+            f"layers: this model has layers 0 to {depth - 1}; {wrong[0] if wrong else 'none'} was asked for."
+        )
     return Plan(chosen, last_layer)
 
 
@@ -75,7 +77,9 @@ def _taken(args: Any, kwargs: Any) -> torch.Tensor:
     """The hidden state a module is given."""
     hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
     if hidden.ndim != 3:
-        raise UserError("This model's blocks reshape their hidden states, so the stream inside a block (mid) is hidden.")
+        raise UserError(
+            "This model's blocks reshape their hidden states, so the stream inside a block (mid) is hidden."
+        )
     return hidden
 
 

@@ -187,7 +187,9 @@ def climb(model: Any, wants: Sequence[PatchWant], plan: Plan, clean: Clean, sour
     rows = len(ordered) * len(sources)
     positions = np.stack([np.minimum(np.arange(span) + w.first, w.width - 1) for w in wants])
     tokens = np.stack([np.asarray(w.target.ids)[p] for w, p in zip(wants, positions, strict=True)])
-    stairs = _Climb(plan, len(sources), span, clean.length, lambda layer: _states(wants, plan, clean, sources, layer, span))
+    stairs = _Climb(
+        plan, len(sources), span, clean.length, lambda layer: _states(wants, plan, clean, sources, layer, span)
+    )
     # Scored tokens, want by want and row by row; the rest of a row only carries context.
     at, labels = [], []
     for b, w in enumerate(wants):
@@ -248,9 +250,7 @@ class Patcher:
         self.batch_size = batch_size
         self.plain = plain
 
-    def run(
-        self, wants: Sequence[PatchWant], sources: Sequence[States]
-    ) -> Iterator[dict[str, list[TokenStats]]]:
+    def run(self, wants: Sequence[PatchWant], sources: Sequence[States]) -> Iterator[dict[str, list[TokenStats]]]:
         """Yields {want key: the statistics for each source}, longest wants first."""
         if not wants:
             return
@@ -269,7 +269,9 @@ class Patcher:
         batch: list[PatchWant] = []
         used = 0
         for want in wants:
-            new = len(want.target.labels) * len(self.plan.layers) * min(sources, self._together([want], sources)) * vocab
+            new = (
+                len(want.target.labels) * len(self.plan.layers) * min(sources, self._together([want], sources)) * vocab
+            )
             if batch and (len(batch) >= self.batch_size or used + new > cells):
                 yield batch
                 batch, used = [], 0

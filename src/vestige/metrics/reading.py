@@ -54,7 +54,7 @@ READINGS: dict[str, Callable[[float], str]] = {
     ),
     "rel_diff": lambda v: f"{abs(v):.0f} % {'above' if v >= 0 else 'below'} the reference",
     "uds": _bands(
-        (0.2, "still in the layers: only the output has changed"),
+        (0.2, "nearly all of it is still in the layers"),
         (0.5, "much of it is still in the layers"),
         (0.8, "some of it is still in the layers"),
         (END, "gone from the layers, as in the retain model"),

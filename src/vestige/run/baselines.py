@@ -121,7 +121,7 @@ def _each_lens(
             counts = lost[:, i] > ask.delta_threshold
             rows[str(i)] = {
                 "mean_erasure": float(ratio[counts, i].mean()) if counts.any() else None,
-                "mean_d_ret": float(lost[counts, i].mean()) if counts.any() else None,
+                "mean_d_ret": float(lost[:, i].mean()),
                 "n_ft_examples": int(counts.sum()),
             }
         score = float(good.mean()) if len(good) else None
@@ -129,7 +129,9 @@ def _each_lens(
     return out
 
 
-def fisher_results(full: list[Array] | str, retain: list[Array] | str, unlearned: list[Array] | str) -> dict[str, Result]:
+def fisher_results(
+    full: list[Array] | str, retain: list[Array] | str, unlearned: list[Array] | str
+) -> dict[str, Result]:
     """Plain (mean, top shares) and masked Fisher scores of one unlearned model."""
     plain: dict[str, float | None] = {"mean": None, **{f"top{s}": s for s in depth.TOP_SHARES}}
     names = [*(f"fisher_{n}" for n in plain), *(f"fisher_masked_{s}" for s in depth.MASK_SHARES)]

@@ -142,7 +142,8 @@ class _DepthRun:
         baselines = self._baselines(sources) if self.ask.baselines else {}
         self.full.free()
         results = [
-            self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), cached) for path in self.names
+            self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), cached)
+            for path in self.names
         ]
         if len(results) > 1:
             write_json(out / "summary.json", {r.name: r.summary for r in results})
@@ -153,7 +154,9 @@ class _DepthRun:
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
         from vestige.run.baselines import representation_baselines
 
-        return representation_baselines(self.full, sources[0], sources[1:], list(self.contexts.wants.values()), self.ask)
+        return representation_baselines(
+            self.full, sources[0], sources[1:], list(self.contexts.wants.values()), self.ask
+        )
 
     def _one(
         self,
@@ -169,7 +172,8 @@ class _DepthRun:
         examples = examples_of(contexts.keys, layers, s1, s2, ask.delta_threshold)
         scopes = {"em_scope": ask.em_scope, "patch_scope": ask.patch_scope}
         records = [
-            record(e, contexts.spans[e.index], contexts.tokens[e.index], contexts.words[e.index], scopes) for e in examples
+            record(e, contexts.spans[e.index], contexts.tokens[e.index], contexts.words[e.index], scopes)
+            for e in examples
         ]
         directory = Path(ask.out) if len(self.names) == 1 else Path(ask.out) / self.names[path]
         summary = self._summary(path, examples, cached)
@@ -287,5 +291,6 @@ def report(results: Sequence[DepthResult]) -> str:
     lines += [f"note: {note}" for note in head["notes"]]
     if head["skipped_count"]:
         lines.append(f"note: {head['skipped_count']} examples skipped: {head['skipped_reasons']}")
-    lines += ["", f"files: {', '.join(str(f) for r in results for f in r.files)}"]
+    names = ", ".join(f.name for f in results[0].files)
+    lines += ["", f"files: {names} in {', '.join(str(r.directory) for r in results)}"]
     return "\n".join(lines)

@@ -92,7 +92,7 @@ def parse_layers(text: Any) -> tuple[int, ...] | None:
     if text is None or str(text).strip() == "auto":
         return None
     out: list[int] = []
-    for part in ([str(x) for x in text] if isinstance(text, (list, tuple)) else str(text).split(",")):
+    for part in [str(x) for x in text] if isinstance(text, (list, tuple)) else str(text).split(","):
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+))?)?\s*", part)
         if not found or found[3] == "0":
             raise UserError(f"layers: cannot read '{part}'; write auto, 0-15, 0,2 or 0-24:2.")
@@ -137,7 +137,13 @@ def make_ask(**given: Any) -> DepthAsk:
             raise unknown_name("setting of depth", key, names)
     listed = {k: _listed(given.get(k)) for k in ("unlearned", "baselines") if k in given}
     rest = {k: v for k, v in given.items() if k not in listed}
-    for key, kind in (("delta_threshold", float), ("batch_size", int), ("resamples", int), ("seed", int), ("limit", int)):
+    for key, kind in (
+        ("delta_threshold", float),
+        ("batch_size", int),
+        ("resamples", int),
+        ("seed", int),
+        ("limit", int),
+    ):
         if rest.get(key) is not None:
             try:
                 rest[key] = kind(rest[key])

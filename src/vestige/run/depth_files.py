@@ -94,12 +94,21 @@ def record(
 
 
 def write_run(
-    directory: Path, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]], skipped: Sequence[Mapping[str, Any]]
+    directory: Path,
+    summary: Mapping[str, Any],
+    records: Sequence[Mapping[str, Any]],
+    skipped: Sequence[Mapping[str, Any]],
 ) -> list[Path]:
     """All files of one unlearned model."""
     paths = [
         directory / n
-        for n in ("summary.json", "results.json", "results_detailed.jsonl", "layer_details.csv", "skipped_examples.json")
+        for n in (
+            "summary.json",
+            "results.json",
+            "results_detailed.jsonl",
+            "layer_details.csv",
+            "skipped_examples.json",
+        )
     ]
     write_json(paths[0], dict(summary))
     write_json(paths[1], [dict(r) for r in records])

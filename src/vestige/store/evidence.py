@@ -43,7 +43,9 @@ class AnswerFormat:
         keys = sorted(items)
         lengths = [items[k].tokens for k in keys]
         arrays = {
-            name: np.ascontiguousarray(np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1))
+            name: np.ascontiguousarray(
+                np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1)
+            )
             for name in ARRAY_FIELDS
         }
         arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

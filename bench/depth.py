@@ -1,12 +1,12 @@
-"""Patching by staircase beside one full forward per layer, in one run: seconds, tokens, and the equality of every score.
+"""Patching by staircase beside one full forward per layer, in one run: seconds, and the equality of every score.
 
     python bench/depth.py                    12 layers, width 384, 100 tokens, span 8, vocabulary 32,000
     python bench/depth.py --after 0          the entity at the very end (default: 15 tokens follow it)
 
-In TOFU's forget10 15 of 60 tokens follow the entity, on average. They cannot matter, and only the other side pays for them.
+In TOFU's forget10 15 of 60 tokens follow the entity, on average. They cannot matter; only the other side pays for them.
 
-The other side runs each source once and the target once for every layer, over the whole text, with logits everywhere, as
-published code does. Both work on the same models with the same number of threads, turn by turn.
+The other side runs each source once and the target once for every layer, over the whole text, with logits everywhere,
+as published code does. Both work on the same models with the same number of threads, turn by turn.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from vestige.wants import PatchWant
 def make_model(seed: int, args: argparse.Namespace) -> Any:
     torch.manual_seed(seed)
     config = LlamaConfig(
-        vocab_size=args.vocab, hidden_size=args.width, intermediate_size=args.width * 8 // 3, num_hidden_layers=args.layers,
+        vocab_size=args.vocab, hidden_size=args.width, intermediate_size=args.width * 8 // 3,
+        num_hidden_layers=args.layers,
         num_attention_heads=args.width // 64, num_key_value_heads=args.width // 64, max_position_embeddings=512,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
@@ -50,7 +51,7 @@ def make_wants(args: argparse.Namespace) -> tuple[list[PatchWant], list[list[int
 
 @torch.inference_mode()
 def naive(full: Any, sources: Sequence[Any], want: PatchWant, text: list[int], clean: bool) -> list[np.ndarray]:
-    """One full forward per layer: scores (layers,) for each source; with `clean`, the target's own score is made too."""
+    """One full forward per layer: scores (layers,) for each source; with `clean` also the target's own."""
     ids = torch.tensor([text])
     labels = torch.tensor(want.target.labels)
 

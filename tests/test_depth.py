@@ -103,8 +103,17 @@ def test_layers_as_people_write_them() -> None:
 
 
 def test_the_command_line_reproduces_the_published_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["depth", "--unlearned", MODELS / "unlearned", MODELS / "full", MODELS / "retain", "--full", MODELS / "full",
-             "--retain", MODELS / "retain", "--data", LAB / "data" / "forget.jsonl", "--out", tmp_path, "--quiet"]  # fmt: skip
+    names = ("unlearned", "full", "retain")
+    words = [
+        "depth",
+        "--unlearned",
+        *(MODELS / n for n in names),
+        "--full",
+        MODELS / "full",
+        "--retain",
+        MODELS / "retain",
+    ]
+    words += ["--data", LAB / "data" / "forget.jsonl", "--out", tmp_path, "--quiet"]
     assert main([str(w) for w in words]) == 0
     assert "still in the layers" in capsys.readouterr().out
     summaries = json.loads((tmp_path / "summary.json").read_text())
@@ -187,7 +196,7 @@ def test_s1_is_kept_for_further_models_and_never_stale(tmp_path: Path, monkeypat
         {"attn_implementation": "eager"},
         {"last_layer": "peer"},
         {"layers": "0,2"},
-        {"tokenization": "joint"},
+        {"em_scope": "full"},
     ):
         seen.clear()
         depth_run(ask(tmp_path / "c", s1_cache=str(cache), **change))

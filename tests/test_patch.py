@@ -15,7 +15,14 @@ from conftest import GOLDEN, LAB
 from vestige.collect import staircase
 from vestige.collect.cost import Cost
 from vestige.collect.patch import (
-    Plan, check_identity, decode_states, make_plan, patched_plain, reading, source_states, writing,
+    Plan,
+    check_identity,
+    decode_states,
+    make_plan,
+    patched_plain,
+    reading,
+    source_states,
+    writing,
 )  # fmt: skip
 from vestige.collect.staircase import Patcher, collect_states
 from vestige.data.rows import load_rows
@@ -347,7 +354,7 @@ def test_a_model_that_its_own_states_change_is_refused() -> None:
 
     first.forward = halved
     second.register_forward_pre_hook(lambda m, args: (args[0] + hidden[0], *args[1:]))
-    with pytest.raises(UserError, match="odd .*cannot be patched: putting its own states back at layer"):
+    with pytest.raises(UserError, match=r"odd .*cannot be patched: putting its own states back at layer"):
         check_identity(full, some_wants()[0], "odd")
 
 

@@ -133,7 +133,7 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
 
 @contextmanager
 def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Iterator[None]:
-    """While open, the output layer sees one position only (its logits are not wanted); `read` is told its whole input."""
+    """While open, the output layer sees one position only (logits are not wanted); `read` is told its input."""
     head = model.get_output_embeddings()
     if head is None:
         raise UserError(f"{type(model).__name__} has no output layer that can be found; a depth score needs one.")
@@ -264,7 +264,7 @@ def check_identity(model: Any, want: PatchWant, name: str = "the model") -> floa
 
 @torch.inference_mode()
 def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Array:
-    """Log-probabilities of labels when states (positions, width) go straight to the model's final norm and output layer.
+    """Log-probabilities of labels when states (positions, width) go straight to the final norm and the output layer.
 
     The model's own code runs, with its last block's output replaced; so soft-capping and scaling are as always.
     """

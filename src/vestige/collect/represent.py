@@ -91,7 +91,5 @@ def _loss(model: Any, want: PatchWant) -> torch.Tensor:
 
 def fisher_of(model: Any, wants: Sequence[PatchWant]) -> list[Array]:
     """The Fisher information of each block."""
-    sums: list[Array] = []
-    for sums in fisher(model, wants):
-        pass
+    *_, sums = fisher(model, wants)
     return [total / len(wants) for total in sums]

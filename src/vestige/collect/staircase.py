@@ -1,8 +1,8 @@
 """Activation patching, the fast way: the same numbers from a fraction of the tokens.
 
-Patching layer l changes nothing below it and nothing to the left of the patched positions. So the target runs once as it
-is, keeping its keys and values; then each (layer, source) is a short row that holds only the positions from the first
-patched one on. A row comes in after its layer with the source's states and climbs through the blocks above it:
+Patching layer l changes nothing below it and nothing to the left of the patched positions. So the target runs once as
+it is, keeping its keys and values; then each (layer, source) is a short row that holds only the positions from the
+first patched one on. A row comes in after its layer with the source's states and climbs through the blocks above it:
 
     block 3     row 0   row 1   row 2          all rows so far go through together: one forward of the model, in which
     block 2     row 0   row 1                  each block sees the rows below it, and where the output layer sees
@@ -28,7 +28,16 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
 from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.patch import (
-    Plan, States, hidden_of, layered, padded, patched_plain, reading, source_states, tolerance, with_hidden,
+    Plan,
+    States,
+    hidden_of,
+    layered,
+    padded,
+    patched_plain,
+    reading,
+    source_states,
+    tolerance,
+    with_hidden,
 )  # fmt: skip
 from vestige.collect.positions import check_fit
 from vestige.collect.reduce import reduce_logits
@@ -100,7 +109,7 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
         index = torch.from_numpy(np.concatenate(at))
         logits = logits_at(model, index, **inputs, past_key_values=cache, use_cache=True)
     length = max(w.first for w in wants)
-    layers = []
+    layers: list[Any] = []
     for layer in cache.layers:
         assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
         layers.append(_Prefix(layer.keys[:, :, :length].contiguous(), layer.values[:, :, :length].contiguous()))

@@ -133,8 +133,8 @@ def lens_ratio(lost: Array, gone: Array) -> Array:
 def masked_excess(full: Array, retain: Array, unlearned: Array, share: float) -> tuple[float, float]:
     """One block's Fisher information where the retain model's exceeds the full model's most (the top `share`).
 
-    The retain model finds the entity surprising, so its gradients are large; unlearning should bring them back. Returned
-    is what the full and the unlearned model lack of the retain model's.
+    The retain model finds the entity surprising, so its gradients are large; unlearning should bring them back.
+    Returned is what the full and the unlearned model lack of the retain model's.
     """
     mask = top_mask(np.maximum(retain - full, 0.0), share)
     base, theirs, ours = (float(np.asarray(f)[mask].mean(dtype=np.float64)) for f in (full, retain, unlearned))
@@ -161,12 +161,13 @@ def fisher_level(values: Array, share: float | None) -> float:
 def excess_scores(excess: Sequence[tuple[float, float]]) -> tuple[float | None, dict[int, LayerScore]]:
     """The score of all blocks from (full, unlearned) excesses: how much of the full model's gap is closed.
 
-    Squared gradients can be tiny in every block, so the smallest weight that counts shrinks with the largest of them.
+    Squared gradients can be tiny in every block, so the smallest excess that counts is never more than a small part of
+    the largest.
 
     >>> excess_scores([(2.0, 1.0), (0.0, 5.0)])[0]
     0.5000000025
     """
-    eps = EPS * min(1.0, max((f for f, _ in excess), default=1.0))
+    eps = min(EPS, 1e-5 * max((f for f, _ in excess), default=1.0))
     layers = {}
     for i, (full, unlearned) in enumerate(excess):
         gap = 0.0 if full <= eps else float(np.clip(unlearned / (full + eps), 0.0, 1.0))

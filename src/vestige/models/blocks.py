@@ -32,7 +32,7 @@ def find_blocks(model: Any) -> list[Any]:
     """The blocks in order, whatever wraps the model (an adapter, a head)."""
     import torch
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     depth = getattr(text, "num_hidden_layers", None)
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth]
@@ -42,14 +42,18 @@ def find_blocks(model: Any) -> list[Any]:
             "a depth score needs a transformer whose blocks are a ModuleList."
         )
     # Lists of something smaller (adapters, experts) may happen to be as long; the blocks hold most of the weights.
-    return list(max(lists, key=lambda blocks: sum(p.numel() for p in blocks.parameters())))
+    return list(max(lists, key=_weight))
+
+
+def _weight(module: Any) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 def find_sites(model: Any, component: str = "block") -> list[Site]:
     """For each block the place to patch: its output, its attention's or MLP's output, or the stream between the two.
 
-    `mid` is that stream. `mid_norm` is only what the norm in front of the MLP reads of it (the skip connection keeps the
-    old state), which is what published code calls mid.
+    `mid` is that stream. `mid_norm` is only what the norm in front of the MLP reads of it (the skip connection keeps
+    the old state), which is what published code calls mid.
     """
     if component not in COMPONENTS:
         raise unknown_name("component", component, COMPONENTS)

@@ -1,4 +1,4 @@
-"""Representation baselines beside a depth score: CKA, logit lens and Fisher information, one model in memory at a time."""
+"""Representation baselines beside a depth score: CKA, logit lens, Fisher information; one model in memory at a time."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def _fisher(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> l
     model = loaded.model
     if hasattr(model, "merge_and_unload"):  # an adapter beside its base is other weights; merged it is the same ones
         model = model.merge_and_unload()
-    sums: list[Array] = []
     try:
         with Bar(f"gradients of {handle.name}", len(wants), "row", ask.progress) as bar:
             for sums in fisher(model, wants):
                 bar.add(1)
+                last = sums
     except UserError as error:
         return str(error)
-    return [total / len(wants) for total in sums]
+    return [total / len(wants) for total in last]
 
 
 def _each_cka(

@@ -242,8 +242,8 @@ def _precision_notes(full: ModelHandle, tau: float) -> list[str]:
     if error < tau:
         return []
     return [
-        f"in {dtype} a score is off by up to {error}, as much as delta_threshold {tau}: which layers count is then partly "
-        "chance; use --dtype float32 or a larger --delta-threshold"
+        f"in {dtype} a score is off by up to {error}, as much as delta_threshold {tau}: which layers count is then "
+        "partly chance; use --dtype float32 or a larger --delta-threshold"
     ]
 
 
@@ -282,9 +282,8 @@ def report(results: Sequence[DepthResult]) -> str:
         s = r.summary
         ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
         words = reading("uds", s["avg_uds"]) or s["reason"]
-        lines.append(
-            f"{r.name:<{width}}  {number(s['avg_uds']):>6}  {ends:<18} {number(s['avg_unclipped']):>9} {s['n']:>5}  {words}"
-        )
+        cells = f"{number(s['avg_uds']):>6}  {ends:<18} {number(s['avg_unclipped']):>9} {s['n']:>5}"
+        lines.append(f"{r.name:<{width}}  {cells}  {words}")
     for name in head.get("baselines", {}):
         values = ", ".join(f"{r.name} {number(r.summary['baselines'][name])}" for r in results)
         lines.append(f"{name}: {values}")

@@ -135,7 +135,7 @@ def make_ask(**given: Any) -> DepthAsk:
     for key in given:
         if key not in names:
             raise unknown_name("setting of depth", key, names)
-    listed = {k: _listed(given.get(k)) for k in ("unlearned", "baselines") if k in given}
+    listed: dict[str, Any] = {k: _listed(given.get(k)) for k in ("unlearned", "baselines") if k in given}
     rest = {k: v for k, v in given.items() if k not in listed}
     for key, kind in (
         ("delta_threshold", float),

@@ -86,7 +86,7 @@ def exact_match(stats: TokenStats) -> list[float]:
 
 
 def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
-    """The model's score: the plain mean over examples that have one, with an interval; null with a reason if none has."""
+    """The model's score: the mean over examples that have one, with an interval; null with a reason if none has."""
     values = {e.index: e.uds for e in examples}
     good = {k: v for k, v in values.items() if v is not None}
     out: dict[str, Any] = {"uds": None, "interval": None, "unclipped": None, "n": len(good), "evaluable": len(values)}

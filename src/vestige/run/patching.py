@@ -2,8 +2,8 @@
 
     each source --states at the patched positions--> (kept small) --into the target, all sources together--> TokenStats
 
-A bank is named by both models' weights, precision and attention, the layers and what goes into the last one; an entry by
-its tokens and positions. Thresholds are no part of it: other definitions read the same evidence.
+A bank is named by both models' weights, precision and attention, the layers and what goes into the last one; an entry
+by its tokens and positions. Thresholds are no part of it: other definitions read the same evidence.
 """
 
 from __future__ import annotations
@@ -186,5 +186,5 @@ class Patching:
             if state.shape[0] != layers or state.shape[2] != text.hidden_size:
                 raise UserError(
                     f"'{item.source.name}' has {state.shape[0]} layers of width {state.shape[2]}, '{self.target.name}' "
-                    f"has {layers} of width {text.hidden_size}; only models of one shape can be patched into each other."
+                    f"has {layers} of width {text.hidden_size}; only models of one shape can be patched together."
                 )

@@ -268,6 +268,17 @@ def test_an_adapter_is_a_source(tmp_path: Path) -> None:
     assert both[0] == pytest.approx(both[1], abs=1e-3)
 
 
+def test_a_quantised_model_is_a_source_but_has_no_fisher_information(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    given: dict[str, Any] = {"unlearned": str(MODELS / "full"), "limit": 4}
+    result = depth_run(ask(tmp_path, quantization="4bit", baselines=["cka", "fisher"], **given))[0]
+    # The full model in 4 bits is not quite itself, and far from the retain model.
+    assert result.uds is not None and 0 < result.uds < 0.5
+    baselines = json.loads((tmp_path / "baselines.json").read_text())
+    assert baselines["fisher_mean"]["score"] is None and "4bit" in baselines["fisher_mean"]["reason"]
+    assert baselines["cka"]["score"] is not None
+
+
 @pytest.mark.parametrize(
     ("change", "needle"),
     [
@@ -373,3 +384,44 @@ def test_pictures(tmp_path: Path) -> None:
     assert result.records[0]["entity"] in files[1].read_text()
     again = draw_all(tmp_path / "again", result.summary, result.records)
     assert [f.read_bytes() for f in again] == [f.read_bytes() for f in files]
+
+
+# ---- in a suite -------------------------------------------------------------------------------------------------
+
+
+def test_uds_beside_other_metrics_in_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [f"eval.tofu.{n}_model_path={MODELS / n}" for n in ("full", "retain")]
+
+    def run(model: str, *words: str) -> dict[str, Any]:
+        args = [
+            "eval",
+            "tofu",
+            "--model",
+            MODELS / model,
+            "--data",
+            LAB / "data",
+            "--out",
+            tmp_path / model,
+            "--metrics",
+        ]
+        assert main([str(w) for w in (*args, "uds,mia_zlib", *words)]) == 0
+        return dict(json.loads((tmp_path / model / "TOFU_EVAL.json").read_text()))
+
+    found = run("unlearned", *paths)["uds"]
+    golden = GOLD["prenorm_last_layer"]
+    assert found["agg_value"] == pytest.approx(golden["avg_uds"], abs=1e-5)
+    assert found["n"] == 31 and "at no layer" in found["notes"][0]
+    for expected in golden["examples"]:
+        got = found["value_by_index"][str(expected["idx"])]
+        assert got["layers"] == expected["ke_layers"]
+        assert got["score"] == (None if expected["uds"] is None else pytest.approx(expected["uds"], abs=1e-5))
+    interval = json.loads((tmp_path / "unlearned" / "TOFU_STATS.json").read_text())
+    assert "uds" in json.dumps(interval)
+    assert main(["score", str(tmp_path / "unlearned"), "uds.delta_threshold=1.0"]) == 0
+    (again,) = (tmp_path / "unlearned" / "scores").glob("*/TOFU_EVAL.json")
+    assert json.loads(again.read_text())["uds"]["n"] < 31  # scored again, without a model
+    assert run("full", *paths)["uds"]["agg_value"] == 0
+    assert main(["score", str(tmp_path / "full")]) == 0
+    capsys.readouterr()
+    without = run("retain")["uds"]
+    assert without["agg_value"] is None and "set full_model_path" in without["reason"]

@@ -35,6 +35,7 @@ PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT 
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
     "RETAIN_MODEL": LAB / "models" / "retain",
+    "FULL_MODEL": LAB / "models" / "full",
     "DIR": LAB / "data",
 }
 COMMENT = r"(?:^<!-- (?P<mark>[a-z ]+): (?P<word>[^\n]*) -->\n)?"
@@ -60,7 +61,7 @@ def blocks(page: Path) -> list[Block]:
 
 def filled(text: str) -> str:
     """The text with its placeholders replaced by the golden lab."""
-    return re.sub(r"\b(PATH_TO_MODEL|RETAIN_MODEL|DIR)\b", lambda m: str(STANDS_FOR[m[0]]), text)
+    return re.sub(r"\b(PATH_TO_MODEL|RETAIN_MODEL|FULL_MODEL|DIR)\b", lambda m: str(STANDS_FOR[m[0]]), text)
 
 
 def run_bash(block: Block) -> None:

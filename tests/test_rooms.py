@@ -25,8 +25,9 @@ ARROWS: dict[str, set[str]] = {
     "lab": {"unlearn", "data", "models"},
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "run": {"data", "models", "collect", "metrics", "compare", "suites", "store", "integrations", "lab", "unlearn"},
+    "report": set(),
     "configs": set(),
-    "cli": {"run", "integrations", "metrics"},
+    "cli": {"run", "integrations", "metrics", "report"},
     "__init__": {"run"},
     "__main__": {"cli"},
 }

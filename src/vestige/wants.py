@@ -1,4 +1,4 @@
-"""What metrics ask of collect: answers to score, texts to generate, gradients to take.
+"""What metrics ask of collect: answers to score, texts to generate, gradients to take, states to patch.
 
 A want is plain content. Equal wants are one want, whoever asks; its key names the evidence that answers it.
 """
@@ -124,6 +124,19 @@ class PatchWant:
 
 
 @dataclass(frozen=True)
+class PatchInto:
+    """The models of a depth score besides the evaluated one: states go into `full`, the retain model's and its own."""
+
+    full: str
+    retain: str
+    last_layer: str = "residual"
+
+    def label(self, source: str) -> str:
+        """The name of one source's evidence; `source` is "retain" or "model"."""
+        return content_key(repr((self.full, self.retain, self.last_layer, source)).encode())[:16]
+
+
+@dataclass(frozen=True)
 class ClassifierWant:
     """The probability a text classifier gives one class of one text."""
 
@@ -189,6 +202,7 @@ class Wants:
     gradients: list[GradientWant] = field(default_factory=list)
     denoised: list[DenoiseWant] = field(default_factory=list)
     reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
+    patched: dict[PatchInto, list[PatchWant]] = field(default_factory=dict)
 
     def add(self, other: Wants) -> None:
         self.answers += other.answers
@@ -197,3 +211,5 @@ class Wants:
         self.denoised += other.denoised
         for path, targets in other.reference.items():
             self.reference.setdefault(path, []).extend(targets)
+        for models, wants in other.patched.items():
+            self.patched.setdefault(models, []).extend(wants)

@@ -98,6 +98,7 @@ class Patching:
         for source in sources:
             if self._is_target(source.handle):
                 out[source.name] = self._unchanged(next(iter(found.values()), None), unique, source)
+                Bank[TokenStats](source.directory, "patched", names[source.name]).merge(out[source.name])
             else:
                 have = found[names[source.name]]
                 out[source.name] = {k: have[k] for k in unique}

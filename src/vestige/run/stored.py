@@ -118,4 +118,10 @@ def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
         gradients=Found(Bank[Any](place, "gradients", identity).load()),
         reference=references,
         classified=Found(classified),
+        patched=Found(
+            {
+                label: Found(Bank[TokenStats](place, "patched", bank).load())
+                for label, bank in (manifest.get("patched") or {}).items()
+            }
+        ),
     )

@@ -23,6 +23,7 @@ class Evidence:
     gradients: Mapping[str, float] = field(default_factory=dict)
     reference: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by the second model's path
     classified: Mapping[str, float] = field(default_factory=dict)
+    patched: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by PatchInto.label
 
 
 @dataclass

@@ -285,7 +285,7 @@ def test_many_sources_climb_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = make_plan(full)
     sources = [states_of(random_model(CONFIGS["llama"](), seed), plan, ask, 2) for seed in (1, 2, 3)]
     together = {k: v for part in Patcher(full, plan, Cost(), 2).run(ask, sources) for k, v in part.items()}
-    monkeypatch.setattr(staircase, "ROW_TOKENS", 1)
+    monkeypatch.setattr(staircase, "ROW_TOKENS", {"cpu": 1})
     cost = Cost()
     alone = {k: v for part in Patcher(full, plan, cost, 2).run(ask, sources) for k, v in part.items()}
     assert cost.score_forwards == 2 + 1 + 3  # the check, one clean pass, one staircase a source

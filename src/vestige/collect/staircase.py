@@ -47,7 +47,10 @@ from vestige.wants import PatchWant
 
 log = logging.getLogger("vestige.collect")
 
-ROW_TOKENS = 1024  # tokens of one staircase: more sources than fit climb in several
+# Tokens of one staircase; more sources than fit climb in several. Rows do not look at each other, but attention pays
+# for the cells between them, which a CPU feels sooner than it gains from larger products.
+ROW_TOKENS = {"cpu": 256}
+ROW_TOKENS_ELSEWHERE = 1024
 LOGIT_CELLS = {"cpu": 1 << 26}
 LOGIT_CELLS_ELSEWHERE = 1 << 28
 
@@ -292,7 +295,8 @@ class Patcher:
     def _together(self, wants: Sequence[PatchWant], sources: int) -> int:
         """How many sources climb in one staircase."""
         span = max(carried(w) for w in wants)
-        return max(1, min(sources, ROW_TOKENS // (span * len(self.plan.layers))))
+        tokens = ROW_TOKENS.get(self.model.device.type, ROW_TOKENS_ELSEWHERE)
+        return max(1, min(sources, tokens // (span * len(self.plan.layers))))
 
     def _one(self, batch: list[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
         try:

@@ -191,7 +191,7 @@ def test_s1_is_kept_for_further_models_and_never_stale(tmp_path: Path, monkeypat
         {"em_scope": "full"},
     ):
         seen.clear()
-        depth_run(ask(tmp_path / "c", s1_cache=str(cache), **change))
+        depth_run(ask(tmp_path / "c", s1_cache=str(cache), **{"limit": 2, **change}))
         assert seen == ["retain", "unlearned", "full"], change
     seen.clear()
     depth_run(ask(tmp_path / "a", s1_cache=str(cache), limit=9))  # one more example: only it is new
@@ -420,8 +420,8 @@ def test_uds_beside_other_metrics_in_a_suite(tmp_path: Path, capsys: pytest.Capt
     assert main(["score", str(tmp_path / "unlearned"), "uds.delta_threshold=1.0"]) == 0
     (again,) = (tmp_path / "unlearned" / "scores").glob("*/TOFU_EVAL.json")
     assert json.loads(again.read_text())["uds"]["n"] < 31  # scored again, without a model
-    assert run("full", *paths)["uds"]["agg_value"] == 0
+    assert run("full", "--limit", "4", *paths)["uds"]["agg_value"] == 0
     assert main(["score", str(tmp_path / "full")]) == 0
     capsys.readouterr()
-    without = run("retain")["uds"]
+    without = run("retain", "--limit", "4")["uds"]
     assert without["agg_value"] is None and "set full_model_path" in without["reason"]

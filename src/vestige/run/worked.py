@@ -268,7 +268,7 @@ def _depth(handler: str, params: Mapping[str, Any]) -> Worked:
             handler, body, data={"data": Rows("made-up", ((example,),), False)}, evidence=Evidence(patched=bank)
         )
         given.append(f"{name}, with this model's: {', '.join(f'{x:g}' for x in model)}")
-        lines += [(name, _value(score)), (f"{name}, unclipped", _field(score, "unclipped"))]
+        lines += [(f"{name}, unclipped", _field(score, "unclipped")), (name, _value(score))]
     return Worked(given, lines)
 
 

@@ -36,6 +36,7 @@ DIFFUSION = LAB.parent / "lab_diffusion"
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
     "RETAIN_MODEL": LAB / "models" / "retain",
+    "FULL_MODEL": LAB / "models" / "full",
     "DIR": LAB / "data",
     "DIFFUSION_MODEL": DIFFUSION / "models" / "full",
     "DIFFUSION_RETAIN": DIFFUSION / "models" / "retain",

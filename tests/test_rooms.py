@@ -41,7 +41,7 @@ ARROWS: dict[str, set[str]] = {
         "meta",
     },
     "configs": set(),
-    "cli": {"run", "integrations", "metrics"},
+    "cli": {"run", "integrations", "metrics", "report"},
     "__init__": {"run"},
     "__main__": {"cli"},
 }

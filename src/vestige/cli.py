@@ -20,6 +20,7 @@ EXAMPLES = """examples:
   vestige eval experiment=eval/tofu/default model=Llama-3.2-1B-Instruct \\
       model.model_args.pretrained_model_name_or_path=PATH task_name=NAME
   vestige audit --before A --after B --forget f.jsonl --retain r.jsonl     your own rows
+  vestige depth --unlearned U --full F --retain R --data f.jsonl           what the layers still hold
   vestige plan tofu --model PATH --data DIR           what that would cost
   vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
   vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
@@ -74,6 +75,7 @@ def parser() -> argparse.ArgumentParser:
     audit.add_argument("--system-prompt", metavar="TEXT")
     audit.add_argument("--limit", type=int, metavar="N", help="first N rows of every file")
     audit.add_argument("--out", default="saves/audit", metavar="DIR", help="default: saves/audit")
+    _depth_flags(verbs.add_parser("depth", help="is it gone from the layers, or only from what the model says?"))
     demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
     demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
     demo.add_argument("--seed", type=int, default=0)
@@ -81,6 +83,43 @@ def parser() -> argparse.ArgumentParser:
     _reading_verbs(verbs)
     _meta_verb(verbs)
     return top
+
+
+# Flags of `depth` that are Hydra keys of the same name.
+DEPTH = (
+    "unlearned", "full", "retain", "data", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
+    "attn_implementation", "dtype", "device", "quantization", "tokenizer", "trust_remote_code", "batch_size", "limit",
+    "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
+)  # fmt: skip
+
+
+def _depth_flags(p: argparse.ArgumentParser) -> None:
+    p.add_argument("words", nargs="*", metavar="KEY=VALUE", help="any of the flags as a Hydra key: last_layer=peer")
+    p.add_argument("--unlearned", nargs="+", metavar="PATH", help="the checkpoints to measure")
+    p.add_argument("--full", metavar="PATH", help="the model before unlearning")
+    p.add_argument("--retain", metavar="PATH", help="the model trained without the forget rows")
+    p.add_argument("--data", metavar="FILE", help="rows with question, answer and, if known, entity and prefix")
+    p.add_argument("--out", metavar="DIR", help="default: saves/depth")
+    p.add_argument("--s1-cache", metavar="DIR", help="where retain -> full is kept (default: OUT/s1_cache)")
+    p.add_argument("--last-layer", metavar="residual|peer", help="before or after the source's final norm")
+    p.add_argument("--delta-threshold", type=float, metavar="X", help="a layer counts above it (0.05)")
+    p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2")
+    p.add_argument("--attn-implementation", metavar="sdpa|eager")
+    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
+    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
+    p.add_argument("--quantization", metavar="4bit|8bit", help="of the unlearned models only")
+    p.add_argument("--tokenizer", metavar="PATH")
+    p.add_argument("--trust-remote-code", action="store_true")
+    p.add_argument("--batch-size", type=int, metavar="N", help="examples in one forward (8)")
+    p.add_argument("--limit", type=int, metavar="N", help="first N rows")
+    p.add_argument("--tokenization", metavar="separate|joint", help="prompt and answer apart, or as one text")
+    p.add_argument("--patch-scope", metavar="span|boundary|all", help="which positions are patched")
+    p.add_argument("--em-scope", metavar="entity|full", help="which tokens are scored")
+    p.add_argument("--baselines", metavar="NAME,...", help="also cka, logit_lens, fisher")
+    p.add_argument("--plots", action="store_true", help="draw the layer profile, the heat map and the tokens")
+    p.add_argument("--seed", type=int)
+    p.add_argument("--config-dir", metavar="DIR", help="with a depth.yaml of your own")
+    p.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def _reading_verbs(verbs: Any) -> None:
@@ -167,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
-    verbs |= {"ls": run_ls, "demo": run_demo}
+    verbs |= {"ls": run_ls, "demo": run_demo, "depth": run_depth}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     verbs |= {"meta": run_meta}
     try:
@@ -188,7 +227,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, rest = top.parse_known_args(argv)
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
-    place = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs"}.get(args.verb)
+    place = {"eval": "words", "plan": "words", "depth": "words", "score": "changes", "compare": "runs"}.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
@@ -377,6 +416,25 @@ def run_audit(args: argparse.Namespace) -> int:
     names = ("before", "after", "forget", "retain", "holdout", "retain_model")
     ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
     return audit(ask, {"system_prompt": args.system_prompt, "limit": args.limit})
+
+
+def run_depth(args: argparse.Namespace) -> int:
+    from vestige.run.depth import depth_run, report
+    from vestige.run.depth_ask import ask_from
+
+    flags = {name: getattr(args, name) for name in DEPTH}
+    if args.baselines is not None:
+        flags["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]
+    words = [*args.words, *(["progress=false"] if args.quiet else [])]
+    ask = ask_from(flags, words, Path(args.config_dir) if args.config_dir else None)
+    results = depth_run(ask)
+    if ask.plots:
+        from vestige.report.depth_plots import draw_all
+
+        for result in results:
+            result.files += draw_all(result.directory, result.summary, result.records)
+    print(report(results))
+    return 0
 
 
 def run_explain(args: argparse.Namespace) -> int:

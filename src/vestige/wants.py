@@ -1,4 +1,4 @@
-"""What metrics ask of collect: answers to score, texts to generate, gradients to take.
+"""What metrics ask of collect: answers to score, texts to generate, gradients to take, states to patch.
 
 A want is plain content. Equal wants are one want, whoever asks; its key names the evidence that answers it.
 """
@@ -95,6 +95,47 @@ class GradientWant:
         return content_key(self.target.key.encode(), repr((self.p, self.drop_last, self.train)).encode())
 
 
+LAST_LAYERS = ("residual", "peer")  # what goes into the last block's place: before or after the source's final norm
+
+
+@dataclass(frozen=True)
+class PatchWant:
+    """Another model's states in the place of this one's at positions [first, end), one layer at a time; what becomes
+    of the target's labels? The target's ids end with its last label: later tokens cannot matter.
+    """
+
+    target: Target
+    first: int
+    end: int
+
+    def __post_init__(self) -> None:
+        # Positions below the first patched one keep their clean keys and values, so scoring may not begin there.
+        if not 0 <= self.first < self.end <= self.width or self.first > self.target.start - 1:
+            raise ValueError(f"positions {self.first}..{self.end} do not fit a target of {self.width} inputs")
+
+    @property
+    def width(self) -> int:
+        """How many tokens go through the model: all but the last label."""
+        return len(self.target.ids) - 1
+
+    @property
+    def key(self) -> str:
+        return content_key(self.target.key.encode(), repr((self.first, self.end)).encode())
+
+
+@dataclass(frozen=True)
+class PatchInto:
+    """The models of a depth score besides the evaluated one: states go into `full`, the retain model's and its own."""
+
+    full: str
+    retain: str
+    last_layer: str = "residual"
+
+    def label(self, source: str) -> str:
+        """The name of one source's evidence; `source` is "retain" or "model"."""
+        return content_key(repr((self.full, self.retain, self.last_layer, source)).encode())[:16]
+
+
 @dataclass(frozen=True)
 class ClassifierWant:
     """The probability a text classifier gives one class of one text."""
@@ -189,6 +230,7 @@ class Wants:
     denoised: list[DenoiseWant] = field(default_factory=list)
     visible: list[Target] = field(default_factory=list)  # answers to be read with every token in sight (diffusion)
     reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
+    patched: dict[PatchInto, list[PatchWant]] = field(default_factory=dict)
 
     def add(self, other: Wants) -> None:
         self.answers += other.answers
@@ -198,3 +240,5 @@ class Wants:
         self.visible += other.visible
         for path, targets in other.reference.items():
             self.reference.setdefault(path, []).extend(targets)
+        for models, wants in other.patched.items():
+            self.patched.setdefault(models, []).extend(wants)

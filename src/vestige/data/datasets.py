@@ -14,6 +14,7 @@ from typing import Any
 
 from vestige.data.chat import Encoder, Ids, Pair, Template
 from vestige.data.rows import MissingData, Row, load_rows
+from vestige.data.spans import encode_span, read_spans
 from vestige.errors import UserError, unknown_name
 from vestige.types import Example, Prompt, Rows, Target, content_key
 
@@ -234,11 +235,33 @@ def whatever_fits(rows: list[Row], args: Args, context: Context) -> tuple[Exampl
     return question_answers(rows, args, context)  # which names the column that is missing
 
 
+def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """EntityDataset: plain questions and answers, of which only the entity's tokens are the target (depth scores)."""
+    tokenizer = context.encoder.tokenizer
+    out: Examples = []
+    for span in read_spans(rows, context.source):
+        found = encode_span(span, tokenizer, str(args.get("tokenization", "separate")))
+        target, prompt = (None, ()) if isinstance(found, str) else (found.want().target, found.prompt)
+        example = Example(
+            index=span.index,
+            target=target,
+            prompt=Prompt(tuple(prompt)),
+            answer=span.answer,
+            input_text=span.prompt,
+            reference=span.entity,
+            label_text=tokenizer.decode(list(target.labels)) if target else "",
+            problem=found if isinstance(found, str) else "",
+        )
+        out.append([example])
+    return out, False
+
+
 DATASETS: dict[str, Handler] = {
     "AutoDataset": whatever_fits,
     "QADataset": question_answers,
     "CompletionDataset": completions,
     "PretrainingDataset": pretraining_chunks,
+    "EntityDataset": entities,
 }
 
 

@@ -173,6 +173,15 @@ EXPLANATIONS: dict[str, Explanation] = {
         "below 0: less than the retain model",
         _REFERENCE,
     ),
+    "uds": Explanation(
+        "sum over layers K of clip(d2_l, 0, d1_l) / sum over K of d1_l; d1_l, d2_l: how far the entity's mean lp in "
+        "the full model falls when layer l's states are the retain model's (d1) or this model's (d2); K: layers with "
+        "d1_l > delta_threshold; the metric is the mean over rows",
+        "near 1: this model's layers lack the knowledge as the retain model's do",
+        "near 0: the knowledge is still in the layers, whatever the model says",
+        "the tokens of the entity (a name, a date), at the positions that predict them",
+        "Rows without a layer in K have no score. `unclipped` above 1: more was broken than the retain model lacks.",
+    ),
     "hm_aggregate": Explanation(
         "m / (1/v_1 + ... + 1/v_m) over the values of the m parents",
         "every ability is there",

@@ -55,6 +55,12 @@ READINGS: dict[str, Callable[[float], str]] = {
         (END, "forget rows stand out as strange (over-forgotten)"),
     ),
     "rel_diff": lambda v: f"{abs(v):.0f} % {'above' if v >= 0 else 'below'} the reference",
+    "uds": _bands(
+        (0.2, "nearly all of it is still in the layers"),
+        (0.5, "much of it is still in the layers"),
+        (0.8, "some of it is still in the layers"),
+        (END, "gone from the layers, as in the retain model"),
+    ),
     "classifier_prob": _bands(
         (0.3, "rarely in that class"), (0.7, "sometimes in that class"), (END, "mostly in that class")
     ),

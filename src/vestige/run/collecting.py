@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from vestige.run.progress import Bar
 from vestige.store.evidence import Bank
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace, content_key
-from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, Request, Wants
+from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, PatchInto, PatchWant, Request, Wants
 
 log = logging.getLogger("vestige.run")
 
@@ -133,6 +134,13 @@ def _device_kind(device: str) -> str:
     return str(device).split(":")[0]
 
 
+def _unquantised(handle: ModelHandle) -> ModelHandle:
+    """The models that a quantised one is measured against are not quantised themselves."""
+    if handle.args is None or handle.args.quantization is None:
+        return handle
+    return ModelHandle(replace(handle.args, quantization=None))
+
+
 class Collector:
     """Collects for one run directory."""
 
@@ -150,6 +158,7 @@ class Collector:
         self.seconds: dict[str, float] = {}
         self.errors: Mapping[str, float] = {}  # of answers scored by a Monte-Carlo bound
         self.sampling: Mapping[str, Any] = {}  # how a diffusion model's texts are made
+        self.patched_banks: dict[str, str] = {}  # PatchInto.label -> the bank that holds it
 
     def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
         """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
@@ -170,7 +179,38 @@ class Collector:
             references[path] = self._timed("reference", score)
             handle.free()
         evidence.reference = references
+        for into, patches in wants.patched.items():
+            model.free()
+            work = partial(self.patched, into, patches, model, second)
+            evidence.patched = {**evidence.patched, **self._timed("patched", work)}
         return evidence
+
+    # ---- patched states -------------------------------------------------------------------------------------
+
+    def patched(
+        self,
+        into: PatchInto,
+        wants: Sequence[PatchWant],
+        model: ModelHandle,
+        second: Callable[[str], ModelHandle],
+    ) -> dict[str, Mapping[str, TokenStats]]:
+        """S1 and S2 of a depth score. What this run's model and the retain model cost is in banks of its directory."""
+        from vestige.models.load import load_tokenizer
+        from vestige.models.tokenizer import tokenizer_facts
+        from vestige.run.patching import Patching, Settings, Source, bank_identity
+
+        full, retain = (_unquantised(second(path)) for path in (into.full, into.retain))
+        ours = tokenizer_facts(self.encoder.tokenizer)["vocabulary"]
+        for handle in (full, retain):
+            assert handle.args is not None
+            if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:
+                raise UserError(f"uds: '{handle.name}' has another tokenizer than '{model.name}'; their states differ.")
+        settings = Settings(None, into.last_layer, progress=self.progress)
+        sources = [Source(into.label(n), h, self.directory) for n, h in (("retain", retain), ("model", model))]
+        found = Patching(full, settings, self.cost).evidence(sources, wants)
+        full.free()
+        self.patched_banks |= {s.name: bank_identity(full, s.handle, settings) for s in sources}
+        return {name: Found(stats) for name, stats in found.items()}
 
     def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
         start = time.perf_counter()

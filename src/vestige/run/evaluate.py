@@ -175,6 +175,7 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "patched": self.collector.patched_banks,
             "config": config_json(self.config),
             "versions": versions(),
             "cost": self.collector.cost.as_dict(),

@@ -116,4 +116,10 @@ def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
         denoised=Found(Bank[Any](place, "denoised", identity).load()),
         visible=Found(Bank[Any](place, "visible", identity).load()),
         errors=Bank[float](place, "errors", identity).load(),
+        patched=Found(
+            {
+                label: Found(Bank[TokenStats](place, "patched", bank).load())
+                for label, bank in (manifest.get("patched") or {}).items()
+            }
+        ),
     )

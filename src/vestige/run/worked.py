@@ -12,7 +12,7 @@ from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
 from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, Trace, stats
-from vestige.wants import ClassifierWant, Decoding, GradientWant, Request
+from vestige.wants import ClassifierWant, Decoding, GradientWant, PatchInto, PatchWant, Request
 
 Line = tuple[str, Callable[[Dialect], float | None]]  # what is computed, and the computation
 
@@ -306,6 +306,29 @@ def _harmonic(handler: str, params: Mapping[str, Any]) -> Worked:
     return Worked(["three parents' values"], lines)
 
 
+def _depth(handler: str, params: Mapping[str, Any]) -> Worked:
+    """One entity of one token and three layers: the clean run, then each layer patched."""
+    example = Example("0", Target((1, 2, 3), 2), Prompt((1, 2)), "an answer")
+    models = PatchInto("FULL", "RETAIN")
+    given = ["log-probability of the entity in the full model: -1"]
+    lines: list[Line] = []
+    retain = (-3.0, -2.0, -1.0)
+    given.append(f"with the retain model's states at layer 0, 1, 2: {', '.join(f'{x:g}' for x in retain)}")
+    cases = {"A": (-1.0, -1.0, -1.0), "B": (-2.0, -2.0, -1.0), "C": (-6.0, -5.0, -4.0)}
+    for name, model in cases.items():
+        bank = {}
+        for who, values in (("retain", retain), ("model", model)):
+            want = PatchWant(Target((1, 2, 3), 2), 1, 2)
+            bank[models.label(who)] = {want.key: stats(logprob=[[-1.0], *([v] for v in values)])}
+        body = {**params, "full_model_path": "FULL", "retain_model_path": "RETAIN"}
+        score = _run(
+            handler, body, data={"data": Rows("made-up", ((example,),), False)}, evidence=Evidence(patched=bank)
+        )
+        given.append(f"{name}, with this model's: {', '.join(f'{x:g}' for x in model)}")
+        lines += [(f"{name}, unclipped", _field(score, "unclipped")), (name, _value(score))]
+    return Worked(given, lines)
+
+
 _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     **dict.fromkeys(("probability", "probability_confidence_ordered", "loss"), _likelihood),
     **dict.fromkeys(("exact_memorization", "extraction_strength"), _likelihood),
@@ -322,4 +345,5 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     "privleak": _relative,
     "rel_diff": _relative,
     "hm_aggregate": _harmonic,
+    "uds": _depth,
 }

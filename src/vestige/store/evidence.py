@@ -30,7 +30,10 @@ class Format(Protocol[T]):
 
 
 class AnswerFormat:
-    """Ragged TokenStats of causal models: arrays laid end to end, with offsets. safetensors, so no pickles."""
+    """Ragged TokenStats of causal models: arrays laid end to end, with offsets. safetensors, so no pickles.
+
+    A leading axis (patched layers) is the same for all items of a bank and stays in front.
+    """
 
     suffix = ".safetensors"
 
@@ -40,7 +43,9 @@ class AnswerFormat:
         keys = sorted(items)
         lengths = [items[k].tokens for k in keys]
         arrays = {
-            name: np.ascontiguousarray(np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)]))
+            name: np.ascontiguousarray(
+                np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1)
+            )
             for name in ARRAY_FIELDS
         }
         arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -55,7 +60,7 @@ class AnswerFormat:
         out = {}
         for i, key in enumerate(keys):
             a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
-            cut = {name: arrays[name][a:b] for name in ARRAY_FIELDS}
+            cut = {name: arrays[name][..., a:b] for name in ARRAY_FIELDS}
             out[key] = TokenStats(**cut, order=np.arange(b - a), steps=int(b - a))
         return out
 
@@ -141,6 +146,7 @@ class NumberFormat:
 
 FORMATS: dict[str, Format[Any]] = {
     "answers": AnswerFormat(),
+    "patched": AnswerFormat(),
     "texts": TextFormat(),
     "gradients": NumberFormat(),
     "classified": NumberFormat(),

@@ -26,6 +26,7 @@ class Evidence:
     denoised: Mapping[str, Trace] = field(default_factory=dict)
     visible: Mapping[str, TokenStats] = field(default_factory=dict)  # diffusion models: every token in sight
     errors: Mapping[str, float] = field(default_factory=dict)  # standard errors of answers scored by a bound
+    patched: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by PatchInto.label
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,151 @@
+"""Patching by staircase beside one full forward per layer, in one run: seconds, and the equality of every score.
+
+    python bench/depth.py                    12 layers, width 384, 100 tokens, span 8, vocabulary 32,000
+    python bench/depth.py --after 0          the entity at the very end (default: 15 tokens follow it)
+
+In TOFU's forget10 15 of 60 tokens follow the entity, on average. They cannot matter; only the other side pays for them.
+
+The other side runs each source once and the target once for every layer, over the whole text, with logits everywhere,
+as published code does. Both work on the same models and threads, turn by turn, each with its own default batch size
+(--peer-batch 8 gives both the same).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vestige.collect.cost import Cost
+from vestige.collect.patch import Plan, make_plan
+from vestige.collect.staircase import Patcher, collect_states
+from vestige.types import Target
+from vestige.wants import PatchWant
+
+MORE = 3  # further models that share the staircase; the cost of one is a third of what they add
+
+
+def make_model(seed: int, args: argparse.Namespace) -> Any:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=args.vocab, hidden_size=args.width, intermediate_size=args.width * 8 // 3,
+        num_hidden_layers=args.layers,
+        num_attention_heads=args.width // 64, num_key_value_heads=args.width // 64, max_position_embeddings=512,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def make_wants(args: argparse.Namespace) -> tuple[list[PatchWant], list[list[int]]]:
+    """The wants, and the whole texts they were cut from (the other side reads those)."""
+    draw = np.random.default_rng(0)
+    end = args.tokens - args.after - 1  # the position that predicts the last entity token, plus one
+    wants, texts = [], []
+    for _ in range(args.examples):
+        text = draw.integers(3, args.vocab, args.tokens).tolist()
+        wants.append(PatchWant(Target(tuple(text[: end + 1]), end + 1 - args.span), end - args.span, end))
+        texts.append(text)
+    return wants, texts
+
+
+@torch.inference_mode()
+def naive(
+    full: Any, sources: Sequence[Any], wants: Sequence[PatchWant], texts: list[list[int]], clean: bool
+) -> dict[str, list[np.ndarray]]:
+    """One full forward per layer over a batch: scores (layers,) of each source; with `clean` also the target's own."""
+    ids = torch.tensor(texts)
+    labels = torch.tensor([w.target.labels for w in wants])
+    span = slice(wants[0].first, wants[0].end)  # all texts are alike in length and place of the entity
+
+    def scores() -> np.ndarray:
+        logits = full(input_ids=ids, use_cache=False).logits[:, span].float()
+        return logits.log_softmax(-1).gather(2, labels[..., None]).mean(dim=(1, 2)).numpy()
+
+    if clean:
+        scores()
+    out: dict[str, list[np.ndarray]] = {w.key: [] for w in wants}
+    for source in sources:
+        states = source(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
+        found = []
+        for layer, block in enumerate(full.model.layers[:-1]):  # the last one would get a state after the final norm
+
+            def patch(module: Any, args: Any, output: Any, state: torch.Tensor = states[layer + 1]) -> Any:
+                hidden = (output[0] if isinstance(output, tuple) else output).clone()
+                hidden[:, span] = state[:, span]
+                return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+            handle = block.register_forward_hook(patch)
+            found.append(scores())
+            handle.remove()
+        scores()  # the last layer costs as much as the others
+        for i, w in enumerate(wants):
+            out[w.key].append(np.array([x[i] for x in found]))
+    return out
+
+
+def ours(
+    full: Any, sources: Sequence[Any], wants: Sequence[PatchWant], plan: Plan, batch: int
+) -> dict[str, list[np.ndarray]]:
+    states = [{k: v for b in collect_states(s, wants, plan, batch) for k, v in b.items()} for s in sources]
+    patcher = Patcher(full, plan, Cost(), batch)
+    patcher.verify = lambda *a: None  # type: ignore[method-assign] # paid once a run, not once an example
+    found = {k: v for part in patcher.run(wants, states) for k, v in part.items()}
+    assert not patcher.plain
+    return {k: [s.logprob.mean(axis=-1)[1:-1] for s in v] for k, v in found.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, default in (
+        ("layers", 12),
+        ("width", 384),
+        ("vocab", 32000),
+        ("tokens", 100),
+        ("span", 8),
+        ("after", 15),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--examples", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--batch-size", type=int, default=8, help="examples in a forward, on our side (our default)")
+    parser.add_argument("--peer-batch", type=int, default=1, help="on the other side (published code's default)")
+    args = parser.parse_args()
+    full, *sources = (make_model(seed, args) for seed in range(3 + MORE))
+    wants, texts = make_wants(args)
+    plan = make_plan(full)
+    seconds: dict[str, list[float]] = {}
+    worst = 0.0
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        start = time.perf_counter()
+        result = work()
+        seconds.setdefault(name, []).append(time.perf_counter() - start)
+        return result
+
+    def layer_by_layer(chosen: Sequence[Any], clean: bool) -> dict[str, list[np.ndarray]]:
+        size = args.peer_batch
+        starts = range(0, len(wants), size)
+        parts = [naive(full, chosen, wants[i : i + size], texts[i : i + size], clean) for i in starts]
+        return {key: scores for part in parts for key, scores in part.items()}
+
+    for _ in range(args.rounds):
+        mine = timed("ours 2", lambda: ours(full, sources[:2], wants, plan, args.batch_size))
+        theirs = timed("naive 2", lambda: layer_by_layer(sources[:2], True))
+        timed("ours more", lambda: ours(full, sources, wants, plan, args.batch_size))
+        timed("naive 1", lambda: layer_by_layer(sources[2:3], False))
+        for key, scores in theirs.items():
+            worst = max(worst, *(float(np.abs(a - b).max()) for a, b in zip(mine[key], scores, strict=True)))
+    best = {name: min(values) for name, values in seconds.items()}  # the least disturbed round
+    more = (best["ours more"] - best["ours 2"]) / MORE
+    print(f"{args.layers} layers, width {args.width}, {args.tokens} tokens, span {args.span}, vocabulary {args.vocab}")
+    for name, them, us in (("S1 + S2", best["naive 2"], best["ours 2"]), ("a further model", best["naive 1"], more)):
+        print(f"{name:<16} naive {them:.2f} s, ours {us:.2f} s: {them / us:.1f}x")
+    print(f"largest difference of a score: {worst:.1e}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,311 @@
+"""Activation patching, the plain way: one model's hidden states put in the place of another's, one layer at a time.
+
+    states of a source model --patch into the target at layer l--> statistics of the target's labels
+
+The result for one PatchWant is a TokenStats with a leading axis: row 0 is the target as it is, row 1 + i is the target
+with the i-th layer patched. Hooks are context managers that always clean up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from vestige.collect.forward import logits_at
+from vestige.collect.reduce import reduce_logits
+from vestige.errors import UserError, unknown_name
+from vestige.models.blocks import Site, find_sites
+from vestige.types import ARRAY_FIELDS, Array, TokenStats
+from vestige.wants import LAST_LAYERS, PatchWant
+
+# How far a model patched with its own states may stray from itself: rounding, nothing more.
+IDENTITY_TOLERANCE = {"float32": 1e-4, "float64": 1e-8}
+LOW_PRECISION_TOLERANCE = 0.05
+
+States = Mapping[str, torch.Tensor]  # want key -> (layers, patched positions, width)
+Read = Callable[[int, torch.Tensor], None]
+Write = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which layers are patched, and what is put into the last one.
+
+    `residual`: what the source's last block gives out. `peer`: that after the source's final norm, as the published
+    code does; the target then applies its own norm to it once more.
+    """
+
+    layers: tuple[int, ...]
+    last_layer: str = "residual"
+    component: str = "block"
+
+    def __post_init__(self) -> None:
+        if self.last_layer not in LAST_LAYERS:
+            raise unknown_name("last_layer", self.last_layer, LAST_LAYERS)
+
+
+def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str = "residual") -> Plan:
+    """All layers of the model, or those named."""
+    depth = len(find_sites(model))
+    chosen = tuple(range(depth)) if layers is None else tuple(layers)
+    wrong = [x for x in chosen if not 0 <= x < depth]
+    if wrong or not chosen:
+        raise UserError(
+            f"layers: this model has layers 0 to {depth - 1}; {wrong[0] if wrong else 'none'} was asked for."
+        )
+    return Plan(chosen, last_layer)
+
+
+# ---- hooks ------------------------------------------------------------------------------------------------------
+
+
+def hidden_of(output: Any) -> torch.Tensor:
+    """The hidden state in what a block gives out: alone, or first of several."""
+    return output[0] if isinstance(output, tuple) else output
+
+
+def with_hidden(output: Any, hidden: torch.Tensor) -> Any:
+    return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
+
+def _taken(args: Any, kwargs: Any) -> torch.Tensor:
+    """The hidden state a module is given."""
+    hidden: torch.Tensor = args[0] if args else next(iter(kwargs.values()))
+    if hidden.ndim != 3:
+        raise UserError(
+            "This model's blocks reshape their hidden states, so the stream inside a block (mid) is hidden."
+        )
+    return hidden
+
+
+@contextmanager
+def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
+    """While open, `read(layer, hidden)` is told every hidden state that passes the sites."""
+
+    def on_output(layer: int) -> Callable[..., None]:
+        return lambda module, args, output: read(layer, hidden_of(output))
+
+    def on_input(layer: int) -> Callable[..., None]:
+        return lambda module, args, kwargs: read(layer, _taken(args, kwargs))
+
+    with ExitStack() as stack:
+        for layer, site in sites.items():
+            if site.where == "output":
+                handle = site.module.register_forward_hook(on_output(layer))
+            else:
+                handle = site.module.register_forward_pre_hook(on_input(layer), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
+    """While open, `write(layer, hidden)` gives what takes the place of the hidden states at the sites."""
+
+    def on_output(layer: int) -> Callable[..., Any]:
+        return lambda module, args, output: with_hidden(output, write(layer, hidden_of(output)))
+
+    def on_input(layer: int, where: str) -> Callable[..., Any]:
+        def change(module: Any, args: Any, kwargs: Any) -> Any:
+            hidden = _taken(args, kwargs)
+            new = write(layer, hidden)
+            if where == "stream":  # in place: the tensor itself also goes around the module
+                hidden.copy_(new)
+                return None
+            return ((new, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): new})
+
+        return change
+
+    with ExitStack() as stack:
+        for layer, site in sites.items():
+            if site.where == "output":
+                handle = site.module.register_forward_hook(on_output(layer))
+            else:
+                handle = site.module.register_forward_pre_hook(on_input(layer, site.where), with_kwargs=True)
+            stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Iterator[None]:
+    """While open, the output layer sees one position only (logits are not wanted); `read` is told its input."""
+    head = model.get_output_embeddings()
+    if head is None:
+        raise UserError(f"{type(model).__name__} has no output layer that can be found; a depth score needs one.")
+
+    def narrow(module: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        if read is not None:
+            read(args[0])
+        return (args[0][:1, :1], *args[1:])
+
+    handle = head.register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+# ---- states of a source -----------------------------------------------------------------------------------------
+
+
+def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
+    """Inputs of a batch, padded on the right. What stands in the padding does not matter: nobody attends to it."""
+    width = max(w.width for w in wants)
+    ids = np.zeros((len(wants), width), np.int64)
+    mask = np.zeros((len(wants), width), np.int64)
+    for r, want in enumerate(wants):
+        ids[r, : want.width] = want.target.ids[:-1]
+        mask[r, : want.width] = 1
+    return {"input_ids": torch.from_numpy(ids).to(device), "attention_mask": torch.from_numpy(mask).to(device)}
+
+
+def patched_at(wants: Sequence[PatchWant]) -> torch.Tensor:
+    """The patched positions in the flattened (batch x time) of `padded`."""
+    width = max(w.width for w in wants)
+    return torch.cat([torch.arange(w.first, w.end) + r * width for r, w in enumerate(wants)])
+
+
+@torch.inference_mode()
+def source_states(model: Any, wants: Sequence[PatchWant], plan: Plan) -> dict[str, torch.Tensor]:
+    """The states of one batch at the patched positions, layer by layer. Nothing else is kept of the forward."""
+    sites = dict(enumerate(find_sites(model, plan.component)))
+    last = len(sites) - 1
+    index = patched_at(wants)
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(layer: int, hidden: torch.Tensor) -> None:
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        kept[layer] = flat.index_select(0, index.to(flat.device)).to("cpu")
+
+    wanted = {layer: sites[layer] for layer in plan.layers}
+    normed = plan.last_layer == "peer" and plan.component == "block" and last in wanted
+    if normed:
+        del wanted[last]
+    with reading(wanted, keep), head_input(model, (lambda hidden: keep(last, hidden)) if normed else None):
+        model(**padded(wants, model.device), use_cache=False)
+    stacked = torch.stack([kept[layer] for layer in plan.layers])
+    sizes = [w.end - w.first for w in wants]
+    # Copies: a slice would keep its whole batch alive.
+    return {w.key: part.clone() for w, part in zip(wants, stacked.split(sizes, dim=1), strict=True)}
+
+
+# ---- the plain way ----------------------------------------------------------------------------------------------
+
+
+@torch.inference_mode()
+def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Plan, rows: int = 8) -> TokenStats:
+    """One full forward of the target a layer (several as the rows of a batch), and one of the target as it is."""
+    sites = find_sites(model, plan.component)
+    jobs: list[int | None] = [None, *range(len(plan.layers))]
+    parts = []
+    for start in range(0, len(jobs), rows):
+        chunk = jobs[start : start + rows]
+        row_of = {plan.layers[i]: (r, i) for r, i in enumerate(chunk) if i is not None}
+
+        def write(layer: int, hidden: torch.Tensor, row_of: Mapping[int, tuple[int, int]] = row_of) -> torch.Tensor:
+            row, i = row_of[layer]
+            new = hidden.clone()
+            new[row, want.first : want.end] = states[i].to(hidden.device, hidden.dtype)
+            return new
+
+        with writing({layer: sites[layer] for layer in row_of}, write):
+            parts.append(_label_stats(model, [want] * len(chunk)))
+    return layered({name: np.concatenate([p[name] for p in parts]) for name in ARRAY_FIELDS})
+
+
+def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
+    """Statistics of the labels of equally long wants: arrays (wants, tokens)."""
+    width = wants[0].width
+    at = torch.cat([torch.arange(w.target.start - 1, width) + r * width for r, w in enumerate(wants)])
+    logits = logits_at(model, at, **padded(wants, model.device), use_cache=False)
+    labels = torch.tensor([t for w in wants for t in w.target.labels], device=logits.device)
+    reduced = reduce_logits(logits, torch.arange(len(labels), device=logits.device), labels)
+    return {name: reduced[name].reshape(len(wants), -1) for name in ARRAY_FIELDS}
+
+
+def layered(arrays: Mapping[str, Array]) -> TokenStats:
+    """TokenStats with a leading axis: the target as it is, then one row a patched layer."""
+    n = arrays["label"].shape[-1]
+    return TokenStats(**{k: arrays[k] for k in ARRAY_FIELDS}, order=np.arange(n), steps=n)
+
+
+# ---- is it right for this model? --------------------------------------------------------------------------------
+
+
+def tolerance(model: Any) -> float:
+    return IDENTITY_TOLERANCE.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+
+
+def check_identity(model: Any, want: PatchWant, name: str = "the model") -> float:
+    """Patches a model with its own states, at every layer: nothing may change. Returns the largest change.
+
+    It goes wrong when what looks like a block is not one, or when a block's output is not the whole stream.
+    """
+    plan = make_plan(model)
+    states = source_states(model, [want], plan)[want.key]
+    logprob = patched_plain(model, want, states, plan).logprob
+    if np.isnan(logprob[0]).any():
+        raise UserError(f"{name}: the log-probabilities of the entity tokens are NaN, so nothing can be patched.")
+    change = np.abs(logprob[1:] - logprob[0]).max(axis=-1)
+    worst = int(change.argmax())
+    if not change[worst] <= tolerance(model):
+        raise UserError(
+            f"{name} ({type(model).__name__}) cannot be patched: putting its own states back at layer "
+            f"{plan.layers[worst]} changes its log-probabilities by {change[worst]:.2g}; its blocks do not carry the "
+            "whole hidden state, so a depth score would be wrong."
+        )
+    return float(change[worst])
+
+
+@torch.inference_mode()
+def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Array:
+    """Log-probabilities of labels when states (positions, width) go straight to the final norm and the output layer.
+
+    The model's own code runs, with its last block's output replaced; so soft-capping and scaling are as always.
+    """
+    blocks = find_sites(model)
+    ids = torch.zeros((len(states), 1), dtype=torch.long, device=model.device)  # a row a position: tiny attention
+    last = len(blocks) - 1
+
+    def write(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        return states[:, None].to(hidden.device, hidden.dtype)
+
+    with _skipping(model, [b.module for b in blocks[:-1]]), writing({last: blocks[last]}, write):
+        logits = model(input_ids=ids, use_cache=False).logits[:, 0]
+    label = torch.tensor(list(labels), device=logits.device)
+    return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)["logprob"]
+
+
+@contextmanager
+def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
+    """While open, these blocks compute nothing: their weights would be read for states that are thrown away."""
+    tuples: dict[int, bool] = {}
+    with ExitStack() as stack:  # one token through the model shows in which form each block answers
+        for i, block in enumerate(blocks):
+            handle = block.register_forward_hook(lambda m, a, out, i=i: tuples.update({i: isinstance(out, tuple)}))
+            stack.callback(handle.remove)
+        model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=model.device), use_cache=False)
+
+    def through(i: int) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            hidden = args[0] if args else next(iter(kwargs.values()))
+            return (hidden, None) if tuples[i] else hidden
+
+        return forward
+
+    kept = [block.__dict__.get("forward") for block in blocks]  # accelerate, for one, puts its own there
+    try:
+        for i, block in enumerate(blocks):
+            block.forward = through(i)
+        yield
+    finally:
+        for block, before in zip(blocks, kept, strict=True):
+            if before is None:
+                del block.__dict__["forward"]
+            else:
+                block.forward = before

@@ -1,0 +1,366 @@
+"""Activation patching, the fast way: the same numbers from a fraction of the tokens.
+
+Patching layer l changes nothing below it and nothing to the left of the patched positions. So the target runs once as
+it is, keeping its keys and values; then each (layer, source) is a short row that holds only the positions from the
+first patched one on. A row comes in after its layer with the source's states and climbs through the blocks above it:
+
+    block 3     row 0   row 1   row 2          all rows so far go through together: one forward of the model, in which
+    block 2     row 0   row 1                  each block sees the rows below it, and where the output layer sees
+    block 1     row 0                          scored positions only
+    block 0     (clean prefix only)
+
+The model's own code does the arithmetic. Before it is trusted it is compared with the plain way (collect/patch.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+
+from vestige.collect.cost import Cost
+from vestige.collect.forward import additive_mask, logits_at
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.patch import (
+    Plan,
+    States,
+    hidden_of,
+    layered,
+    padded,
+    patched_plain,
+    reading,
+    source_states,
+    tolerance,
+    with_hidden,
+)  # fmt: skip
+from vestige.collect.positions import check_fit
+from vestige.collect.reduce import reduce_logits
+from vestige.models.blocks import find_blocks, find_sites
+from vestige.types import ARRAY_FIELDS, Array, TokenStats
+from vestige.wants import PatchWant
+
+log = logging.getLogger("vestige.collect")
+
+# Tokens of one staircase; more sources than fit climb in several. Rows do not look at each other, but attention pays
+# for the cells between them, which a CPU feels sooner than it gains from larger products.
+ROW_TOKENS = {"cpu": 256}
+ROW_TOKENS_ELSEWHERE = 1024
+LOGIT_CELLS = {"cpu": 1 << 26}
+LOGIT_CELLS_ELSEWHERE = 1 << 28
+
+
+class _Prefix(DynamicLayer):
+    """One block's clean keys and values of the prefix. New ones are put behind them and not kept."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+
+    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()
+        self.keys, self.values = keys, values
+        self.dtype, self.device = keys.dtype, keys.device
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
+
+    def get_seq_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+@dataclass
+class Clean:
+    """The target as it is, on one batch: statistics of the labels, keys and values, and what rows carry unpatched."""
+
+    stats: list[dict[str, Array]]
+    prefix: Cache
+    length: int  # columns of the prefix, the longest of the batch
+    carried: dict[int, torch.Tensor]  # layer -> (batch, carried positions, width); empty when every position is patched
+
+
+def carried(want: PatchWant) -> int:
+    """How many positions a row holds: from the first patched one to the last that predicts a label."""
+    return want.width - want.first
+
+
+@torch.inference_mode()
+def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
+    """One forward of the target over the batch."""
+    inputs = padded(wants, model.device)
+    width = inputs["input_ids"].shape[1]
+    at = [np.arange(w.target.start - 1, w.width) + r * width for r, w in enumerate(wants)]
+    cache = DynamicCache()
+    states: dict[int, torch.Tensor] = {}
+    span = max(carried(w) for w in wants)
+    partly = any(w.end < w.width for w in wants)
+
+    def keep(layer: int, hidden: torch.Tensor) -> None:
+        rows = [hidden[r, w.first : w.width] for r, w in enumerate(wants)]
+        states[layer] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        assert states[layer].shape[1] == span
+
+    sites = find_sites(model)
+    with reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext():
+        index = torch.from_numpy(np.concatenate(at))
+        logits = logits_at(model, index, **inputs, past_key_values=cache, use_cache=True)
+    length = max(w.first for w in wants)
+    layers: list[Any] = []
+    for layer in cache.layers:
+        assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
+        layers.append(_Prefix(layer.keys[:, :, :length].contiguous(), layer.values[:, :, :length].contiguous()))
+    counts = [len(a) for a in at]
+    reduced = _reduce(logits, [w.target.labels for w in wants])
+    return Clean(_split(reduced, counts), Cache(layers=layers), length, states)
+
+
+def _reduce(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> dict[str, Array]:
+    label = torch.tensor([t for row in labels for t in row], device=logits.device)
+    return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)
+
+
+def _split(arrays: Mapping[str, Array], counts: Sequence[int]) -> list[dict[str, Array]]:
+    ends = np.cumsum(counts)
+    return [{k: arrays[k][e - n : e] for k in ARRAY_FIELDS} for e, n in zip(ends, counts, strict=True)]
+
+
+class _Climb:
+    """The hooks of one staircase. Tokens are ordered by (layer, source, position), so that the tokens a block must see
+    are always the first ones: those of lower layers.
+    """
+
+    def __init__(self, plan: Plan, sources: int, span: int, prefix: int, states: Callable[[int], torch.Tensor]) -> None:
+        self.step = sources * span  # tokens that come in at one layer
+        self.order = {layer: i for i, layer in enumerate(sorted(plan.layers))}
+        self.total = self.step * len(self.order)
+        self.prefix = prefix
+        self.states = states  # layer -> (batch, sources x span, width)
+
+    def before(self, block: int) -> int:
+        """Tokens that go through a block; never none, because models do not expect an empty input."""
+        below = sum(layer < block for layer in self.order)
+        return max(1, below * self.step)
+
+    def enter(self, block: int) -> Callable[..., Any]:
+        n = self.before(block)
+
+        def hook(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            # The states are already few after the first block; masks and positions were made for all tokens.
+            return tuple(self.first(a, n) for a in args), {k: self.first(v, n) for k, v in kwargs.items()}
+
+        return hook
+
+    def leave(self, block: int) -> Callable[..., Any]:
+        def hook(module: Any, args: Any, output: Any) -> Any:
+            if block not in self.order:
+                return output
+            hidden = hidden_of(output)
+            below = self.order[block] * self.step
+            new = self.states(block).to(hidden.device, hidden.dtype)
+            return with_hidden(output, torch.cat([hidden[:, :below], new], dim=1))
+
+        return hook
+
+    def first(self, x: Any, n: int) -> Any:
+        """The part of an argument that belongs to the first n tokens; what has no token axis is left alone."""
+        if isinstance(x, torch.Tensor):
+            if x.ndim == 4 and x.shape[-2] == self.total:
+                return x[..., :n, : self.prefix + n]
+            if x.ndim >= 2 and x.shape[1] == self.total:
+                return x[:, :n]
+            return x[:n] if x.ndim == 1 and x.shape[0] == self.total else x
+        if isinstance(x, (tuple, list)):
+            return type(x)(self.first(item, n) for item in x)
+        if type(x) is dict:
+            return {k: self.first(v, n) for k, v in x.items()}
+        return x
+
+    @contextmanager
+    def hooks(self, model: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for number, block in enumerate(find_blocks(model)):
+                stack.callback(block.register_forward_pre_hook(self.enter(number), with_kwargs=True).remove)
+                stack.callback(block.register_forward_hook(self.leave(number)).remove)
+            yield
+
+
+@torch.inference_mode()
+def climb(model: Any, wants: Sequence[PatchWant], plan: Plan, clean: Clean, sources: Sequence[States]) -> list[Array]:
+    """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels."""
+    ordered = sorted(plan.layers)
+    span = max(carried(w) for w in wants)
+    rows = len(ordered) * len(sources)
+    positions = np.stack([np.minimum(np.arange(span) + w.first, w.width - 1) for w in wants])
+    tokens = np.stack([np.asarray(w.target.ids)[p] for w, p in zip(wants, positions, strict=True)])
+    stairs = _Climb(
+        plan, len(sources), span, clean.length, lambda layer: _states(wants, plan, clean, sources, layer, span)
+    )
+    # Scored tokens, want by want and row by row; the rest of a row only carries context.
+    at, labels = [], []
+    for b, w in enumerate(wants):
+        scored = np.arange(w.target.start - 1 - w.first, carried(w))
+        at.append((np.arange(rows)[:, None] * span + scored[None]).reshape(-1) + b * rows * span)
+        labels.append(list(w.target.labels) * rows)
+    with stairs.hooks(model):
+        logits = logits_at(
+            model,
+            torch.from_numpy(np.concatenate(at)),
+            input_ids=torch.from_numpy(np.tile(tokens, (1, rows))).to(model.device),
+            position_ids=torch.from_numpy(np.tile(positions, (1, rows))).to(model.device),
+            attention_mask=additive_mask(_allowed(wants, rows, span, clean.length), model.dtype).to(model.device),
+            past_key_values=clean.prefix,
+            use_cache=True,
+        )
+    parts = _split(_reduce(logits, labels), [len(a) for a in at])
+    shape = (len(ordered), len(sources), -1)
+    back = [ordered.index(layer) for layer in plan.layers]
+    return [{k: p[k].reshape(shape)[back] for k in ARRAY_FIELDS} for p in parts]  # type: ignore[misc]
+
+
+def _allowed(wants: Sequence[PatchWant], rows: int, span: int, prefix: int) -> Array:
+    """Who may look at whom: a row at the prefix and at its own earlier tokens, never at other rows."""
+    own = np.kron(np.eye(rows, dtype=bool), np.tril(np.ones((span, span), bool)))
+    out = np.zeros((len(wants), rows * span, prefix + rows * span), bool)
+    for b, w in enumerate(wants):
+        out[b, :, : w.first] = True
+    out[:, :, prefix:] = own
+    return out
+
+
+def _states(
+    wants: Sequence[PatchWant], plan: Plan, clean: Clean, sources: Sequence[States], layer: int, span: int
+) -> torch.Tensor:
+    """What comes in after a layer: the sources' states at patched positions, the target's own at the others."""
+    i = plan.layers.index(layer)
+    rows = []
+    for b, w in enumerate(wants):
+        for source in sources:
+            state = source[w.key][i]
+            row = state.new_zeros((span, state.shape[-1]))
+            if clean.carried:
+                row[:] = clean.carried[layer][b].to(row)
+            row[: w.end - w.first] = state
+            rows.append(row)
+    stacked = torch.stack(rows)
+    return stacked.reshape(len(wants), len(sources) * span, -1)
+
+
+class Patcher:
+    """Patches many sources into one target. `run` yields batch by batch, so that a caller can keep what is done."""
+
+    def __init__(self, model: Any, plan: Plan, cost: Cost, batch_size: int = 8, plain: bool = False) -> None:
+        self.model = model
+        self.plan = plan
+        self.cost = cost
+        self.batch_size = batch_size
+        self.plain = plain
+
+    def run(self, wants: Sequence[PatchWant], sources: Sequence[States]) -> Iterator[dict[str, list[TokenStats]]]:
+        """Yields {want key: the statistics for each source}, longest wants first."""
+        if not wants:
+            return
+        check_fit(self.model, max(w.width for w in wants), "A prompt with its answer")
+        ordered = sorted(wants, key=lambda w: (-w.width, w.key))
+        if not self.plain:
+            self.verify(ordered, sources)
+        for batch in self._batches(ordered, len(sources)):
+            yield self._one(batch, sources)
+
+    def _batches(self, wants: Sequence[PatchWant], sources: int) -> Iterator[list[PatchWant]]:
+        """At most `batch_size` wants, and no more logits than memory allows."""
+        head = self.model.get_output_embeddings()
+        vocab = int(getattr(head, "out_features", None) or 50_000)
+        cells = LOGIT_CELLS.get(self.model.device.type, LOGIT_CELLS_ELSEWHERE)
+        batch: list[PatchWant] = []
+        used = 0
+        for want in wants:
+            new = (
+                len(want.target.labels) * len(self.plan.layers) * min(sources, self._together([want], sources)) * vocab
+            )
+            if batch and (len(batch) >= self.batch_size or used + new > cells):
+                yield batch
+                batch, used = [], 0
+            batch.append(want)
+            used += new
+        if batch:
+            yield batch
+
+    def _together(self, wants: Sequence[PatchWant], sources: int) -> int:
+        """How many sources climb in one staircase."""
+        span = max(carried(w) for w in wants)
+        tokens = ROW_TOKENS.get(self.model.device.type, ROW_TOKENS_ELSEWHERE)
+        return max(1, min(sources, tokens // (span * len(self.plan.layers))))
+
+    def _one(self, batch: list[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
+        try:
+            return self._plain(batch, sources) if self.plain else self._fast(batch, sources)
+        except Exception as error:
+            if not out_of_memory(error) or len(batch) == 1:
+                raise
+        free_memory()
+        half = len(batch) // 2
+        self.cost.notes.append(f"out of memory: a batch of {len(batch)} examples was cut in two")
+        return {**self._one(batch[:half], sources), **self._one(batch[half:], sources)}
+
+    def _plain(self, batch: Sequence[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
+        self.cost.score_forwards += len(batch) * len(sources) * (1 + len(self.plan.layers))
+        self.cost.score_tokens += sum(w.width for w in batch) * len(sources) * (1 + len(self.plan.layers))
+        return {w.key: [patched_plain(self.model, w, s[w.key], self.plan) for s in sources] for w in batch}
+
+    def _fast(self, batch: Sequence[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
+        clean = clean_pass(self.model, batch, self.plan)
+        self.cost.score_tokens += max(w.width for w in batch) * len(batch)
+        self.cost.score_forwards += 1
+        out: dict[str, list[TokenStats]] = {w.key: [] for w in batch}
+        size = self._together(batch, len(sources))
+        for start in range(0, len(sources), size):
+            chunk = sources[start : start + size]
+            patched = climb(self.model, batch, self.plan, clean, chunk)
+            self.cost.score_forwards += 1
+            for want, base, arrays in zip(batch, clean.stats, patched, strict=True):
+                for j in range(len(chunk)):
+                    rows = {k: np.concatenate([base[k][None], arrays[k][:, j]]) for k in ARRAY_FIELDS}
+                    out[want.key].append(layered(rows))
+        return out
+
+    def verify(self, ordered: Sequence[PatchWant], sources: Sequence[States]) -> None:
+        """Compares the fast and the plain way on the longest want and the shortest; falls back on a mismatch.
+
+        The longest shows a sliding window, the two together what padding does.
+        """
+        sample = list({w.key: w for w in (ordered[0], ordered[-1])}.values())
+        problem = ""
+        try:
+            fast = self._fast(sample, sources[:1])
+            gap = 0.0
+            for want in sample:
+                plain = patched_plain(self.model, want, sources[0][want.key], self.plan)
+                if not np.isnan(plain.logprob).any():  # NaN models: nothing to compare
+                    gap = max(gap, float(np.abs(fast[want.key][0].logprob - plain.logprob).mean(axis=-1).max()))
+            if not gap <= tolerance(self.model):
+                problem = f"scores differ by {gap:.2g}"
+        except Exception as error:  # whatever a foreign architecture does with short rows, the plain way is there
+            if out_of_memory(error):
+                free_memory()
+            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if problem:
+            self.plain = True
+            note = f"fast patching does not fit this model ({problem}); using one full forward per layer, slower"
+            log.warning(note)
+            self.cost.notes.append(note)
+
+
+def collect_states(model: Any, wants: Sequence[PatchWant], plan: Plan, batch_size: int = 8) -> Iterator[States]:
+    """The source's states, batch by batch, longest first; memory is that of the patched positions."""
+    ordered = sorted(wants, key=lambda w: (-w.width, w.key))
+    if ordered:
+        check_fit(model, ordered[0].width, "A prompt with its answer")
+    for start in range(0, len(ordered), batch_size):
+        yield source_states(model, ordered[start : start + batch_size], plan)

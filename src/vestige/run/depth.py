@@ -1,0 +1,295 @@
+"""`vestige depth`: is the knowledge gone from the layers, or only from what the model says?
+
+    S1: retain's states into full -> where the knowledge is.   S2: the unlearned model's -> is it still there?
+
+S1 is kept by content and serves every further unlearned model. One model is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.collect.cost import Cost
+from vestige.data.rows import load_rows
+from vestige.data.spans import Span, Tokens, encode_span, read_spans
+from vestige.errors import UserError
+from vestige.models.load import load_tokenizer
+from vestige.models.tokenizer import tokenizer_facts
+from vestige.run.collecting import ModelHandle
+from vestige.run.depth_ask import DepthAsk
+from vestige.run.depth_files import record, write_run
+from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.run.patching import Patching, Settings, Source, bank_identity
+from vestige.store.files import write_json
+from vestige.store.lock import writing
+from vestige.store.results import versions
+from vestige.types import TokenStats
+from vestige.wants import PatchWant
+
+log = logging.getLogger("vestige.run")
+
+# What scores move by in half precision (measured against float32): next to it a small threshold means nothing.
+ROUNDING = {"bfloat16": 0.08, "float16": 0.01}
+
+
+@dataclass
+class Contexts:
+    """The examples that can be evaluated, and those that cannot."""
+
+    spans: dict[str, Span]
+    tokens: dict[str, Tokens]
+    wants: dict[str, PatchWant]
+    words: dict[str, list[str]]  # the scored tokens as text
+    skipped: list[dict[str, Any]]
+    source: str
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def keys(self) -> dict[str, str]:
+        return {index: want.key for index, want in self.wants.items()}
+
+
+@dataclass
+class DepthResult:
+    """One unlearned model's depth."""
+
+    name: str
+    directory: Path
+    summary: dict[str, Any]
+    examples: list[ExampleDepth]
+    records: list[dict[str, Any]]
+    files: list[Path]
+
+    @property
+    def uds(self) -> float | None:
+        value: float | None = self.summary["avg_uds"]
+        return value
+
+
+def make_contexts(ask: DepthAsk, tokenizer: Any) -> Contexts:
+    """Rows -> prompts, continuations, entity tokens; rows without a usable span are set aside with their reason."""
+    rows, source = load_rows({"path": ask.data}, ask.limit)
+    out = Contexts({}, {}, {}, {}, [], source)
+    for span in read_spans(rows, source):
+        found = encode_span(span, tokenizer, ask.tokenization)
+        if isinstance(found, str):
+            out.skipped.append({"idx": span.index, "reason": found, "entity": span.entity})
+            continue
+        want = found.want(ask.patch_scope, ask.em_scope)
+        out.spans[span.index], out.tokens[span.index], out.wants[span.index] = span, found, want
+        out.words[span.index] = [tokenizer.decode([t]) for t in want.target.labels]
+    guessed = sum(span.source == "auto" for span in out.spans.values())
+    if guessed:
+        out.notes.append(
+            f"{guessed} of {len(rows)} rows have no entity: the last content words of the answer were taken for it"
+        )
+    if not out.wants:
+        raise UserError(f"{source}: no row has an entity that can be found in its answer ({out.skipped[0]['reason']}).")
+    return out
+
+
+def check_tokenizers(ask: DepthAsk, tokenizer: Any, contexts: Contexts) -> None:
+    """States can be exchanged only between models that read the same tokens."""
+    ours = tokenizer_facts(tokenizer)["vocabulary"]
+    for path in dict.fromkeys((ask.retain, *ask.unlearned)):
+        other, _ = load_tokenizer(ask.model(path))
+        same = tokenizer_facts(other)["vocabulary"] == ours and all(
+            encode_span(span, other, ask.tokenization) == contexts.tokens[i] for i, span in contexts.spans.items()
+        )
+        if not same:
+            raise UserError(
+                f"'{path}' has another tokenizer than '{ask.full}', so their hidden states stand for different tokens; "
+                "a depth score needs models of one family (or name one tokenizer for all with --tokenizer)."
+            )
+
+
+def depth_run(ask: DepthAsk) -> list[DepthResult]:
+    """The depth score of each unlearned model, with its files."""
+    with writing(Path(ask.out)):
+        return _DepthRun(ask).run()
+
+
+class _DepthRun:
+    def __init__(self, ask: DepthAsk) -> None:
+        self.ask = ask
+        self.started = time.perf_counter()
+        self.cost = Cost()
+        self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
+        self.tokenizer, self.notes = load_tokenizer(ask.model(ask.full))
+        self.contexts = make_contexts(ask, self.tokenizer)
+        check_tokenizers(ask, self.tokenizer, self.contexts)
+        self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
+        self.names = short_names(ask.unlearned)
+
+    def run(self) -> list[DepthResult]:
+        out = Path(self.ask.out)
+        settings = Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
+        self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
+        cached = (self.ask.cache / self.cache_file).exists()
+        sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
+        sources += [
+            Source(path, ModelHandle(self.ask.model(path, quantised=True)), out / "evidence") for path in self.names
+        ]
+        patching = Patching(self.full, settings, self.cost)
+        evidence = patching.evidence(sources, list(self.contexts.wants.values()))
+        baselines = self._baselines(sources) if self.ask.baselines else {}
+        self.full.free()
+        results = [
+            self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), cached)
+            for path in self.names
+        ]
+        if len(results) > 1:
+            write_json(out / "summary.json", {r.name: r.summary for r in results})
+        for note in [*self.notes, *self.cost.notes]:
+            log.warning(note)
+        return results
+
+    def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
+        from vestige.run.baselines import representation_baselines
+
+        return representation_baselines(
+            self.full, sources[0], sources[1:], list(self.contexts.wants.values()), self.ask
+        )
+
+    def _one(
+        self,
+        path: str,
+        s1: Mapping[str, TokenStats],
+        s2: Mapping[str, TokenStats],
+        baselines: dict[str, Any] | None,
+        cached: bool,
+    ) -> DepthResult:
+        ask, contexts = self.ask, self.contexts
+        depth = next(iter(s1.values())).logprob.shape[0] - 1
+        layers = ask.layers or tuple(range(depth))
+        examples = examples_of(contexts.keys, layers, s1, s2, ask.delta_threshold)
+        scopes = {"em_scope": ask.em_scope, "patch_scope": ask.patch_scope}
+        records = [
+            record(e, contexts.spans[e.index], contexts.tokens[e.index], contexts.words[e.index], scopes)
+            for e in examples
+        ]
+        directory = Path(ask.out) if len(self.names) == 1 else Path(ask.out) / self.names[path]
+        summary = self._summary(path, examples, cached)
+        if baselines:
+            summary["baselines"] = {name: b["score"] for name, b in baselines.items()}
+            write_json(directory / "baselines.json", baselines)
+        files = write_run(directory, summary, records, contexts.skipped)
+        return DepthResult(self.names[path], directory, summary, examples, records, files)
+
+    def _summary(self, path: str, examples: Sequence[ExampleDepth], cached: bool) -> dict[str, Any]:
+        ask, contexts = self.ask, self.contexts
+        score = model_depth(examples, ask.resamples, ask.seed)
+        seconds = round(time.perf_counter() - self.started, 3)
+        facts = self.full.facts()
+        reasons: dict[str, int] = {}
+        for skip in contexts.skipped:
+            reasons[skip["reason"]] = reasons.get(skip["reason"], 0) + 1
+        return {
+            "avg_uds": score["uds"],
+            "interval": score["interval"],
+            "avg_unclipped": score["unclipped"],
+            "reason": score.get("reason", ""),
+            "n": score["n"],
+            "evaluable_examples": score["evaluable"],
+            "total_examples": score["evaluable"] + len(contexts.skipped),
+            "skipped_count": len(contexts.skipped),
+            "skipped_indices": [s["idx"] for s in contexts.skipped],
+            "skipped_reasons": reasons,
+            "metric": "logprob",
+            "mode": "layer",
+            "delta_threshold": ask.delta_threshold,
+            "last_layer": ask.last_layer,
+            "layers": list(examples[0].layers) if examples else [],
+            "patch_scope": ask.patch_scope,
+            "em_scope": ask.em_scope,
+            "tokenization": ask.tokenization,
+            "unlearn_model": path,
+            "source_model_id": path,
+            "quantization": ask.quantization,
+            "full_model": ask.full,
+            "retain_model": ask.retain,
+            "fingerprints": {
+                "full": self.full.fingerprint,
+                "retain": self.retain.fingerprint,
+                "unlearned": ModelHandle(ask.model(path, quantised=True)).fingerprint,
+            },
+            "dtype": facts.get("dtype"),
+            "device_map": facts.get("device"),
+            "attn_implementation": facts.get("attention"),
+            "data_path": contexts.source,
+            "s1_cache": {"file": self.cache_file, "reused": cached},
+            "profile": profile(examples, ask.resamples, ask.seed),
+            "elapsed_sec": seconds,
+            "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),
+            "cost": self.cost.as_dict(),
+            "notes": [*self.notes, *self.cost.notes],
+            "versions": versions(),
+            "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+            "detailed_files": ["results.json", "results_detailed.jsonl", "layer_details.csv", "skipped_examples.json"],
+        }
+
+
+def _precision_notes(full: ModelHandle, tau: float) -> list[str]:
+    dtype = full.held()["dtype"]
+    error = ROUNDING.get(dtype, 0.0)
+    if error < tau:
+        return []
+    return [
+        f"in {dtype} a score is off by up to {error}, as much as delta_threshold {tau}: which layers count is then "
+        "partly chance; use --dtype float32 or a larger --delta-threshold"
+    ]
+
+
+def short_names(paths: Sequence[str]) -> dict[str, str]:
+    """A folder name for each checkpoint, its last path part, told apart by a number where two are the same.
+
+    >>> short_names(["a/npo", "b/npo", "org/model x"])
+    {'a/npo': 'npo', 'b/npo': 'npo-2', 'org/model x': 'model_x'}
+    """
+    out: dict[str, str] = {}
+    for path in dict.fromkeys(paths):
+        base = re.sub(r"[^A-Za-z0-9._-]+", "_", Path(path).name) or "model"
+        name, number = base, 1
+        while name in out.values():
+            number += 1
+            name = f"{base}-{number}"
+        out[path] = name
+    return out
+
+
+def report(results: Sequence[DepthResult]) -> str:
+    """What a terminal shows."""
+    from vestige.metrics.reading import reading
+    from vestige.run.tables import number
+
+    head = results[0].summary
+    lines = [
+        "",
+        f"depth: full {head['full_model']}, retain {head['retain_model']}, {head['evaluable_examples']} examples, "
+        f"last layer {head['last_layer']}, threshold {head['delta_threshold']}",
+        "",
+    ]
+    width = max(5, *(len(r.name) for r in results))
+    lines.append(f"{'model':<{width}}     UDS   95 % interval      unclipped     n  reading")
+    for r in results:
+        s = r.summary
+        ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
+        words = reading("uds", s["avg_uds"]) or s["reason"]
+        cells = f"{number(s['avg_uds']):>6}  {ends:<18} {number(s['avg_unclipped']):>9} {s['n']:>5}"
+        lines.append(f"{r.name:<{width}}  {cells}  {words}")
+    for name in head.get("baselines", {}):
+        values = ", ".join(f"{r.name} {number(r.summary['baselines'][name])}" for r in results)
+        lines.append(f"{name}: {values}")
+    lines += [f"note: {note}" for note in head["notes"]]
+    if head["skipped_count"]:
+        lines.append(f"note: {head['skipped_count']} examples skipped: {head['skipped_reasons']}")
+    names = ", ".join(f.name for f in results[0].files)
+    lines += ["", f"files: {names} in {', '.join(str(r.directory) for r in results)}"]
+    return "\n".join(lines)

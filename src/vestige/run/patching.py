@@ -1,0 +1,191 @@
+"""Patched evidence by content: what is on disk is read, the rest is collected with one model in memory at a time.
+
+    each source --states at the patched positions--> (kept small) --into the target, all sources together--> TokenStats
+
+A bank is named by both models' weights, precision and attention, the layers and what goes into the last one; an entry
+by its tokens and positions. Thresholds are no part of it: other definitions read the same evidence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vestige.collect.cost import Cost
+from vestige.errors import UserError
+from vestige.run.collecting import ModelHandle
+from vestige.run.progress import Bar
+from vestige.store.evidence import Bank
+from vestige.store.results import versions
+from vestige.types import ARRAY_FIELDS, TokenStats, content_key
+from vestige.wants import PatchWant
+
+log = logging.getLogger("vestige.run")
+
+STATES_BYTES = 2 << 30  # states of sources held at a time; more sources take turns with the target
+RULE = "positions-1"  # changes when the same want would be patched otherwise
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to patch. `layers` None: all."""
+
+    layers: tuple[int, ...] | None = None
+    last_layer: str = "residual"
+    batch_size: int = 8
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model whose states are patched into the target, and the folder where the outcome is kept."""
+
+    name: str
+    handle: ModelHandle
+    directory: Path
+
+
+@dataclass
+class _Todo:
+    source: Source
+    bank: Bank[TokenStats]
+    wants: list[PatchWant]
+    states: dict[str, Any] = field(default_factory=dict)
+
+
+def bank_identity(target: ModelHandle, source: ModelHandle, settings: Settings) -> str:
+    """What the numbers depend on besides the examples."""
+    libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
+    rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), RULE))
+    return content_key(target.identity.encode(), source.identity.encode(), rest.encode())[:16]
+
+
+class Patching:
+    """Collects the patched evidence of one target."""
+
+    def __init__(self, target: ModelHandle, settings: Settings, cost: Cost) -> None:
+        self.target = target
+        self.settings = settings
+        self.cost = cost
+        self.checked = False
+
+    def evidence(self, sources: Sequence[Source], wants: Sequence[PatchWant]) -> dict[str, Mapping[str, TokenStats]]:
+        """For each source the statistics of every want: row 0 the target as it is, then one row a layer."""
+        unique = {w.key: w for w in wants}
+        banks: dict[str, Bank[TokenStats]] = {}
+        todo: dict[str, _Todo] = {}
+        names: dict[str, str] = {}  # source -> identity
+        for source in sources:
+            names[source.name] = identity = bank_identity(self.target, source.handle, self.settings)
+            if self._is_target(source.handle) or identity in banks:
+                continue
+            bank = banks[identity] = Bank(source.directory, "patched", identity)
+            have = bank.load()
+            missing = [w for k, w in unique.items() if k not in have]
+            if missing:
+                done = bank.begin([w.key for w in missing], {})
+                todo[identity] = _Todo(source, bank, [w for w in missing if w.key not in done])
+        self._collect(list(todo.values()))
+        for item in todo.values():
+            item.bank.finish()
+        found = {identity: bank.load() for identity, bank in banks.items()}
+        out: dict[str, Mapping[str, TokenStats]] = {}
+        for source in sources:
+            if self._is_target(source.handle):
+                out[source.name] = self._unchanged(next(iter(found.values()), None), unique, source)
+                Bank[TokenStats](source.directory, "patched", names[source.name]).merge(out[source.name])
+            else:
+                have = found[names[source.name]]
+                out[source.name] = {k: have[k] for k in unique}
+        return out
+
+    def _is_target(self, handle: ModelHandle) -> bool:
+        """The target patched with its own states is the target: nothing to compute, and no rounding. (Not so when the
+        last layer's state is taken after the norm.)"""
+        return handle.identity == self.target.identity and self.settings.last_layer == "residual"
+
+    def _unchanged(
+        self, other: Mapping[str, TokenStats] | None, wants: Mapping[str, PatchWant], source: Source
+    ) -> dict[str, TokenStats]:
+        if other is None:
+            raise UserError(f"'{source.name}' is the full model itself, and there is no other source to compare with.")
+        out = {}
+        for key in wants:
+            s = other[key]
+            rows = {name: np.broadcast_to(getattr(s, name)[:1], s.logprob.shape) for name in ARRAY_FIELDS}
+            out[key] = TokenStats(**rows, order=s.order, steps=s.steps)
+        return out
+
+    def _collect(self, todo: Sequence[_Todo]) -> None:
+        pending: list[_Todo] = []
+        held = 0
+        for i, item in enumerate(todo):
+            if not item.wants:
+                continue
+            self._read_states(item)
+            pending.append(item)
+            size = sum(t.numel() * t.element_size() for t in item.states.values())
+            held += size
+            if held + size > STATES_BYTES and i + 1 < len(todo):
+                self._patch(pending)
+                self.target.free()
+                pending, held = [], 0
+        self._patch(pending)
+
+    def _read_states(self, item: _Todo) -> None:
+        from vestige.collect.patch import make_plan
+        from vestige.collect.staircase import collect_states
+
+        loaded = item.source.handle.get()
+        plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)
+        with Bar(f"reading {item.source.name}", len(item.wants), "row", self.settings.progress) as bar:
+            for part in collect_states(loaded.model, item.wants, plan, self.settings.batch_size):
+                item.states.update(part)
+                self.cost.score_tokens += sum(w.width for w in item.wants if w.key in part)
+                self.cost.score_forwards += 1
+                bar.add(len(part))
+        item.source.handle.free()
+
+    def _patch(self, pending: Sequence[_Todo]) -> None:
+        """All sources that lack the same examples climb together: normally all of them."""
+        if not pending:
+            return
+        from vestige.collect.patch import check_identity, make_plan
+        from vestige.collect.staircase import Patcher
+
+        loaded = self.target.get()
+        plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)
+        self._check_shapes(pending, len(plan.layers), loaded)
+        if not self.checked:
+            shortest = min(pending[0].wants, key=lambda w: w.width)
+            check_identity(loaded.model, shortest, self.target.name)
+            self.checked = True
+        groups: dict[frozenset[str], list[_Todo]] = {}
+        for item in pending:
+            groups.setdefault(frozenset(item.states), []).append(item)
+        for group in groups.values():
+            patcher = Patcher(loaded.model, plan, self.cost, self.settings.batch_size)
+            label = f"patching into {self.target.name}"
+            with Bar(label, len(group[0].wants), "row", self.settings.progress) as bar:
+                for part in patcher.run(group[0].wants, [item.states for item in group]):
+                    for j, item in enumerate(group):
+                        item.bank.add_part({key: stats[j] for key, stats in part.items()})
+                    bar.add(len(part))
+        for item in pending:
+            item.states.clear()
+
+    def _check_shapes(self, pending: Sequence[_Todo], layers: int, loaded: Any) -> None:
+        config = loaded.model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        for item in pending:
+            state = next(iter(item.states.values()))
+            if state.shape[0] != layers or state.shape[2] != text.hidden_size:
+                raise UserError(
+                    f"'{item.source.name}' has {state.shape[0]} layers of width {state.shape[2]}, '{self.target.name}' "
+                    f"has {layers} of width {text.hidden_size}; only models of one shape can be patched together."
+                )

@@ -1,0 +1,427 @@
+"""Depth runs from command line to files: scores, caches, refusals, baselines, pictures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GOLDEN, LAB
+from models_tools import save, tiny_model
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.metrics import depth
+from vestige.run import patching
+from vestige.run.collecting import ModelHandle
+from vestige.run.depth import depth_run, short_names
+from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
+from vestige.types import stats
+
+torch.set_num_threads(1)
+MODELS = LAB / "models"
+GOLD = json.loads((GOLDEN / "depth.json").read_text())["sets"]["lab-sdpa"]
+EXTRAS = json.loads((GOLDEN / "depth_extras.json").read_text())["sets"]["lab"]
+
+
+def ask(out: Path, unlearned: Any = None, **more: Any) -> DepthAsk:
+    given: dict[str, Any] = {
+        "unlearned": unlearned or str(MODELS / "unlearned"),
+        "full": MODELS / "full",
+        "retain": MODELS / "retain",
+        "data": LAB / "data" / "forget.jsonl",
+        "out": out,
+        "progress": False,
+        "resamples": 200,
+        "limit": 8,
+    }
+    return make_ask(**{**given, **more})
+
+
+# ---- formulas ---------------------------------------------------------------------------------------------------
+
+
+def test_uds_by_hand() -> None:
+    s1 = np.array([[2.0, 1.0, 0.05, -1.0], [0.05, 0.0, -1.0, 0.01]])
+    s2 = np.array([[1.0, 4.0, 9.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
+    assert depth.knowledge_layers(s1).sum(axis=-1).tolist() == [2, 0]  # the threshold itself does not count
+    assert depth.uds(s1, s2)[0] == pytest.approx((1 + 1) / 3)
+    assert depth.unclipped(s1, s2)[0] == pytest.approx((1 + 4) / 3)
+    assert np.isnan(depth.uds(s1, s2)[1]) and np.isnan(depth.unclipped(s1, s2)[1])
+    assert depth.uds(s1[0], -s2[0]) == 0  # a gain is no erasure
+    assert depth.uds(s1[0], s1[0]) == 1
+    assert depth.uds(s1, s2).shape == (2,)
+
+
+def test_uds_against_the_published_formula() -> None:
+    """Sum over layers of weight times clipped ratio, written out."""
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        d1, d2, tau = draw.normal(0.3, 1, 7), draw.normal(0.3, 1, 7), float(draw.uniform(0, 0.5))
+        above = [(a, b) for a, b in zip(d1, d2, strict=True) if a > tau]
+        expected = sum(a * min(max(b / a, 0), 1) for a, b in above) / sum(a for a, _ in above) if above else np.nan
+        assert float(depth.uds(d1, d2, tau)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_cka_properties() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(30, 5)), draw.normal(size=(30, 9))
+    turn = np.linalg.qr(draw.normal(size=(5, 5)))[0]
+    assert depth.cka(x, 3 * x @ turn + 7) == pytest.approx(1)
+    assert depth.cka(x, y) == pytest.approx(depth.cka(y, x)) and 0 < depth.cka(x, y) < 0.5
+    wide = draw.normal(size=(4, 9))  # fewer positions than width: the other Gram form
+    a, b = (m - m.mean(axis=0) for m in (wide, wide**2))
+    by_hand = np.square(a.T @ b).sum() / np.sqrt(np.square(a.T @ a).sum() * np.square(b.T @ b).sum())
+    assert depth.cka(wide, wide**2) == pytest.approx(by_hand)
+    assert depth.cka(np.ones((4, 3)), x[:4]) == 0
+
+
+def test_tiny_fisher_information_still_counts() -> None:
+    """All excesses far below the published epsilon: scores are as for the same numbers a million times larger."""
+    large = [(2.0, 1.0), (1.0, 0.25)]
+    tiny = [(a * 1e-12, b * 1e-12) for a, b in large]
+    assert depth.excess_scores(tiny)[0] == pytest.approx(depth.excess_scores(large)[0], abs=1e-4)
+    assert depth.excess_scores([(0.0, 1.0)])[0] is None
+
+
+def test_layers_as_people_write_them() -> None:
+    assert parse_layers("0-24:8") == (0, 8, 16, 24)
+    assert parse_layers("3,1,1") == (1, 3)
+    assert parse_layers([0, 2]) == (0, 2)
+    assert parse_layers("auto") is None
+    for bad in ("x", "1-", "0-4:0", "5-2"):
+        with pytest.raises(UserError, match="layers"):
+            parse_layers(bad)
+
+
+# ---- whole runs -------------------------------------------------------------------------------------------------
+
+
+def test_the_command_line_reproduces_the_published_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    unlearned, full, retain = (MODELS / n for n in ("unlearned", "full", "retain"))
+    words = ["depth", "--unlearned", unlearned, full, retain, "--full", full, "--retain", retain]
+    words += ["--data", LAB / "data" / "forget.jsonl", "--out", tmp_path, "--quiet"]
+    assert main([str(w) for w in words]) == 0
+    assert "still in the layers" in capsys.readouterr().out
+    summaries = json.loads((tmp_path / "summary.json").read_text())
+    golden = GOLD["prenorm_last_layer"]
+    assert summaries["unlearned"]["avg_uds"] == pytest.approx(golden["avg_uds"], abs=1e-5)
+    assert summaries["full"]["avg_uds"] == 0  # equal fingerprints: exactly
+    assert summaries["retain"]["avg_uds"] == 1
+    low, high = summaries["unlearned"]["interval"]
+    assert low < golden["avg_uds"] < high
+    assert (summaries["unlearned"]["n"], summaries["unlearned"]["evaluable_examples"]) == (31, 32)
+    results = json.loads((tmp_path / "unlearned" / "results.json").read_text())
+    for got, expected in zip(results, golden["examples"], strict=True):
+        assert got["idx"] == expected["idx"]
+        assert got["ft_layers"] == expected["ke_layers"]
+        assert np.abs(np.subtract(got["s2_deltas"], expected["s2_deltas"])).max() < 1e-5
+        assert got["uds"] == (None if expected["uds"] is None else pytest.approx(expected["uds"], abs=1e-5))
+        assert np.mean(got["token_logprobs"]["s1"], axis=-1) == pytest.approx(got["s1_scores"], abs=1e-6)
+    lines = (tmp_path / "unlearned" / "results_detailed.jsonl").read_text().splitlines()
+    assert [json.loads(line) for line in lines] == results
+    with (tmp_path / "unlearned" / "layer_details.csv").open() as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 32 * 4 and float(table[0]["s1_delta"]) == pytest.approx(results[0]["s1_deltas"][0])
+    assert json.loads((tmp_path / "unlearned" / "skipped_examples.json").read_text()) == []
+
+
+def test_peer_mode_and_eager(tmp_path: Path) -> None:
+    both = [str(MODELS / n) for n in ("unlearned", "full")]
+    mine, full = depth_run(ask(tmp_path, both, last_layer="peer", attn_implementation="eager", limit=None))
+    golden = json.loads((GOLDEN / "depth.json").read_text())["sets"]["lab-eager"]
+    assert mine.uds == pytest.approx(golden["avg_uds"], abs=1e-5)
+    # The published way, a model patched with its own states is not itself; that is what the default mends.
+    assert full.uds == pytest.approx(golden["avg_uds_source_full"], abs=1e-5)
+    assert full.uds is not None and full.uds > 1e-4
+
+
+def test_the_full_model_under_another_name_scores_nearly_nothing(tmp_path: Path) -> None:
+    """Other fingerprints (one unused config key), same weights: computed, not looked up."""
+    for name in ("full", "retain"):
+        place = tmp_path / name
+        shutil.copytree(MODELS / name, place)
+        config = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**config, "initializer_range": 0.03}))
+    full, retain = depth_run(ask(tmp_path / "out", [str(tmp_path / n) for n in ("full", "retain")]))
+    assert full.uds is not None and retain.uds is not None
+    assert full.uds <= 1e-6 and retain.uds >= 1 - 1e-6
+    assert full.summary["cost"]["score_forwards"] > 0
+
+
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The models loaded from here on."""
+    seen: list[str] = []
+    get = ModelHandle.get
+
+    def spy(self: ModelHandle) -> Any:
+        if not self.is_loaded:
+            seen.append(Path(self.name).name)
+        return get(self)
+
+    monkeypatch.setattr(ModelHandle, "get", spy)
+    return seen
+
+
+def test_s1_is_kept_for_further_models_and_never_stale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "s1"
+    seen = loads(monkeypatch)
+    first = depth_run(ask(tmp_path / "a", s1_cache=str(cache)))[0]
+    assert seen == ["retain", "unlearned", "full"]
+    seen.clear()
+    other = tmp_path / "other"
+    shutil.copytree(MODELS / "unlearned", other)
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**config, "initializer_range": 0.03}))
+    again = depth_run(ask(tmp_path / "b", str(other), s1_cache=str(cache)))[0]
+    assert seen == ["other", "full"]  # S1 from the cache
+    assert again.summary["s1_cache"]["reused"] and again.uds == pytest.approx(first.uds, abs=1e-6)
+    seen.clear()
+    stricter = depth_run(ask(tmp_path / "a", s1_cache=str(cache), delta_threshold=1.0))[0]
+    assert seen == [] and stricter.uds != first.uds  # the threshold is no part of the evidence
+    for change in (
+        {"attn_implementation": "eager"},
+        {"last_layer": "peer"},
+        {"layers": "0,2"},
+        {"em_scope": "full"},
+    ):
+        seen.clear()
+        depth_run(ask(tmp_path / "c", s1_cache=str(cache), **{"limit": 2, **change}))
+        assert seen == ["retain", "unlearned", "full"], change
+    seen.clear()
+    depth_run(ask(tmp_path / "a", s1_cache=str(cache), limit=9))  # one more example: only it is new
+    assert seen == ["retain", "unlearned", "full"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = depth_run(ask(tmp_path / "whole", batch_size=2))[0]
+    add = patching.Bank.add_part
+    count = 0
+
+    def stop(self: Any, items: Any) -> None:
+        nonlocal count
+        count += 1
+        if count > 5:
+            raise KeyboardInterrupt
+        add(self, items)
+
+    monkeypatch.setattr(patching.Bank, "add_part", stop)
+    with pytest.raises(KeyboardInterrupt):
+        depth_run(ask(tmp_path / "part", batch_size=2))
+    monkeypatch.setattr(patching.Bank, "add_part", add)
+    resumed = depth_run(ask(tmp_path / "part", batch_size=2))[0]
+    assert resumed.summary["cost"]["score_tokens"] < whole.summary["cost"]["score_tokens"]
+    for a, b in zip(resumed.examples, whole.examples, strict=True):
+        assert np.abs(a.s1_drops - b.s1_drops).max() < 1e-5 and np.abs(a.s2_drops - b.s2_drops).max() < 1e-5
+
+
+def test_sources_take_turns_when_their_states_are_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    together = depth_run(ask(tmp_path / "a"))[0]
+    monkeypatch.setattr(patching, "STATES_BYTES", 1)
+    seen = loads(monkeypatch)
+    apart = depth_run(ask(tmp_path / "b"))[0]
+    assert seen == ["retain", "full", "unlearned", "full"]
+    assert apart.uds == pytest.approx(together.uds, abs=1e-6)
+
+
+def test_nothing_to_find_is_null_with_a_reason(tmp_path: Path) -> None:
+    """Where the retain model lacks nothing, no score can be given; 0 would say that all is still there."""
+    result = depth_run(ask(tmp_path, retain=MODELS / "full", unlearned=str(MODELS / "retain")))[0]
+    assert result.uds is None and result.summary["interval"] is None
+    assert "at no layer" in result.summary["reason"]
+    assert (result.summary["n"], result.summary["evaluable_examples"]) == (0, 8)
+
+
+def test_skipped_and_guessed_rows_are_said(tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()[:3]]
+    rows[0]["entity"] = "Nowhere"
+    del rows[1]["entity"], rows[1]["prefix"]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    result = depth_run(ask(tmp_path / "out", data=data))[0]
+    assert result.summary["skipped_reasons"] == {"entity_span_not_found": 1}
+    assert result.summary["skipped_indices"] == ["0"]
+    assert result.summary["total_examples"] == 3
+    assert any("last content words" in note for note in result.summary["notes"])
+    assert [r["entity_source"] for r in result.records] == ["auto", "data"]
+
+
+def test_an_adapter_is_a_source(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    config = LoraConfig(r=2, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    base = str(MODELS / "full")
+    tuned = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
+    tuned.save_pretrained(tmp_path / "adapter")
+    tuned.merge_and_unload().save_pretrained(tmp_path / "merged")
+    paths = [str(tmp_path / n) for n in ("adapter", "merged")]
+    adapter, merged = depth_run(ask(tmp_path / "out", paths, baselines=["fisher"], limit=4))
+    assert adapter.uds == pytest.approx(merged.uds, abs=1e-4)
+    both = [r.summary["baselines"]["fisher_masked_0.01"] for r in (adapter, merged)]
+    assert both[0] == pytest.approx(both[1], abs=1e-3)
+
+
+def test_a_quantised_model_is_a_source_but_has_no_fisher_information(tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    given: dict[str, Any] = {"unlearned": str(MODELS / "full"), "limit": 4}
+    result = depth_run(ask(tmp_path, quantization="4bit", baselines=["cka", "fisher"], **given))[0]
+    # The full model in 4 bits is not quite itself, and far from the retain model.
+    assert result.uds is not None and 0 < result.uds < 0.5
+    baselines = json.loads((tmp_path / "baselines.json").read_text())
+    assert baselines["fisher_mean"]["score"] is None and "4bit" in baselines["fisher_mean"]["reason"]
+    assert baselines["cka"]["score"] is not None
+
+
+@pytest.mark.parametrize(
+    ("change", "needle"),
+    [
+        ({"last_layer": "peeer"}, "Did you mean 'peer'"),
+        ({"delta_threshold": -1}, "0 or more"),
+        ({"batch_size": 0}, "at least 1"),
+        ({"baselines": "ckaa"}, "Did you mean 'cka'"),
+        ({"batch_size": "many"}, "must be a number"),
+        ({"layers": "0-99"}, "layers 0 to 3; 4 was asked for"),
+        ({"data": "/nowhere.jsonl"}, "does not exist"),
+        ({"nonsense": 1}, "nonsense"),
+    ],
+)
+def test_mistakes_get_one_sentence(change: dict[str, Any], needle: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=needle):
+        depth_run(ask(tmp_path, **change))
+
+
+def test_flags_and_keys_mean_the_same() -> None:
+    flags = {"unlearned": ["a=b", "c d"], "full": "F", "retain": "R", "data": "x.jsonl", "last_layer": None}
+    by_flags = ask_from({**flags, "delta_threshold": 0.1}, [])
+    by_keys = ask_from({}, ["unlearned=['a=b','c d']", "full=F", "retain=R", "data=x.jsonl", "delta_threshold=0.1"])
+    assert by_flags == by_keys and by_flags.unlearned == ("a=b", "c d") and by_flags.delta_threshold == 0.1
+    assert ask_from({**flags, "layers": "0-4:2"}, ["last_layer=peer"]).layers == (0, 2, 4)
+    with pytest.raises(UserError, match="needs retain; add --retain"):
+        ask_from({"unlearned": ["U"], "full": "F"}, [])
+
+
+def test_other_tokenizers_and_other_shapes_are_refused(tmp_path: Path) -> None:
+    stranger = save(tmp_path / "stranger")
+    with pytest.raises(UserError, match="has another tokenizer than"):
+        depth_run(ask(tmp_path / "a", str(stranger)))
+    smaller = save(
+        tmp_path / "smaller", tiny_model(vocab_size=600), tokenizer=False
+    )  # takes the full model's tokenizer
+    with pytest.raises(UserError, match="only models of one shape"):
+        depth_run(ask(tmp_path / "b", str(smaller)))
+
+
+def test_half_precision_is_warned_about() -> None:
+    from vestige.run.depth import _precision_notes
+
+    def notes(dtype: str, tau: float) -> list[str]:
+        return _precision_notes(ModelHandle(ask(Path("x"), dtype=dtype).model("m")), tau)
+
+    assert "as much as delta_threshold" in notes("bfloat16", 0.05)[0]
+    assert notes("bfloat16", 0.5) == [] and notes("float32", 0.05) == []
+
+
+def test_a_broken_model_has_no_score() -> None:
+    from vestige.run.depth_scores import ExampleDepth, model_depth
+
+    good = stats(logprob=np.array([[-1.0, -1.0], [-3.0, -3.0]]))
+    bad = stats(logprob=np.array([[-1.0, -1.0], [np.nan, -3.0]]))
+    examples = [ExampleDepth(str(i), (0,), good, s2, 0.05) for i, s2 in enumerate((good, bad))]
+    score = model_depth(examples, 100)
+    assert score["uds"] is None and "NaN" in score["reason"]
+
+
+def test_names_of_folders() -> None:
+    assert list(short_names(["x/m", "y/m"]).values()) == ["m", "m-2"]
+
+
+# ---- baselines and pictures -------------------------------------------------------------------------------------
+
+
+def test_golden_baselines(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"attn_implementation": "eager", "limit": None}
+    paths = [str(MODELS / n) for n in ("unlearned", "retain", "full")]
+    results = depth_run(ask(tmp_path, paths, baselines=["cka", "logit_lens", "fisher"], **given))
+    found = {r.name: json.loads((r.directory / "baselines.json").read_text()) for r in results}
+    mine = found["unlearned"]
+    assert mine["cka"]["score"] == pytest.approx(EXTRAS["cka"]["score"], rel=1e-5)
+    for layer, row in EXTRAS["cka"]["per_layer"].items():
+        assert mine["cka"]["per_layer"][layer] == pytest.approx(row, rel=1e-5)
+    lens = EXTRAS["logit_lens"]
+    assert mine["logit_lens"]["score"] == pytest.approx(lens["score"], rel=1e-5)
+    assert mine["logit_lens"]["n"] == lens["n_examples_scored"]
+    for layer, row in lens["per_layer"].items():
+        assert mine["logit_lens"]["per_layer"][layer] == pytest.approx(row, rel=1e-5)
+    for name, score in EXTRAS["fisher_unmasked_scores"].items():
+        assert mine[f"fisher_{name}"]["score"] == pytest.approx(score, rel=1e-5)
+    masked = EXTRAS["fisher_masked"]
+    for model, key in (("unlearned", "score"), ("retain", "score_source_retain"), ("full", "score_source_full")):
+        for share in ("0.0001", "0.001", "0.01"):
+            got_score = found[model][f"fisher_masked_{share}"]["score"]
+            assert got_score == pytest.approx(masked[key][share], rel=1e-5, abs=0)
+            for layer, row in masked["per_layer"][share].items():
+                got = mine[f"fisher_masked_{share}"]["per_layer"][layer]
+                assert got["weight"] == pytest.approx(row["weight"], rel=1e-5)
+                assert got["erasure"] == pytest.approx(row["erasure"], abs=1e-6)  # 1 - a ratio near 1
+
+
+def test_pictures(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from vestige.report.depth_plots import draw_all
+
+    result = depth_run(ask(tmp_path))[0]
+    files = draw_all(tmp_path, result.summary, result.records)
+    assert [f.name for f in files] == ["layer_profile.svg", "heat_map.svg", "tokens.svg"]
+    profile = files[0].read_text()
+    assert f"UDS {result.uds:.3f}" in profile and "retain → full" in profile
+    assert result.records[0]["entity"] in files[1].read_text()
+    again = draw_all(tmp_path / "again", result.summary, result.records)
+    assert [f.read_bytes() for f in again] == [f.read_bytes() for f in files]
+
+
+# ---- in a suite -------------------------------------------------------------------------------------------------
+
+
+def test_uds_beside_other_metrics_in_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [f"eval.tofu.{n}_model_path={MODELS / n}" for n in ("full", "retain")]
+
+    def run(model: str, *words: str) -> dict[str, Any]:
+        args = [
+            "eval",
+            "tofu",
+            "--model",
+            MODELS / model,
+            "--data",
+            LAB / "data",
+            "--out",
+            tmp_path / model,
+            "--metrics",
+        ]
+        assert main([str(w) for w in (*args, "uds,mia_zlib", *words)]) == 0
+        return dict(json.loads((tmp_path / model / "TOFU_EVAL.json").read_text()))
+
+    found = run("unlearned", *paths)["uds"]
+    golden = GOLD["prenorm_last_layer"]
+    assert found["agg_value"] == pytest.approx(golden["avg_uds"], abs=1e-5)
+    assert found["n"] == 31 and "at no layer" in found["notes"][0]
+    for expected in golden["examples"]:
+        got = found["value_by_index"][str(expected["idx"])]
+        assert got["layers"] == expected["ke_layers"]
+        assert got["score"] == (None if expected["uds"] is None else pytest.approx(expected["uds"], abs=1e-5))
+    interval = json.loads((tmp_path / "unlearned" / "TOFU_STATS.json").read_text())
+    assert "uds" in json.dumps(interval)
+    assert main(["score", str(tmp_path / "unlearned"), "uds.delta_threshold=1.0"]) == 0
+    (again,) = (tmp_path / "unlearned" / "scores").glob("*/TOFU_EVAL.json")
+    assert json.loads(again.read_text())["uds"]["n"] < 31  # scored again, without a model
+    assert run("full", "--limit", "4", *paths)["uds"]["agg_value"] == 0
+    assert main(["score", str(tmp_path / "full")]) == 0
+    capsys.readouterr()
+    without = run("retain", "--limit", "4")["uds"]
+    assert without["agg_value"] is None and "set full_model_path" in without["reason"]

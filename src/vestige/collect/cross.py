@@ -60,7 +60,7 @@ class CrossScorer:
 
     def __init__(
         self, model: Any, vocab: int | None = None, *, temperature: float = 1.0, row_tokens: int | None = None,
-        plain: bool = False, cost: Cost | None = None, progress: Progress = lambda done, total: None,
+        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None, progress: Progress = lambda done, total: None,
     ) -> None:  # fmt: skip
         if not temperature > 0:
             raise UserError(f"The temperature must be above 0, it is {temperature}.")
@@ -69,6 +69,7 @@ class CrossScorer:
         self.temperature = temperature
         limits = default_limits(self.vocab, model.device.type == "cuda", row_tokens)
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
+        self.rows_together = rows_together  # at most so many reasonings in one packed row
         self.plain = plain
         self.cost = cost or Cost()
         self.progress = progress
@@ -105,7 +106,10 @@ class CrossScorer:
     def _shared(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
         """All columns, prompt by prompt in sorted order, so that neighbours share most."""
         checks = _cells_to_check(xs, zs)
-        forest = Forest(zs, self.row_tokens)
+        limit = self.row_tokens
+        if self.rows_together is not None:
+            limit = min(limit, self.rows_together * max(map(len, zs)))
+        forest = Forest(zs, limit)
         cache = PromptCache(layers_of(self.model))
         columns: list[list[Array]] = []
         for j, x in enumerate(xs):

@@ -8,7 +8,7 @@ the plain way, one whole sequence at a time; on a mismatch the plain way is used
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -219,19 +219,29 @@ def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
 
 def _cells_to_check(xs: Sequence[Ids], zs: Sequence[Ids]) -> dict[int, set[int]]:
     """prompt -> reasonings scored twice: the longest pair (a window shows beyond its width), and the pair that shares
-    most with its neighbours (a wrong mask or position shows there)."""
-    longest = (max(range(len(xs)), key=lambda j: len(xs[j])), max(range(len(zs)), key=lambda i: len(zs[i])))
-    closest = (_after_most_shared(xs), _after_most_shared(zs))
+    most with its neighbours (a wrong mask or position shows there). Of equally long ones, the one that shares most, so
+    that one pair will often do for both."""
+    shared_x, shared_z = _shared_with_previous(xs), _shared_with_previous(zs)
+    longest = (_argmax(zip(map(len, xs), shared_x, strict=True)), _argmax(zip(map(len, zs), shared_z, strict=True)))
+    closest = (_argmax(zip(shared_x, map(len, xs), strict=True)), _argmax(zip(shared_z, map(len, zs), strict=True)))
     out: dict[int, set[int]] = {}
     for j, i in (longest, closest):
         out.setdefault(j, set()).add(i)
     return out
 
 
-def _after_most_shared(sorted_ids: Sequence[Ids]) -> int:
-    """The one that shares most tokens with the one before it."""
-    shared = [next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), 0) for a, b in pairwise(sorted_ids)]
-    return int(np.argmax(shared)) + 1 if shared else 0
+def _shared_with_previous(sorted_ids: Sequence[Ids]) -> list[int]:
+    """How many tokens each shares with the one before it."""
+    later = [
+        next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
+        for a, b in pairwise(sorted_ids)
+    ]
+    return [0, *later]
+
+
+def _argmax(values: Iterable[tuple[int, int]]) -> int:
+    found = list(values)
+    return max(range(len(found)), key=found.__getitem__)
 
 
 @dataclass(frozen=True)

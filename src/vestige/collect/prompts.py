@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import Row, Tree
+
+
+SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
 
 
 class PromptLayer(DynamicLayer):
@@ -94,15 +98,31 @@ class Stretch:
 
 
 def stretches(row: Row) -> list[Stretch]:
-    """The row cut into stretches; the same for every prompt, so it is made once."""
+    """The row cut into stretches; the same for every prompt, so it is made once.
+
+    A cut goes where a branch ends if one does: the next branch has no use for the keys of this one.
+    """
     out = []
-    for first in range(0, len(row.nodes), STRETCH):
-        last = min(first + STRETCH, len(row.nodes))
+    for first, last in pairwise(_cuts(row)):
         keys = np.flatnonzero(row.end[:last] > first)
         queries = np.arange(first, last)
         allowed = (keys[None, :] <= queries[:, None]) & (queries[:, None] < row.end[keys][None, :])
         out.append(Stretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed)))
     return out
+
+
+def _cuts(row: Row) -> list[int]:
+    """Where stretches begin, and the row's end: at branch ends, if that makes neither scraps nor long stretches."""
+    width = len(row.nodes)
+    # A token whose subtree is itself alone is the end of a branch.
+    ends = [i + 1 for i in range(width) if row.end[i] == i + 1]
+    cuts = [0]
+    while cuts[-1] < width:
+        start = cuts[-1]
+        fitting = [e for e in ends if start + SHORT <= e <= start + STRETCH]
+        cuts.append(fitting[0] if fitting else min(start + STRETCH, width))
+        ends = [e for e in ends if e > cuts[-1]]
+    return cuts
 
 
 @torch.inference_mode()

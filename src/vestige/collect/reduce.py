@@ -75,5 +75,9 @@ def token_logprobs(
     cells = CHUNK_CELLS.get(logits.device.type, CHUNK_CELLS_ELSEWHERE)
     rows = max(1, cells // max(1, logits.shape[-1]))
     exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
-    parts = [(logits[i : i + rows].to(exact) / temperature).logsumexp(-1) for i in range(0, logits.shape[0], rows)]
-    return logits[where, label].to(exact) / temperature - torch.cat(parts)[where]
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x.to(exact) if temperature == 1.0 else x.to(exact) / temperature
+
+    parts = [scaled(logits[i : i + rows]).logsumexp(-1) for i in range(0, logits.shape[0], rows)]
+    return scaled(logits[where, label]) - torch.cat(parts)[where]

@@ -102,7 +102,9 @@ def check(outcome: Any, scenario: dict[str, Any], dtype: str = "float64") -> Non
     assert set(found) == set(scenario["metrics"])
     for name, expected in scenario["metrics"].items():
         close = {"abs": 1e-7, "rel": 0}
-        if dtype == "float32":  # as stated with the file: mi to 1e-5, or relatively to 1e-4; means of sums as the matrix
+        if (
+            dtype == "float32"
+        ):  # as stated with the file: mi to 1e-5, or relatively to 1e-4; means of sums as the matrix
             close = {"abs": 1e-5, "rel": 1e-4} if "/mi_" in name else {"abs": MATRIX_TOLERANCE[dtype], "rel": 0}
         assert found[name] == pytest.approx(expected, **close), name
 

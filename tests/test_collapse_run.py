@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+
+import vestige
 from collapse_tools import TINY, golden, history_rows, tiny, tokenizer
+from conftest import LAB, SYSTEM
 from vestige.cli import main
 from vestige.integrations.collapse_detector import CollapseSettings
 from vestige.metrics.collapse import SUFFIXES
 from vestige.run.collapse import settings_from
-
-import vestige
 
 TEMPLATE = "I should think about this step by step and then give my answer."
 
@@ -96,52 +99,42 @@ def test_running_means_go_on_over_several_files(tmp_path: Path) -> None:
     assert last["metrics"][f"{name}_ema"] == pytest.approx(two[f"{name}_ema"])
 
 
-def policy(share: float, rng: np.random.Generator, prompts: int = 6, samples: int = 6) -> list[dict[str, Any]]:
-    """A policy that names the state it sees, or recites one template with probability `share`.
+def test_a_policy_that_collapses(tmp_path: Path) -> None:
+    """Information and retrieval fall to nothing as one fixed answer takes over; the entropies meet."""
+    from collapse_policy import SHARES, collapse_of_a_policy
 
-    The model is the lab's: it has learned to answer questions about authors, so an answer is likelier after its own
-    question than after another. The template says nothing of any question.
-    """
-    from conftest import LAB
-
-    source = [json.loads(line) for line in (LAB / "data" / "retain.jsonl").read_text().splitlines()][:prompts]
-    rows = []
-    for p, row in enumerate(source):
-        for _ in range(samples):
-            own = row["answer"] if rng.random() < 0.5 else row["paraphrased_answer"]
-            text = TEMPLATE if rng.random() < share else own
-            rows.append({"messages": [{"role": "user", "content": row["question"]}], "group_id": p, "response": text})
-    return rows
-
-
-def test_a_policy_that_collapses(tmp_path: Path, lab: Path) -> None:
-    """Information and retrieval fall to nothing as the template takes over; entropies meet."""
-    files = []
-    for step, share in ((1, 0.0), (5, 0.35), (10, 0.7), (15, 1.0)):
-        rng = np.random.default_rng(step)
-        files.append(str(write(tmp_path / f"step_{step}.jsonl", policy(share, rng))))
-    settings = CollapseSettings(num_samples="all", multi_turn_enabled=False, resamples=200)
-    from vestige.data.reasoning import Reasoning
-
-    report = vestige.collapse(
-        files, str(lab / "models" / "full"), settings=settings, reasoning=Reasoning(mode="whole"), out=tmp_path / "out"
+    outcomes = collapse_of_a_policy(prompts=6, samples=6)
+    assert [o.step for o in outcomes] == list(SHARES)
+    samples = [o.samples["collapse_first_turn_sample"] for o in outcomes]
+    m = [s.metrics for s in samples]
+    info, found, within, overall = (
+        [float(x[k] or 0) for x in m]
+        for k in ("mi_seq_estimate", "retrieval_accuracy", "conditional_entropy_est", "reasoning_entropy_est")
     )
-    name = "collapse_first_turn_sample"
-    m = [report.outcomes[n].samples[name].metrics for n in range(4)]
-    info = [x["mi_seq_estimate"] for x in m]
-    found = [x["retrieval_accuracy"] for x in m]
-    assert info == sorted(info, reverse=True) and found == sorted(found, reverse=True)
-    assert info[0] > 0.9 * np.log(6) and abs(info[-1]) < 0.5
-    # The template under six prompts has one likeliest prompt: exactly the rows of that prompt are "found".
-    assert found[0] > 0.95 and found[-1] == pytest.approx(1 / 6) == pytest.approx(m[-1]["retrieval_chance_level"])
-    gap = [x["reasoning_entropy_est"] - x["conditional_entropy_est"] for x in m]
-    assert gap[0] > 0.1 > abs(gap[-1])
-    verdicts = [report.outcomes[n].samples[name].verdict for n in range(4)]
-    assert verdicts[0].startswith("reasoning depends on its prompt")
-    assert verdicts[-1].startswith("no dependence on the prompt can be seen")
-    assert m[-1]["retrieval_null_p"] > 0.5 > 0.01 > m[0]["retrieval_null_p"]
-    assert (tmp_path / "out" / "collapse.png").is_file()
-    assert "from step 1 to 15" in str(report)
+    assert info[0] > 0.9 * np.log(6) and info == sorted(info, reverse=True)
+    assert info[-1] == pytest.approx(0, abs=1e-9)  # every prompt gives the same distribution
+    assert found[0] > 0.9 and found == sorted(found, reverse=True)
+    assert found[-1] == pytest.approx(m[-1]["retrieval_chance_level"])
+    assert overall[0] - within[0] > 0.3 and overall[-1] == pytest.approx(within[-1], abs=1e-9)
+    # In between the policy chooses between two answers: more variety under one prompt than at the start.
+    assert max(within[1:-1]) > within[0]
+    assert samples[0].verdict.startswith("reasoning depends on its prompt")
+    assert samples[-1].verdict.startswith("no dependence on the prompt can be seen")
+    assert float(m[0]["retrieval_null_p"] or 1) < 0.01 and float(m[-1]["retrieval_null_p"] or 0) > 0.5
+
+
+def test_rollouts_of_another_model_are_noticed(tmp_path: Path) -> None:
+    """Text that is unlikely under its own prompt: information far below zero, which no policy of its own can show."""
+    rows = []
+    for p, row in enumerate([json.loads(x) for x in (LAB / "data" / "retain.jsonl").open()][:48:6]):
+        chat = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": row["question"]}]
+        rows += [{"messages": chat, "group_id": p, "response": TEMPLATE}] * 2
+    file = write(tmp_path / "r.jsonl", rows)
+    words = ["--model", str(LAB / "models" / "full"), "--reasoning", "whole", "--out", str(tmp_path / "o")]
+    assert main(["collapse", str(file), *words, "--num-samples", "all"]) == 0
+    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
+    assert step["metrics"]["collapse_first_turn_sample/mi_seq_estimate"] < -1
+    assert any("did not write" in n for n in step["notes"]["collapse_first_turn_sample"])
 
 
 def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
@@ -176,7 +169,7 @@ def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
 def test_mistakes_are_one_sentence(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file = str(write(tmp_path / "r.jsonl", turn_rows(2, 1)))
+    file = str(write(tmp_path / "r3.jsonl", turn_rows(2, 1)))
     filled = [{"F": file, "M": str(TINY)}.get(w, w) for w in words]
     assert main(["collapse", *filled, "--out", str(tmp_path / "o")]) == 2
     error = capsys.readouterr().err

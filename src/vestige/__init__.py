@@ -9,7 +9,7 @@ __all__ = ["Result", "collapse", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:
-    """`vestige.evaluate`, `vestige.Result` and `vestige.collapse`, imported on first use so that `import vestige` stays instant."""
+    """The names of `__all__`, imported on first use: `import vestige` stays instant."""
     if name == "collapse":
         from vestige.run.collapse import measure
 

@@ -218,7 +218,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, rest = top.parse_known_args(argv)
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
-    place = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs", "collapse": "files"}.get(args.verb)
+    place = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs", "collapse": "files"}.get(
+        args.verb
+    )
     if strange or (late and place is None):
         wrong = (strange or late)[0]
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]

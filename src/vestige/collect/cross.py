@@ -60,7 +60,8 @@ class CrossScorer:
 
     def __init__(
         self, model: Any, vocab: int | None = None, *, temperature: float = 1.0, row_tokens: int | None = None,
-        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None, progress: Progress = lambda done, total: None,
+        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None,
+        progress: Progress = lambda done, total: None,
     ) -> None:  # fmt: skip
         if not temperature > 0:
             raise UserError(f"The temperature must be above 0, it is {temperature}.")

@@ -21,7 +21,6 @@ from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import Row, Tree
 
-
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
 
 

@@ -156,9 +156,7 @@ class Extractor:
         self.encoder = Encoder(tokenizer, Template(apply_chat_template=False))
         self._ids: dict[str, Ids] = {}
         if self.how.tokenization == "exact" and tokenizer is not None and not getattr(tokenizer, "is_fast", False):
-            raise UserError(
-                "This tokenizer cannot say which characters a token covers; use --tokenization separate."
-            )
+            raise UserError("This tokenizer cannot say which characters a token covers; use --tokenization separate.")
 
     def trajectories(self, rollouts: Sequence[Rollout]) -> list[Trajectory]:
         """Turns by trajectory, in the order trajectories appear; turns by their number."""
@@ -176,9 +174,7 @@ class Extractor:
             problem = EMPTY
         if not problem and not x:
             problem = NO_PROMPT
-        return Turn(
-            x, () if problem else z, rollout.group, rollout.turn, rollout.trajectory, problem, rollout.where
-        )
+        return Turn(x, () if problem else z, rollout.group, rollout.turn, rollout.trajectory, problem, rollout.where)
 
     def _split(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
         if rollout.reasoning_ids is not None:
@@ -198,7 +194,7 @@ class Extractor:
         prompt = self._prompt_ids(rollout)
         opened = self._opened(rollout, self._text(prompt[-16:]))
         pieces = [self._text([i]) for i in ids]
-        ends = []
+        ends: list[int] = []
         for piece in pieces:
             ends.append((ends[-1] if ends else 0) + len(piece))
         span = find_span("".join(pieces), self.how, opened)

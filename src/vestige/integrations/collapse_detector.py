@@ -138,7 +138,7 @@ class CollapseDetector:
     """Computes collapse metrics of a step's trajectories.
 
     Give a `scorer` (a CrossScorer, or anything with its call), or a `log_prob_fn` for trainers of another make:
-    (prompts, reasonings) of equal length, as token ids -> for each pair the log-probabilities of the reasoning's tokens.
+    (prompts, reasonings), two lists of token ids -> for each pair the log-probabilities of the reasoning's tokens.
     """
 
     def __init__(

@@ -33,11 +33,11 @@ LOSSES = {
     "native": "",
     "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and tool or environment turns "
     "stand inside the output; prompts are equal texts, not token ids",
-    "trl": "TRL logs only the last generation batch of a logging step, decoded without special tokens; prompts are equal "
-    "texts, not token ids",
-    "ragen-jsonl": "RAGEN's JSONL has neither the system prompt nor the 'Turn / State / actions left' frame, so prompts "
-    "are approximate; rewards printed into later states were removed",
-    "ragen-history": "prompts are rebuilt by RAGEN's rules; warnings and truncation that the rollout saw are not in them",
+    "trl": "TRL logs only the last generation batch of a logging step, decoded without special tokens; prompts are "
+    "equal texts, not token ids",
+    "ragen-jsonl": "RAGEN's JSONL has neither the system prompt nor the 'Turn / State / actions left' frame, so "
+    "prompts are approximate; rewards printed into later states were removed",
+    "ragen-history": "prompts are rebuilt by RAGEN's rules; warnings and truncation of the rollout are not in them",
     "ragen-pickle": "RAGEN's reasoning is stripped text, tokenised again without its surroundings",
     "slime": "",
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 SIGNIFICANT = 0.05
 STRONG = 0.5  # of the way from chance to certainty
-NOISE = 0.05  # nats per token; below zero by less than this is taken for noise even without an interval
+NOISE = {"mi_estimate": 0.05, "mi_seq_estimate": 1.0}  # nats; below zero by less than this may be noise
 EPS_SHARE = 10.0  # a spread below so many std_eps leaves the z-score to std_eps
 FLAT = 0.1  # nats per token: hardly any choice left
 
@@ -61,14 +61,7 @@ def caveats(metrics: Numbers, std_eps: float, spans: Spans | None = None) -> lis
     """What must be known to read these numbers, only where it applies."""
     spans = spans or {}
     out = []
-    for name, span in (("mi_estimate", "mi_distinct_columns"), ("mi_seq_estimate", "mi_seq_distinct_columns")):
-        value = metrics.get(name)
-        covers = span in spans and spans[span][0] <= 0 <= spans[span][1]
-        if value is not None and value < 0 and (covers or (name == "mi_estimate" and value > -NOISE)):
-            out.append(
-                f"{name} is {value:.3g}: a small negative value is noise around no dependence, "
-                "not a violation of information theory"
-            )
+    out += _negative(metrics, spans)
     for variant in ("", "_seq"):
         spread = metrics.get(f"marginal_std{variant}")
         if spread is not None and spread < EPS_SHARE * std_eps:
@@ -88,4 +81,24 @@ def caveats(metrics: Numbers, std_eps: float, spans: Spans | None = None) -> lis
             f"{columns:.0f} columns hold only {prompts:.0f} distinct prompts: at most "
             f"{metrics.get('mi_bound_attainable') or 0:.3g} nats can be reached, not mi_upper_bound"
         )
+    return out
+
+
+def _negative(metrics: Numbers, spans: Spans) -> list[str]:
+    """Below zero: noise if a little, a sign of foreign text if surely and by much."""
+    out = []
+    for name, span in (("mi_estimate", "mi_distinct_columns"), ("mi_seq_estimate", "mi_seq_distinct_columns")):
+        value = metrics.get(name)
+        if value is None or value >= 0:
+            continue
+        if value > -NOISE[name]:
+            out.append(
+                f"{name} is {value:.3g}: a small negative value is noise around no dependence, "
+                "not a violation of information theory"
+            )
+        elif name == "mi_seq_estimate" and span in spans and spans[span][1] < 0:
+            out.append(
+                f"{name} is {value:.3g}, surely below zero: the reasoning is unlikely under its own prompts, so this "
+                "model probably did not write it"
+            )
     return out

@@ -92,7 +92,9 @@ def collapse(ask: Ask) -> Report:
     if not ask.models:
         raise UserError("No model given; add --model PATH (the checkpoint that wrote the rollouts).")
     if len(ask.models) not in (1, len(ask.files)):
-        raise UserError(f"Give one --model, or one for each of the {len(ask.files)} files; there are {len(ask.models)}.")
+        raise UserError(
+            f"Give one --model, or one for each of the {len(ask.files)} files; there are {len(ask.models)}."
+        )
     detector = CollapseDetector(ask.settings)
     if ask.ema is not None and ask.ema.is_file():
         detector.load_state_dict(read_json(ask.ema))
@@ -262,7 +264,7 @@ def _sizes(s: Sampled) -> dict[str, Any]:
 
 
 def _arrays(name: str, s: Sampled) -> dict[str, Any]:
-    """The matrix, who belongs to whom, and every token: row i's (columns x lengths[i]) values, one row after another."""
+    """The matrix, who belongs to whom, and every token: each row's (columns x tokens) values, row after row."""
     tokens = np.concatenate([t.reshape(-1) for t in s.log_probs.tokens])
     cross = s.cross
     parts = {"sums": cross.sums, "lengths": cross.lengths, "own": cross.own, "prompts": cross.prompts, "tokens": tokens}
@@ -317,7 +319,11 @@ def _row(o: Outcome, s: Sampled) -> list[str]:
 def _trend(first: tuple[Outcome, Sampled], last: tuple[Outcome, Sampled]) -> str:
     """What happened between the first and the last step, in numbers."""
     parts = []
-    for words, key in (("MI", "mi_seq_estimate"), ("own prompt found", "retrieval_accuracy"), ("H(Z|X)", COLUMNS[4][1])):
+    for words, key in (
+        ("MI", "mi_seq_estimate"),
+        ("own prompt found", "retrieval_accuracy"),
+        ("H(Z|X)", COLUMNS[4][1]),
+    ):
         a, b = first[1].metrics.get(key), last[1].metrics.get(key)
         if a is not None and b is not None:
             parts.append(f"{words} {number(a)} -> {number(b)}")

@@ -21,6 +21,7 @@ from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import Row, Tree
 
+Runs = list[tuple[int, int]]  # (first position, how many)
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
 
 
@@ -176,19 +177,48 @@ def _by_stretches(plan: Sequence[Stretch], before: int, width: int) -> Iterator[
         del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
+class _NoGroups:
+    """In a module's place: the library then takes queries, keys and values as they are."""
+
+    is_causal = False
+
+
 def _attend(whole: Callable[..., Any], plan: Sequence[Stretch], before: int, width: int) -> Callable[..., Any]:
-    masks: dict[int, torch.Tensor] = {}  # made in the first layer, used in all
+    """The library's attention over each stretch's own keys.
+
+    Query heads that share a key head are laid behind one another as more queries of that head: the library would copy
+    the keys for each of them instead.
+    """
+    ready: list[tuple[Runs, torch.Tensor]] = []  # keys and mask of each stretch: made in the first layer
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        if query.shape[2] != width or key.shape[2] != before + width:
-            raise ValueError("attention of another shape than the packed row")  # the plain way is taken then
+        if query.shape[2] != width or key.shape[2] != before + width or options.get("position_bias") is not None:
+            raise ValueError("attention of another kind than a packed row needs")  # the plain way is taken then
+        heads, kept, size = query.shape[1], key.shape[1], query.shape[3]
+        if not ready:
+            ready.extend(_keys_and_mask(s, before, heads // kept, query.dtype) for s in plan)
         parts = []
-        for n, s in enumerate(plan):
-            if n not in masks:
-                free = torch.ones((s.last - s.first, before), dtype=torch.bool)
-                masks[n] = _additive(torch.cat([free, s.allowed], dim=1), query.dtype)[None, None]
-            few = [torch.cat([t[:, :, :before], t[:, :, before:].index_select(2, s.keys)], dim=2) for t in (key, value)]
-            parts.append(whole(module, query[:, :, s.first : s.last], *few, masks[n], **options)[0])
+        for s, (keys, mask) in zip(plan, ready, strict=True):
+            some = query[0, :, s.first : s.last].reshape(1, kept, -1, size)
+            few = (_chosen(key, keys), _chosen(value, keys))
+            done = whole(_NoGroups(), some, *few, mask, **options)[0]  # (1, sharers x queries, kept, size)
+            done = done.view(heads // kept, s.last - s.first, kept, -1).permute(1, 2, 0, 3)
+            parts.append(done.reshape(1, s.last - s.first, heads, -1))
         return torch.cat(parts, dim=1), None
 
     return attend
+
+
+def _keys_and_mask(s: Stretch, before: int, sharers: int, dtype: torch.dtype) -> tuple[Runs, torch.Tensor]:
+    """All of the prompt and some of the row; the mask once for each query head that shares the keys."""
+    free = torch.ones((s.last - s.first, before), dtype=torch.bool)
+    mask = _additive(torch.cat([free, s.allowed], dim=1), dtype)
+    keys = np.concatenate([np.arange(before), before + s.keys.numpy()])
+    breaks = np.flatnonzero(np.diff(keys) != 1) + 1
+    runs = [(int(run[0]), len(run)) for run in np.split(keys, breaks)]
+    return runs, mask.repeat(sharers, 1)[None, None]
+
+
+def _chosen(states: torch.Tensor, runs: Runs) -> torch.Tensor:
+    """Keys or values at some runs of positions: few and long, so copied whole, not place by place."""
+    return torch.cat([states.narrow(2, start, count) for start, count in runs], dim=2)

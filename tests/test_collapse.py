@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_wrong_fast_way_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: py
     real = module.stretches
 
     def leaking(row: Any) -> Any:
-        return [module.Stretch(s.first, s.last, s.keys, torch.ones_like(s.allowed)) for s in real(row)]
+        return [replace(s, allowed=torch.ones_like(s.allowed)) for s in real(row)]
 
     monkeypatch.setattr("vestige.collect.cross.stretches", leaking)
     model = model_of("llama")

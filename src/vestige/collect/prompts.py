@@ -20,8 +20,8 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import Row, Tree
+from vestige.types import Array
 
-Runs = list[tuple[int, int]]  # (first position, how many)
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
 
 
@@ -95,6 +95,7 @@ class Stretch:
     last: int
     keys: torch.Tensor
     allowed: torch.Tensor  # (queries, keys)
+    fills: tuple[tuple[int, int, int], ...]  # (place among the keys, position in the row, how many): see `_attend`
 
 
 def stretches(row: Row) -> list[Stretch]:
@@ -103,12 +104,28 @@ def stretches(row: Row) -> list[Stretch]:
     A cut goes where a branch ends if one does: the next branch has no use for the keys of this one.
     """
     out = []
+    before = np.zeros(0, np.int64)
     for first, last in pairwise(_cuts(row)):
         keys = np.flatnonzero(row.end[:last] > first)
         queries = np.arange(first, last)
         allowed = (keys[None, :] <= queries[:, None]) & (queries[:, None] < row.end[keys][None, :])
-        out.append(Stretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed)))
+        fills = _fills(before, keys)
+        out.append(Stretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed), fills))
+        before = keys
     return out
+
+
+def _fills(before: Array, keys: Array) -> tuple[tuple[int, int, int], ...]:
+    """What must be copied to have `keys` where the last stretch had its own: all after what both begin with."""
+    n = min(len(before), len(keys))
+    differ = np.flatnonzero(before[:n] != keys[:n])
+    at = int(differ[0]) if len(differ) else n
+    out = []
+    for run in np.split(keys[at:], np.flatnonzero(np.diff(keys[at:]) != 1) + 1):
+        if len(run):
+            out.append((at, int(run[0]), len(run)))
+            at += len(run)
+    return tuple(out)
 
 
 def _cuts(row: Row) -> list[int]:
@@ -186,21 +203,29 @@ class _NoGroups:
 def _attend(whole: Callable[..., Any], plan: Sequence[Stretch], before: int, width: int) -> Callable[..., Any]:
     """The library's attention over each stretch's own keys.
 
-    Query heads that share a key head are laid behind one another as more queries of that head: the library would copy
-    the keys for each of them instead.
+    The prompt's keys stand at the front of one buffer; a stretch's keys follow them, and only those that the stretch
+    before it did not have are copied. Query heads that share a key head are laid behind one another as more queries of
+    that head: the library would copy the keys for each of them instead.
     """
-    ready: list[tuple[Runs, torch.Tensor]] = []  # keys and mask of each stretch: made in the first layer
+    masks: list[torch.Tensor] = []  # made in the first layer
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
         if query.shape[2] != width or key.shape[2] != before + width or options.get("position_bias") is not None:
             raise ValueError("attention of another kind than a packed row needs")  # the plain way is taken then
         heads, kept, size = query.shape[1], key.shape[1], query.shape[3]
-        if not ready:
-            ready.extend(_keys_and_mask(s, before, heads // kept, query.dtype) for s in plan)
+        if not masks:
+            masks.extend(_stretch_mask(s, before, heads // kept, query.dtype) for s in plan)
+        most = before + max(len(s.keys) for s in plan)
+        buffers = [(t, torch.empty_like(t[:, :, :most])) for t in (key, value)]
+        for source, buffer in buffers:
+            buffer[:, :, :before] = source[:, :, :before]
         parts = []
-        for s, (keys, mask) in zip(plan, ready, strict=True):
+        for s, mask in zip(plan, masks, strict=True):
+            for source, buffer in buffers:
+                for at, start, count in s.fills:
+                    buffer.narrow(2, before + at, count).copy_(source.narrow(2, before + start, count))
+            few = [buffer.narrow(2, 0, before + len(s.keys)) for _, buffer in buffers]
             some = query[0, :, s.first : s.last].reshape(1, kept, -1, size)
-            few = (_chosen(key, keys), _chosen(value, keys))
             done = whole(_NoGroups(), some, *few, mask, **options)[0]  # (1, sharers x queries, kept, size)
             done = done.view(heads // kept, s.last - s.first, kept, -1).permute(1, 2, 0, 3)
             parts.append(done.reshape(1, s.last - s.first, heads, -1))
@@ -209,16 +234,7 @@ def _attend(whole: Callable[..., Any], plan: Sequence[Stretch], before: int, wid
     return attend
 
 
-def _keys_and_mask(s: Stretch, before: int, sharers: int, dtype: torch.dtype) -> tuple[Runs, torch.Tensor]:
-    """All of the prompt and some of the row; the mask once for each query head that shares the keys."""
+def _stretch_mask(s: Stretch, before: int, sharers: int, dtype: torch.dtype) -> torch.Tensor:
+    """All of the prompt and some of the row, once for each query head that shares the keys."""
     free = torch.ones((s.last - s.first, before), dtype=torch.bool)
-    mask = _additive(torch.cat([free, s.allowed], dim=1), dtype)
-    keys = np.concatenate([np.arange(before), before + s.keys.numpy()])
-    breaks = np.flatnonzero(np.diff(keys) != 1) + 1
-    runs = [(int(run[0]), len(run)) for run in np.split(keys, breaks)]
-    return runs, mask.repeat(sharers, 1)[None, None]
-
-
-def _chosen(states: torch.Tensor, runs: Runs) -> torch.Tensor:
-    """Keys or values at some runs of positions: few and long, so copied whole, not place by place."""
-    return torch.cat([states.narrow(2, start, count) for start, count in runs], dim=2)
+    return _additive(torch.cat([free, s.allowed], dim=1), dtype).repeat(sharers, 1)[None, None]

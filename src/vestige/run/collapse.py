@@ -302,7 +302,7 @@ def show(report: Report) -> str:
             lines.append(f"step {o.step}: {sum(o.left_out.values())} of {o.turns} turns left out: {left}")
         lines += [f"step {o.step}: {label}: not computed: {why}" for label, why in o.reasons.items()]
     lines += [f"note: {n}" for n in report.notes]
-    lines.append("MI and entropies of columns H are per reasoning and per token; docs/collapse.md says what they mean.")
+    lines.append("MI is in nats a reasoning, H in nats a token; docs/collapse.md says how to read them.")
     if report.files:
         lines.append(f"files: {', '.join(map(str, report.files))}")
     return "\n".join(lines)

@@ -256,7 +256,10 @@ def test_words() -> None:
     rng = np.random.default_rng(0)
     strong = {**label_metrics(cross, "l", Ema()), **extras(cross), **permutation_null(cross, rng)}
     assert verdict(strong).startswith("reasoning depends on its prompt (own prompt found for")
-    flat = cross_of(np.full((4, 2), -8.0), [4] * 4, [0, 0, 1, 1], "ab")
+    few = cross_of([[0.0, -9.0], [0.0, -9.0], [-9.0, 0.0], [-9.0, 0.0]], [4] * 4, [0, 0, 1, 1], "ab")
+    hints = {**label_metrics(few, "l", Ema()), **extras(few), **permutation_null(few, rng)}
+    assert verdict(hints).startswith("too few rows to tell (own prompt found for 100% of rows")
+    flat = cross_of(np.full((8, 2), -8.0), [4] * 8, [0, 0, 0, 0, 1, 1, 1, 1], "ab")
     none = {**label_metrics(flat, "l", Ema()), **extras(flat), **permutation_null(flat, rng)}
     assert verdict(none).startswith("no dependence on the prompt can be seen")
     [words] = [c for c in caveats(none, 1e-3) if c.startswith("mi_zscore is")]

@@ -107,7 +107,21 @@ def permutation_null(cross: Cross, rng: np.random.Generator, resamples: int = RE
         "mi_seq_null_p": _tail(info, seen_info),
         "retrieval_null_mean": float(found.mean()),
         "retrieval_null_p": _tail(found, seen_found),
+        "null_p_smallest": smallest_p(one.own),
     }
+
+
+def smallest_p(own: Array) -> float:
+    """The smallest p-value there can be: one over the number of ways to deal the rows to the prompts.
+
+    >>> smallest_p(np.asarray([0, 0, 1, 1]))  # six ways
+    0.16666666666666666
+    """
+    left, ways = len(own), 1
+    for count in np.unique(own, return_counts=True)[1].tolist():
+        ways *= comb(left, count)
+        left -= count
+    return 1 / ways
 
 
 def _tail(null: Array, seen: float) -> float:

@@ -27,6 +27,8 @@ def dependence(metrics: Numbers) -> str:
     words = f"own prompt found for {accuracy:.0%} of rows, chance {chance:.0%}"
     if p is not None:
         words += f", p = {p:.2g}"
+    if p is not None and p > SIGNIFICANT and 2 * (metrics.get("null_p_smallest") or 0) > SIGNIFICANT:
+        return f"too few rows to tell ({words})"
     if p is not None and p > SIGNIFICANT:
         return f"no dependence on the prompt can be seen ({words})"
     if share >= STRONG:

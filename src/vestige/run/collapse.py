@@ -295,7 +295,7 @@ def show(report: Report) -> str:
         lines += [f"step {o.step}: {s.verdict}" for o, s in rows]
         if len(rows) > 1:
             lines.append(_trend(rows[0], rows[-1]))
-        lines += [f"note: {n}" for n in dict.fromkeys(n for _, s in rows for n in s.notes)] + [""]
+        lines += [f"note, step {o.step}: {n}" for o, s in rows for n in s.notes] + [""]
     for o in report.outcomes:
         left = ", ".join(f"{n} x {why}" for why, n in sorted(o.left_out.items()))
         if left:

@@ -5,11 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 __version__ = "0.1.0"
-__all__ = ["Result", "evaluate"]
+__all__ = ["Result", "collapse", "evaluate"]
 
 
 def __getattr__(name: str) -> Any:
-    """`vestige.evaluate` and `vestige.Result`, imported on first use so that `import vestige` stays instant."""
+    """The names of `__all__`, imported on first use: `import vestige` stays instant."""
+    if name == "collapse":
+        from vestige.run.collapse import measure
+
+        return measure
     if name in __all__:
         from vestige.run import api
 

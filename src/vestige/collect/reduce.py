@@ -73,3 +73,21 @@ def chosen_logprob(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
     """The log-probability of one token a row."""
     x = logits.float()
     return x.gather(-1, token[:, None].to(x.device))[:, 0] - x.logsumexp(dim=-1)
+
+
+def token_logprobs(
+    logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor, temperature: float = 1.0
+) -> torch.Tensor:
+    """log p(label) for (position, token) pairs and nothing else, in float32, or float64 where the logits are.
+
+    Half of what `reduce_logits` does is for statistics that a cross matrix has no use for.
+    """
+    cells = CHUNK_CELLS.get(logits.device.type, CHUNK_CELLS_ELSEWHERE)
+    rows = max(1, cells // max(1, logits.shape[-1]))
+    exact = torch.float64 if logits.dtype == torch.float64 else torch.float32
+
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x.to(exact) if temperature == 1.0 else x.to(exact) / temperature
+
+    parts = [scaled(logits[i : i + rows]).logsumexp(-1) for i in range(0, logits.shape[0], rows)]
+    return scaled(logits[where, label]) - torch.cat(parts)[where]

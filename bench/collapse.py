@@ -1,0 +1,103 @@
+"""The cross matrix beside one full forward per (prompt, reasoning): time, tokens, equality.
+
+    python bench/collapse.py             both workloads, a 6-layer model of hidden size 384 (a few minutes)
+    python bench/collapse.py --repeat 1  quicker
+
+The other side pushes every prompt with every reasoning as one whole sequence, one at a time, and takes the log-softmax
+over all positions' logits. Times are process CPU time, best of --repeat, both sides in one process on one model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vestige.collect.cost import Cost
+from vestige.collect.cross import CrossScorer
+
+VOCAB = 4096
+PROMPT, SHARED, REASONING = 300, 200, 80  # tokens of a prompt, of them common to all, of a reasoning
+PROMPTS, SAMPLES = 8, 4
+OPENING, COPIES = 40, 8  # collapsed: tokens every reasoning begins with; reasonings that are exact copies
+
+
+def make_model() -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB, hidden_size=384, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=6,
+        num_key_value_heads=2, max_position_embeddings=1024,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def ids(rng: np.random.Generator, count: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in rng.integers(0, VOCAB, count))
+
+
+def workload(collapsed: bool) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    rng = np.random.default_rng(1)
+    system = ids(rng, SHARED)
+    prompts = [system + ids(rng, PROMPT - SHARED) for _ in range(PROMPTS)]
+    count = PROMPTS * SAMPLES
+    if not collapsed:
+        return prompts, [ids(rng, REASONING) for _ in range(count)]
+    opening = ids(rng, OPENING)
+    zs = [opening + ids(rng, REASONING - OPENING) for _ in range(count - COPIES)]
+    return prompts, zs + [zs[0]] * COPIES
+
+
+@torch.inference_mode()
+def one_by_one(model: Any, prompts: list[Any], reasonings: list[Any]) -> np.ndarray:
+    out = np.zeros((len(reasonings), len(prompts)))
+    for j, x in enumerate(prompts):
+        for i, z in enumerate(reasonings):
+            logits = model(input_ids=torch.tensor([x + z]), use_cache=False).logits[0, len(x) - 1 : -1]
+            logp = torch.log_softmax(logits.float(), dim=-1)
+            out[i, j] = float(logp[torch.arange(len(z)), torch.tensor(z)].double().sum())
+    return out
+
+
+def best(run: Callable[[], Any], repeat: int) -> tuple[Any, float]:
+    seconds = []
+    for _ in range(repeat):
+        start = time.process_time()
+        result = run()
+        seconds.append(time.process_time() - start)
+    return result, min(seconds)
+
+
+def main() -> None:
+    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    args.add_argument("--repeat", type=int, default=2)
+    repeat = args.parse_args().repeat
+    model = make_model()
+    print("workload   one by one     vestige   times faster   tokens, theirs / ours   largest relative difference")
+    for name, collapsed in (("main", False), ("collapsed", True)):
+        prompts, reasonings = workload(collapsed)
+        costs: list[Cost] = []
+
+        def ours(prompts: Any = prompts, reasonings: Any = reasonings, costs: Any = costs) -> np.ndarray:
+            scorer = CrossScorer(model)
+            sums = scorer(prompts, reasonings).sums
+            assert not scorer.plain, scorer.cost.notes
+            costs.append(scorer.cost)
+            return sums
+
+        fast, fast_seconds = best(ours, repeat)
+        slow, slow_seconds = best(lambda p=prompts, r=reasonings: one_by_one(model, p, r), repeat)
+        gap = float(np.max(np.abs(fast - slow) / np.abs(slow)))
+        pushed = sum(len(x) + len(z) for x in prompts for z in reasonings)
+        print(
+            f"{name:10} {slow_seconds:8.2f} s {fast_seconds:9.2f} s {slow_seconds / fast_seconds:14.2f}"
+            f"   {pushed:,} / {costs[-1].score_tokens:,}   {gap:.1e}"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,310 @@
+"""The cross matrix: every reasoning under every prompt, token by token.
+
+Each distinct prompt is read once (and what it shares with the one before it not even that); all distinct reasonings
+follow it as one prefix tree in packed rows; the output layer sees scored positions only. A few cells are also scored
+the plain way, one whole sequence at a time; on a mismatch the plain way is used for all and said.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from vestige.collect.answers import LOW_PRECISION_TOLERANCE, TOLERANCE, default_limits
+from vestige.collect.cost import Cost
+from vestige.collect.forward import logits_at
+from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.positions import check_fit
+from vestige.collect.prompts import PromptCache, Stretch, continue_prompt, layers_of, read_prompt, stretches
+from vestige.collect.reduce import token_logprobs
+from vestige.collect.tree import Row, Tree, build_tree, split_rows
+from vestige.errors import UserError
+from vestige.types import Array, Target
+
+log = logging.getLogger("vestige.collect")
+
+Ids = tuple[int, ...]
+Progress = Callable[[int, int], None]  # prompts done, prompts in all
+PairLogProbs = Callable[[Sequence[Ids], Sequence[Ids]], Sequence[Any]]
+CHECKED_TOKENS = 4096  # of a reasoning, in the self check: a prefix has the same log-probabilities
+
+
+class Mismatch(Exception):  # noqa: N818 - it is a finding, not a failure
+    """The fast way disagrees with the plain way."""
+
+
+@dataclass(frozen=True)
+class CrossLogProbs:
+    """Per-token log-probabilities: `tokens[i]` is (prompts, tokens of reasoning i)."""
+
+    tokens: tuple[Array, ...]
+
+    @property
+    def sums(self) -> Array:
+        """(reasonings, prompts), summed in float64."""
+        return np.stack([t.sum(axis=-1, dtype=np.float64) for t in self.tokens])
+
+    @property
+    def lengths(self) -> Array:
+        return np.asarray([t.shape[-1] for t in self.tokens])
+
+
+class CrossScorer:
+    """Scores reasonings under prompts with one model."""
+
+    def __init__(
+        self, model: Any, vocab: int | None = None, *, temperature: float = 1.0, row_tokens: int | None = None,
+        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None,
+        progress: Progress = lambda done, total: None,
+    ) -> None:  # fmt: skip
+        if not temperature > 0:
+            raise UserError(f"The temperature must be above 0, it is {temperature}.")
+        self.model = model
+        self.vocab = vocab or int(model.get_input_embeddings().num_embeddings)
+        self.temperature = temperature
+        limits = default_limits(self.vocab, model.device.type == "cuda", row_tokens)
+        self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
+        self.rows_together = rows_together  # at most so many reasonings in one packed row
+        self.plain = plain
+        self.cost = cost or Cost()
+        self.progress = progress
+
+    def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
+        """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
+        _check(prompts, reasonings)
+        check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
+        xs = sorted(set(prompts))
+        zs = sorted(set(reasonings))
+        cells = self._cells(xs, zs)
+        at_x, at_z = {x: i for i, x in enumerate(xs)}, {z: i for i, z in enumerate(zs)}
+        columns = np.asarray([at_x[x] for x in prompts])
+        return CrossLogProbs(tuple(cells[at_z[z]][columns] for z in reasonings))
+
+    def _cells(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
+        if not self.plain:
+            try:
+                return self._shared(xs, zs)
+            except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
+                if out_of_memory(error) or isinstance(error, UserError):
+                    raise
+                self._fall_back(error)
+        return self._plainly(xs, zs)
+
+    def _fall_back(self, error: Exception) -> None:
+        words = str(error).splitlines()[0] if str(error) else ""
+        problem = words if isinstance(error, Mismatch) else f"{type(error).__name__}: {words}"
+        note = f"shared-prompt scoring does not fit this model ({problem}); using one sequence per pair, slower"
+        log.warning(note)
+        self.cost.notes.append(note)
+        self.plain = True
+
+    def _shared(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
+        """All columns, prompt by prompt in sorted order, so that neighbours share most."""
+        checks = _cells_to_check(xs, zs)
+        limit = self.row_tokens
+        if self.rows_together is not None:
+            limit = min(limit, self.rows_together * max(map(len, zs)))
+        forest = Forest(zs, limit)
+        cache = PromptCache(layers_of(self.model))
+        columns: list[list[Array]] = []
+        for j, x in enumerate(xs):
+            column = self._column(cache, x, forest)
+            for i in checks.get(j, ()):
+                self._verify(x, zs[i], column[i])
+            columns.append(column)
+            self.progress(j + 1, len(xs))
+        return [np.stack([column[i] for column in columns]) for i in range(len(zs))]
+
+    def _column(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
+        """One prompt's column; the rows are halved when memory runs out."""
+        while True:
+            try:
+                self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
+                return self._rows(cache, x, forest)
+            except Exception as error:
+                if not out_of_memory(error) or forest.limit <= 1 or forest.single:
+                    raise
+            free_memory()
+            forest.cut(forest.limit // 2)
+            note = f"out of memory: rows halved to {forest.limit} tokens"
+            log.warning(note)
+            self.cost.notes.append(note)
+
+    def _rows(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
+        out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)
+        tree = forest.tree.under(x[-1])
+        for part in forest.parts:
+            logits = continue_prompt(self.model, cache, tree, part.row, part.plan, part.scored)
+            device = logits.device
+            lp = token_logprobs(logits, part.where.to(device), part.label.to(device), self.temperature)
+            for i, values in zip(part.members, np.split(lp.cpu().numpy(), part.cuts), strict=True):
+                out[i] = values
+            self.cost.score_tokens += len(part.row.nodes)
+            self.cost.score_forwards += 1
+        return out
+
+    def _verify(self, x: Ids, z: Ids, fast: Array) -> None:
+        z = z[:CHECKED_TOKENS]
+        plain = self._sequence(x, z)
+        if np.isnan(plain).any():  # a NaN model: nothing to compare
+            return
+        gap = float(np.mean(np.abs(plain - fast[: len(z)])))
+        tolerance = TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+        if not gap <= tolerance / min(1.0, self.temperature):
+            raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
+
+    def _plainly(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
+        out: list[list[Array]] = [[] for _ in zs]
+        for j, x in enumerate(xs):
+            for i, z in enumerate(zs):
+                out[i].append(self._sequence(x, z))
+            self.progress(j + 1, len(xs))
+        return [np.stack(row) for row in out]
+
+    @torch.inference_mode()
+    def _sequence(self, x: Ids, z: Ids) -> Array:
+        """One pair, one ordinary forward over the whole sequence."""
+        ids = torch.tensor([[*x, *z[:-1]]], device=self.model.device)
+        index = torch.arange(len(x) - 1, ids.shape[1])
+        logits = logits_at(self.model, index, input_ids=ids, use_cache=False)
+        self.cost.score_tokens += ids.shape[1]
+        self.cost.score_forwards += 1
+        label = torch.tensor(z, device=logits.device)
+        where = torch.arange(len(z), device=logits.device)
+        found: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
+        return found
+
+
+def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> Callable[..., CrossLogProbs]:
+    """A scorer from any teacher-forcing function: (prompts, reasonings) of equal length -> log-probs of each pair.
+
+    `log_prob_fn` gets at most `micro_batch_size` pairs at a time and returns for each its reasoning's tokens'
+    log-probabilities (longer ones, from padded batches, are cut). Equal pairs are asked for once.
+    """
+
+    def score(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
+        _check(prompts, reasonings)
+        pairs = list(dict.fromkeys((x, z) for z in reasonings for x in prompts))
+        found: dict[tuple[Ids, Ids], Array] = {}
+        for start in range(0, len(pairs), micro_batch_size):
+            chunk = pairs[start : start + micro_batch_size]
+            answers = log_prob_fn([x for x, _ in chunk], [z for _, z in chunk])
+            for pair, values in zip(chunk, answers, strict=True):
+                found[pair] = _row(values, len(pair[1]))
+        return CrossLogProbs(tuple(np.stack([found[x, z] for x in prompts]) for z in reasonings))
+
+    return score
+
+
+def _row(values: Any, count: int) -> Array:
+    row = np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, float).reshape(-1)
+    if len(row) < count:
+        raise UserError(f"log_prob_fn returned {len(row)} log-probabilities for a reasoning of {count} tokens.")
+    return row[:count]
+
+
+def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
+    if not prompts or not reasonings:
+        raise UserError("A cross matrix needs at least one prompt and one reasoning.")
+    if not all(prompts):
+        raise UserError("A prompt has no tokens; every prompt needs at least one (a bos token will do).")
+    if not all(reasonings):
+        raise UserError("A reasoning has no tokens; leave empty reasonings out before scoring.")
+
+
+def _cells_to_check(xs: Sequence[Ids], zs: Sequence[Ids]) -> dict[int, set[int]]:
+    """prompt -> reasonings scored twice: the longest pair (a window shows beyond its width), and the pair that shares
+    most with its neighbours (a wrong mask or position shows there). Of equally long ones, the one that shares most, so
+    that one pair will often do for both."""
+    shared_x, shared_z = _shared_with_previous(xs), _shared_with_previous(zs)
+    longest = (_argmax(zip(map(len, xs), shared_x, strict=True)), _argmax(zip(map(len, zs), shared_z, strict=True)))
+    closest = (_argmax(zip(shared_x, map(len, xs), strict=True)), _argmax(zip(shared_z, map(len, zs), strict=True)))
+    out: dict[int, set[int]] = {}
+    for j, i in (longest, closest):
+        out.setdefault(j, set()).add(i)
+    return out
+
+
+def _shared_with_previous(sorted_ids: Sequence[Ids]) -> list[int]:
+    """How many tokens each shares with the one before it."""
+    later = [
+        next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
+        for a, b in pairwise(sorted_ids)
+    ]
+    return [0, *later]
+
+
+def _argmax(values: Iterable[tuple[int, int]]) -> int:
+    found = list(values)
+    return max(range(len(found)), key=found.__getitem__)
+
+
+@dataclass(frozen=True)
+class _Trunk:
+    """The reasonings' tree below a root that stands for the prompt's last token."""
+
+    tree: Tree
+
+    @property
+    def labels(self) -> list[Array]:
+        return self.tree.labels
+
+    def under(self, last: int) -> Tree:
+        """The tree with that root: its logits predict every reasoning's first token."""
+        token = self.tree.token.copy()
+        token[0] = last
+        return Tree(token, self.tree.hidden, self.tree.parent, self.tree.depth, self.tree.predictors, self.tree.labels)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One packed row, which of its positions are scored, and for which tokens of which reasonings."""
+
+    row: Row
+    plan: list[Stretch]
+    scored: list[int]
+    members: list[int]
+    where: torch.Tensor
+    label: torch.Tensor
+    cuts: list[int]
+
+
+class Forest:
+    """All reasonings as packed rows; the same for every prompt."""
+
+    def __init__(self, zs: Sequence[Ids], limit: int) -> None:
+        self.tree = _Trunk(build_tree([Target((0, *z), 1) for z in zs]))
+        self.cut(limit)
+
+    @property
+    def single(self) -> bool:
+        """Every row is one path already: it cannot be cut further."""
+        return all(len(p.members) == 1 for p in self.parts)
+
+    def cut(self, limit: int) -> None:
+        self.limit = limit
+        tree = self.tree.tree
+        rows = split_rows(tree, limit)
+        home = np.full(len(tree), -1)
+        for number, row in enumerate(rows):
+            home[row.nodes[home[row.nodes] < 0]] = number
+        members: list[list[int]] = [[] for _ in rows]
+        for i, nodes in enumerate(tree.predictors):
+            members[int(home[nodes[-1]])].append(i)
+        self.parts = [_part(tree, row, own) for row, own in zip(rows, members, strict=True) if own]
+
+
+def _part(tree: Tree, row: Row, members: list[int]) -> Part:
+    place = {int(node): n for n, node in enumerate(row.nodes)}
+    wanted = [np.asarray([place[int(node)] for node in tree.predictors[i]]) for i in members]
+    scored = np.unique(np.concatenate(wanted))
+    where = torch.from_numpy(np.searchsorted(scored, np.concatenate(wanted)))
+    label = torch.from_numpy(np.concatenate([tree.labels[i] for i in members]).astype(np.int64))
+    cuts = np.cumsum([len(w) for w in wanted])[:-1].tolist()
+    return Part(row, stretches(row), scored.tolist(), members, where, label, cuts)

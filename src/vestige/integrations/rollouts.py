@@ -1,0 +1,115 @@
+"""Rollouts from files: our own JSONL, and what trainers write. The format is found by content.
+
+Every loader ends in `Rollout`s, one a turn, and says what its format has lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vestige.data.reasoning import Rollout
+from vestige.data.rows import Row, read_file
+from vestige.errors import UserError, unknown_name
+from vestige.integrations.rollouts_pickle import ragen_pickle
+from vestige.integrations.rollouts_ragen import ragen_history, ragen_jsonl
+from vestige.integrations.rollouts_rows import native, trl, verl
+from vestige.integrations.rollouts_slime import slime
+
+_ROWS: dict[str, Callable[[Row, str, int], list[Rollout]]] = {
+    "native": native,
+    "verl": verl,
+    "trl": trl,
+    "ragen-jsonl": ragen_jsonl,
+    "ragen-history": ragen_history,
+}
+_FILES: dict[str, Callable[[Path], list[Rollout]]] = {"ragen-pickle": ragen_pickle, "slime": slime}
+FORMATS = (*_ROWS, *_FILES)
+
+# What a reader of the numbers must know about the file they came from.
+LOSSES = {
+    "native": "",
+    "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and tool or environment turns "
+    "stand inside the output; prompts are equal texts, not token ids",
+    "trl": "TRL logs only the last generation batch of a logging step, decoded without special tokens; prompts are "
+    "equal texts, not token ids",
+    "ragen-jsonl": "RAGEN's JSONL has neither the system prompt nor the 'Turn / State / actions left' frame, so "
+    "prompts are approximate; rewards printed into later states were removed",
+    "ragen-history": "prompts are rebuilt by RAGEN's rules; warnings and truncation of the rollout are not in them",
+    "ragen-pickle": "RAGEN's reasoning is stripped text, tokenised again without its surroundings",
+    "slime": "",
+}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The turns of one file, and what its format is and has lost."""
+
+    rollouts: tuple[Rollout, ...]
+    format: str
+    source: str
+
+    @property
+    def loss(self) -> str:
+        return LOSSES[self.format]
+
+
+def load_rollouts(path: str | Path, format: str = "auto", prompt_template: str = "raw") -> Loaded:
+    """All turns of one file. `prompt_template` "chatml-restore" puts back the markers that decoding removed."""
+    place = Path(path)
+    if format not in ("auto", *FORMATS):
+        raise unknown_name("rollout format", format, ("auto", *FORMATS))
+    if prompt_template not in ("raw", "chatml-restore"):
+        raise unknown_name("prompt template", prompt_template, ("raw", "chatml-restore"))
+    if not place.is_file():
+        raise UserError(f"Rollout file {place} does not exist; check the path.")
+    if format == "auto" and place.suffix in (".pkl", ".pickle", ".pt"):
+        format = "slime" if place.suffix == ".pt" else "ragen-pickle"
+    if format in _FILES:
+        found = _FILES[format](place)
+    else:
+        rows = read_file(place)
+        if not rows:
+            raise UserError(f"{place} holds no rows; give a file with at least one turn.")
+        format = detect(rows[0], place) if format == "auto" else format
+        found = rows_to_rollouts(rows, format, str(place))
+    if prompt_template == "chatml-restore":
+        from vestige.integrations.rollouts_rows import restored
+
+        found = [restored(r) for r in found]
+    return Loaded(tuple(apart(found)), format, str(place))
+
+
+def rows_to_rollouts(rows: Sequence[Row], format: str, source: str = "rows") -> list[Rollout]:
+    return [r for number, row in enumerate(rows) for r in _ROWS[format](row, f"{source} row {number + 1}", number)]
+
+
+def apart(rollouts: Sequence[Rollout]) -> list[Rollout]:
+    """Trajectories that share a name told apart: several samples of one data row often carry its number.
+
+    >>> [r.trajectory for r in apart([Rollout("a"), Rollout("a"), Rollout("a", turn=1)])]
+    ['a', 'a#2', 'a']
+    """
+    seen: dict[tuple[int | None, str, int], int] = {}
+    out = []
+    for r in rollouts:
+        key = (r.step, r.trajectory, r.turn)
+        seen[key] = seen.get(key, 0) + 1
+        out.append(r if seen[key] == 1 else replace(r, trajectory=f"{r.trajectory}#{seen[key]}"))
+    return out
+
+
+def detect(row: Mapping[str, Any], place: Path) -> str:
+    """The format of a file of rows, by the names in its first row."""
+    names = set(row)
+    if "history" in names:
+        return "ragen-history"
+    if {"custom_id", "messages"} <= names and "metadata" in names:
+        return "ragen-jsonl"
+    if {"prompt", "completion"} <= names and place.suffix == ".parquet":
+        return "trl"
+    if {"input", "output"} <= names:
+        return "verl"
+    return "native"

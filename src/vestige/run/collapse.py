@@ -1,0 +1,349 @@
+"""vestige collapse: rollout files and a model in, numbers, rows, matrices, a table and a picture out."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vestige import __version__
+from vestige.data.reasoning import Extractor, Reasoning, Rollout
+from vestige.errors import UserError
+from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
+from vestige.integrations.rollouts import Loaded, load_rollouts
+from vestige.metrics.collapse import LABELS, row_table
+from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.run.composing import compose_config, composing
+from vestige.run.progress import Bar
+from vestige.run.tables import number, table
+from vestige.store.files import read_json, write_bytes, write_json
+
+OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
+SHOWN = 200  # characters of a reasoning kept beside its row
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What to measure. `models`: one for all files, or one for each."""
+
+    files: Sequence[str | Path]
+    models: Sequence[Any]  # paths, or LoadedModels
+    settings: CollapseSettings = field(default_factory=CollapseSettings)
+    reasoning: Reasoning = field(default_factory=Reasoning)
+    format: str = "auto"
+    prompt_template: str = "raw"
+    steps: Sequence[int] = ()
+    scheduled: bool = False  # only the steps that compute_freq asks for
+    temperature: float = 1.0
+    ema: Path | None = None
+    out: Path | None = None
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    batch_tokens: int | None = None
+    progress: bool = True
+
+
+@dataclass
+class Report:
+    """The outcomes in the order of steps; printing it gives the table."""
+
+    outcomes: list[Outcome]
+    models: dict[int, str]
+    formats: dict[int, str]
+    notes: list[str] = field(default_factory=list)
+    files: list[Path] = field(default_factory=list)
+
+    @property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """step -> W&B name -> number."""
+        return {o.step: o.metrics for o in self.outcomes}
+
+    def __str__(self) -> str:
+        return show(self)
+
+
+def settings_from(
+    overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
+) -> CollapseSettings:
+    """The `collapse_detection` group with overrides, then flags that were given."""
+    from omegaconf import OmegaConf
+
+    with composing(config_dir) as directories:
+        config = compose_config("collapse.yaml", overrides, directories)
+    block = OmegaConf.to_container(config.collapse_detection, resolve=True)
+    assert isinstance(block, dict)
+    given = {k: v for k, v in (flags or {}).items() if v is not None}
+    return CollapseSettings.from_config({**{str(k): v for k, v in block.items()}, **given})
+
+
+def reasoning_for(settings: CollapseSettings, tokenization: str | None = None, **rules: Any) -> Reasoning:
+    """How reasoning is found; in parity with RAGEN it is also tokenised as RAGEN does, unless said otherwise."""
+    parity = settings.parity or ""
+    return Reasoning(tokenization=tokenization or ("separate" if parity else "exact"), parity=parity, **rules)
+
+
+def collapse(ask: Ask) -> Report:
+    """Measures every step of every file, in the order of steps."""
+    if not ask.models:
+        raise UserError("No model given; add --model PATH (the checkpoint that wrote the rollouts).")
+    if len(ask.models) not in (1, len(ask.files)):
+        raise UserError(
+            f"Give one --model, or one for each of the {len(ask.files)} files; there are {len(ask.models)}."
+        )
+    detector = CollapseDetector(ask.settings)
+    if ask.ema is not None and ask.ema.is_file():
+        detector.load_state_dict(read_json(ask.ema))
+    batches = by_step(ask)
+    report = Report([], {}, {})
+    model = _Current(ask)
+    for step, (rollouts, file, loaded) in sorted(batches.items()):
+        if ask.scheduled and not detector.should_compute(step):
+            continue
+        held = model.get(file)
+        trajectories = Extractor(held.tokenizer, ask.reasoning).trajectories(rollouts)
+        with Bar(f"step {step}", 1, "prompt", ask.progress) as bar:
+            scorer = model_scorer(held.model, ask.settings, temperature=ask.temperature, row_tokens=ask.batch_tokens)
+            scorer.progress = _watch(bar)
+            detector.scorer = scorer
+            outcome = detector.compute(trajectories, step)
+        report.outcomes.append(outcome)
+        report.models[step], report.formats[step] = held.name, loaded.format
+        _note(report, [loaded.loss, *scorer.cost.notes])
+        if ask.out is not None:
+            _keep_rows(ask.out, outcome, held.tokenizer, first=len(report.outcomes) == 1)
+    if not report.outcomes:
+        raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
+    _note(report, [OFF_POLICY])
+    if ask.out is not None:
+        _write(ask, report)
+    if ask.ema is not None:
+        write_json(ask.ema, detector.state_dict())
+    return report
+
+
+def _watch(bar: Bar) -> Callable[[int, int], None]:
+    """A bar that starts anew with each matrix."""
+
+    def progress(done: int, total: int) -> None:
+        if done == 1:
+            bar.expect(0, total)
+        bar.add(1)
+
+    return progress
+
+
+def _note(report: Report, words: Sequence[str]) -> None:
+    report.notes += [w for w in words if w and w not in report.notes]
+
+
+class _Current:
+    """One model in memory at a time."""
+
+    def __init__(self, ask: Ask) -> None:
+        self.ask = ask
+        self.which: Any = None
+        self.held: LoadedModel | None = None
+
+    def get(self, file: int) -> LoadedModel:
+        wanted = self.ask.models[file if len(self.ask.models) > 1 else 0]
+        if isinstance(wanted, LoadedModel):
+            return wanted
+        if self.held is None or wanted != self.which:
+            self.held = None  # the old one goes before the new one comes
+            self.held, self.which = load_model(ModelArgs(path=str(wanted), **self.ask.model_args)), wanted
+        return self.held
+
+
+def by_step(ask: Ask) -> dict[int, tuple[list[Rollout], int, Loaded]]:
+    """Turns by step: as their rows say, else as asked, else by the number in the file's name, else in order."""
+    if ask.steps and len(ask.steps) != len(ask.files):
+        raise UserError(f"Give one --step for each of the {len(ask.files)} files; there are {len(ask.steps)}.")
+    out: dict[int, tuple[list[Rollout], int, Loaded]] = {}
+    for n, file in enumerate(ask.files):
+        loaded = load_rollouts(file, ask.format, ask.prompt_template)
+        whole = ask.steps[n] if ask.steps else None
+        parts: dict[int, list[Rollout]] = {}
+        for r in loaded.rollouts:
+            said = whole if whole is not None else r.step
+            parts.setdefault(_named_step(Path(file), n) if said is None else said, []).append(r)
+        for step, rollouts in parts.items():
+            if step in out:
+                other = ask.files[out[step][1]]
+                raise UserError(f"{file} and {other} are both of step {step}; say which is which with --step.")
+            out[step] = (rollouts, n, loaded)
+    return out
+
+
+def _named_step(file: Path, position: int) -> int:
+    """The last number in a file's name (verl writes 50.jsonl, TRL completions_00050.parquet).
+
+    >>> _named_step(Path("completions_00050.parquet"), 0), _named_step(Path("mine.jsonl"), 2)
+    (50, 3)
+    """
+    found = re.findall(r"\d+", file.name.split(".")[0])
+    return int(found[-1]) if found else position + 1
+
+
+def _keep_rows(out: Path, outcome: Outcome, tokenizer: Any, first: bool) -> None:
+    """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
+    out.mkdir(parents=True, exist_ok=True)
+    with (out / "rows.jsonl").open("w" if first else "a", encoding="utf-8") as file:
+        for label, sample in outcome.samples.items():
+            for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):
+                text = tokenizer.decode(list(turn.z)) if tokenizer is not None else ""
+                about = {"trajectory": turn.trajectory, "turn": turn.turn, "group": turn.group, "where": turn.where}
+                body = {"step": outcome.step, "label": label, "row": n, **about, **row, "reasoning": text[:SHOWN]}
+                file.write(json.dumps(body, ensure_ascii=False) + "\n")
+
+
+def _write(ask: Ask, report: Report) -> None:
+    out = ask.out
+    assert out is not None
+    body = {
+        "version": __version__,
+        "settings": asdict(ask.settings) | {"temperature": ask.temperature},
+        "reasoning": asdict(ask.reasoning),
+        "notes": report.notes,
+        "steps": [_step_json(o, report) for o in report.outcomes],
+    }
+    write_json(out / "metrics.json", body)
+    arrays: dict[str, Any] = {}
+    for o in report.outcomes:
+        for label, sample in o.samples.items():
+            arrays |= _arrays(f"{o.step}/{label}", sample)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(out / "cross.npz", buffer.getvalue())
+    report.files = [out / "metrics.json", out / "rows.jsonl", out / "cross.npz"]
+    if len(report.outcomes) > 1 and any(o.samples for o in report.outcomes):
+        from vestige.report.collapse_plots import collapse_plot
+
+        try:
+            report.files.append(collapse_plot(_points(report), out / "collapse.png"))
+        except UserError as error:  # no matplotlib: the numbers are there all the same
+            _note(report, [str(error)])
+
+
+def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:
+    out: dict[str, list[tuple[int, Mapping[str, float | None]]]] = {}
+    for o in report.outcomes:
+        for label, sample in o.samples.items():
+            out.setdefault(label, []).append((o.step, sample.metrics))
+    return out
+
+
+def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
+    return {
+        "step": o.step,
+        "model": report.models[o.step],
+        "format": report.formats[o.step],
+        "turns": o.turns,
+        "left_out": o.left_out,
+        "metrics": o.metrics,
+        "reasons": o.reasons,
+        "verdicts": {label: s.verdict for label, s in o.samples.items()},
+        "notes": {label: list(s.notes) for label, s in o.samples.items() if s.notes},
+        "samples": {label: _sizes(s) for label, s in o.samples.items()},
+    }
+
+
+def _sizes(s: Sampled) -> dict[str, Any]:
+    """Rows a prompt (K), as a histogram, and reasoning lengths."""
+    _, rows = np.unique(s.cross.own_prompt, return_counts=True)
+    sizes, times = np.unique(rows, return_counts=True)
+    return {
+        "rows_per_prompt": {str(k): int(n) for k, n in zip(sizes, times, strict=True)},
+        "mean_tokens": float(s.cross.lengths.mean()),
+        "max_tokens": int(s.cross.lengths.max()),
+    }
+
+
+def _arrays(name: str, s: Sampled) -> dict[str, Any]:
+    """The matrix, who belongs to whom, and every token: each row's (columns x tokens) values, row after row."""
+    tokens = np.concatenate([t.reshape(-1) for t in s.log_probs.tokens])
+    cross = s.cross
+    parts = {"sums": cross.sums, "lengths": cross.lengths, "own": cross.own, "prompts": cross.prompts, "tokens": tokens}
+    return {f"{name}/{key}": value for key, value in parts.items()}
+
+
+COLUMNS = (
+    ("MI, nats", "mi_seq_estimate"),
+    ("at most", "mi_bound_attainable"),
+    ("own found", "retrieval_accuracy"),
+    ("chance", "retrieval_chance_level"),
+    ("H(Z|X)", "conditional_entropy_est"),
+    ("H(Z)", "reasoning_entropy_est"),
+)
+TITLES = dict(zip(LABELS, ("First turns", "Turns of trajectories drawn evenly", "Turns drawn evenly"), strict=True))
+
+
+def show(report: Report) -> str:
+    """A table a label, a row a step, then verdicts, what is missing, and what must be known."""
+    lines = []
+    for label in LABELS:
+        rows = [(o, o.samples[label]) for o in report.outcomes if label in o.samples]
+        if not rows:
+            continue
+        heads = ["step", "rows", "prompts", *(head for head, _ in COLUMNS), "95 % interval of MI"]
+        body = [_row(o, s) for o, s in rows]
+        lines += [f"{TITLES[label]} ({label})", "", table(body, heads, right=tuple(range(len(heads)))), ""]
+        lines += [f"step {o.step}: {s.verdict}" for o, s in rows]
+        if len(rows) > 1:
+            lines.append(_trend(rows[0], rows[-1]))
+        lines += [f"note, step {o.step}: {n}" for o, s in rows for n in s.notes] + [""]
+    for o in report.outcomes:
+        left = ", ".join(f"{n} x {why}" for why, n in sorted(o.left_out.items()))
+        if left:
+            lines.append(f"step {o.step}: {sum(o.left_out.values())} of {o.turns} turns left out: {left}")
+        lines += [f"step {o.step}: {label}: not computed: {why}" for label, why in o.reasons.items()]
+    lines += [f"note: {n}" for n in report.notes]
+    lines.append("MI is in nats a reasoning, H in nats a token; docs/collapse.md says how to read them.")
+    if report.files:
+        lines.append(f"files: {', '.join(map(str, report.files))}")
+    return "\n".join(lines)
+
+
+def _row(o: Outcome, s: Sampled) -> list[str]:
+    prompts = len(np.unique(s.cross.prompts))
+    span = s.spans.get("mi_seq_distinct_columns")
+    words = "-" if span is None else f"{number(span[0])} to {number(span[1])}"
+    values = [number(s.metrics.get(key)) for _, key in COLUMNS]
+    return [str(o.step), str(len(s.turns)), str(prompts), *values, words]
+
+
+def _trend(first: tuple[Outcome, Sampled], last: tuple[Outcome, Sampled]) -> str:
+    """What happened between the first and the last step, in numbers."""
+    parts = []
+    for words, key in (
+        ("MI", "mi_seq_estimate"),
+        ("own prompt found", "retrieval_accuracy"),
+        ("H(Z|X)", COLUMNS[4][1]),
+    ):
+        a, b = first[1].metrics.get(key), last[1].metrics.get(key)
+        if a is not None and b is not None:
+            parts.append(f"{words} {number(a)} -> {number(b)}")
+    return f"from step {first[0].step} to {last[0].step}: {', '.join(parts)}"
+
+
+def measure(
+    rollouts: str | Path | Sequence[str | Path],
+    model: Any,
+    tokenizer: Any = None,
+    out: str | Path | None = None,
+    settings: CollapseSettings | None = None,
+    reasoning: Reasoning | None = None,
+    **more: Any,
+) -> Report:
+    """`vestige.collapse`: the command line's work for a path or a model in memory."""
+    from vestige.models.load import wrap_model
+
+    files = [rollouts] if isinstance(rollouts, (str, Path)) else list(rollouts)
+    held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
+    used = settings or CollapseSettings()
+    how = reasoning or reasoning_for(used)
+    return collapse(Ask(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more))

@@ -1,0 +1,468 @@
+"""Collapse: the matrix on many architectures, properties of the numbers, words, the detector, the callback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from collapse_tools import TINY, random_cross, tiny, tokenizer, trajectories
+from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
+from vestige.collect.cost import Cost
+from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
+from vestige.data import sampling
+from vestige.data.reasoning import Trajectory, Turn
+from vestige.errors import UserError
+from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings
+from vestige.metrics.collapse import Cross, Ema, cross_of, information, label_metrics, marginal, matched
+from vestige.metrics.collapse_extras import exact_chance, extras, intervals, permutation_null
+from vestige.metrics.collapse_words import caveats, verdict
+from vestige.types import Target
+
+FIRST = "collapse_first_turn_sample"
+
+
+def problem(seed: int = 0) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Prompts that nest and repeat; reasonings that share openings, repeat, and have one token."""
+    rng = np.random.default_rng(seed)
+    system = numbers(rng, 12)
+    prompts = [system + numbers(rng, n) for n in (3, 5, 9)]
+    prompts += [prompts[0] + numbers(rng, 4), prompts[1], (7,)]
+    opening = numbers(rng, 6)
+    zs = [opening + numbers(rng, n) for n in (1, 4, 9)] + [numbers(rng, 1), numbers(rng, 14)]
+    return prompts, [*zs, zs[0], opening]
+
+
+def slowly(model: Any, prompts: list[Any], zs: list[Any]) -> Any:
+    """Shares no code with the scorer."""
+    return [np.stack([one_by_one(model, Target(x + z, len(x)))["logprob"] for x in prompts]) for z in zs]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_matrix_on_every_architecture(name: str) -> None:
+    """Right for all; by shared prompts where that fits, by whole sequences where not, and that is said."""
+    model = model_of(name)
+    prompts, zs = problem()
+    scorer = CrossScorer(model)
+    found = scorer(prompts, zs)
+    for ours, theirs in zip(found.tokens, slowly(model, prompts, zs), strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-4)
+    if name in PACKABLE:
+        assert not scorer.plain and not scorer.cost.notes
+    if scorer.plain:
+        assert "slower" in scorer.cost.notes[0]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("limit", [1, 7, 20, 1000])
+def test_any_row_length_gives_the_same_matrix(attention: str, limit: int) -> None:
+    model = model_of("llama", attention).double()
+    prompts, zs = problem(3)
+    scorer = CrossScorer(model, row_tokens=limit)
+    found = scorer(prompts, zs)
+    assert not scorer.plain
+    for ours, theirs in zip(found.tokens, slowly(model, prompts, zs), strict=True):
+        # The library's eager attention takes its softmax in float32 whatever the weights are.
+        assert ours == pytest.approx(theirs, abs=1e-9 if attention == "sdpa" else 1e-6)
+
+
+def test_a_wrong_fast_way_is_noticed(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Reasonings that see each other's tokens: the check must find it, and the result must still be right."""
+    from vestige.collect import prompts as module
+
+    real = module.stretches
+
+    def leaking(row: Any) -> Any:
+        return [replace(s, allowed=torch.ones_like(s.allowed)) for s in real(row)]
+
+    monkeypatch.setattr("vestige.collect.cross.stretches", leaking)
+    model = model_of("llama")
+    prompts, zs = problem()
+    scorer = CrossScorer(model)
+    with caplog.at_level(logging.WARNING):
+        found = scorer(prompts, zs)
+    assert scorer.plain and "differ by" in scorer.cost.notes[0]
+    for ours, theirs in zip(found.tokens, slowly(model, prompts, zs), strict=True):
+        assert ours == pytest.approx(theirs, abs=2e-4)
+
+
+def test_prompts_and_openings_are_pushed_once() -> None:
+    rng = np.random.default_rng(0)
+    system, opening = numbers(rng, 40), numbers(rng, 20)
+    prompts = [system + numbers(rng, 10) for _ in range(4)]
+    zs = [opening + numbers(rng, 5) for _ in range(4)]
+    cost = Cost()
+    CrossScorer(model_of("llama"), cost=cost)(prompts * 3, zs * 2)
+    whole = 4 * 4 * (50 + 25)
+    # system once, four prompt ends; under each prompt its last token, the opening once, four ends less their last token
+    shared = 40 + 4 * 9 + 4 * (1 + 20 + 4 * 4)
+    checked = 2 * (50 + 24)  # at most two cells, the plain way
+    assert shared <= cost.score_tokens <= shared + 4 + checked < whole / 2
+
+
+def test_memory_that_runs_out_halves_the_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    import vestige.collect.cross as module
+
+    real, failed = module.continue_prompt, []
+
+    def scarce(model: Any, cache: Any, tree: Any, row: Any, plan: Any, scored: Any) -> Any:
+        if len(row.nodes) > 16:
+            failed.append(len(row.nodes))
+            raise MemoryError
+        return real(model, cache, tree, row, plan, scored)
+
+    monkeypatch.setattr(module, "continue_prompt", scarce)
+    model = model_of("llama")
+    prompts, zs = problem()
+    scorer = CrossScorer(model)
+    found = scorer(prompts, zs)
+    assert failed and not scorer.plain and "rows halved" in scorer.cost.notes[0]
+    assert found.tokens[2] == pytest.approx(slowly(model, prompts, zs[2:3])[0], abs=2e-4)
+
+
+def test_ten_thousand_tokens_of_reasoning() -> None:
+    """Long reasoning needs no square mask, and agrees with a plain forward."""
+    import transformers as hf
+
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=50, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, max_position_embeddings=20_000,
+    )  # fmt: skip
+    model = hf.LlamaForCausalLM(config).eval()
+    rng = np.random.default_rng(0)
+    z = tuple(int(i) for i in rng.integers(0, 50, 10_000))
+    scorer = CrossScorer(model)
+    found = scorer([(1, 2, 3), (4, 5, 6)], [z, z[:50]])
+    assert not scorer.plain and found.tokens[0].shape == (2, 10_000)
+    assert found.tokens[0] == pytest.approx(slowly(model, [(1, 2, 3), (4, 5, 6)], [z])[0], abs=1e-4)
+    assert Forest([z], 16).single
+
+
+def test_reasoning_longer_than_the_model_can_read() -> None:
+    with pytest.raises(UserError, match="A prompt with a reasoning is"):
+        CrossScorer(model_of("gpt2"))([(1, 2)], [tuple([3] * 90)])
+
+
+def test_temperature() -> None:
+    model = model_of("llama").double()
+    prompts, zs = problem()
+    halved = CrossScorer(model, temperature=0.5)(prompts, zs)
+    ids = torch.tensor([prompts[0] + zs[1]])
+    with torch.no_grad():
+        logp = (model(input_ids=ids).logits[0, len(prompts[0]) - 1 : -1] / 0.5).log_softmax(-1)
+    expected = logp[torch.arange(len(zs[1])), torch.tensor(zs[1])].sum()
+    assert halved.sums[1, 0] == pytest.approx(float(expected), abs=1e-9)
+
+
+@pytest.mark.parametrize(("prompts", "zs"), [([], [(1,)]), ([(1,)], []), ([()], [(1,)]), ([(1,)], [()])])
+def test_nothing_to_score(prompts: list[Any], zs: list[Any]) -> None:
+    with pytest.raises(UserError):
+        CrossScorer(model_of("llama"))(prompts, zs)
+    with pytest.raises(UserError):
+        pairwise_scorer(lambda p, z: [])(prompts, zs)
+
+
+def test_any_log_prob_function_will_do() -> None:
+    """A detector for trainers of another make: padded tensors come back, in batches of the size asked for."""
+    sizes = []
+
+    def log_probs(prompts: Any, zs: Any) -> Any:
+        sizes.append(len(prompts))
+        out = torch.full((len(zs), 64), float("nan"))
+        for n, (x, z) in enumerate(zip(prompts, zs, strict=True)):
+            out[n, : len(z)] = torch.from_numpy(CrossScorer(tiny("float32"))([x], [z]).tokens[0][0])
+        return out
+
+    settings = CollapseSettings(num_samples=6, micro_batch_size=4, multi_turn_enabled=False, resamples=10)
+    ours = CollapseDetector(settings, log_prob_fn=log_probs).compute(trajectories("A"), 5)
+    theirs = CollapseDetector(settings, CrossScorer(tiny("float32"))).compute(trajectories("A"), 5)
+    assert sizes and max(sizes) == 4
+    names = [k for k in theirs.metrics if not k.startswith("timing_s/")]
+    assert {k: ours.metrics[k] for k in names} == pytest.approx({k: theirs.metrics[k] for k in names}, abs=1e-4)
+    with pytest.raises(UserError, match="returned 1 log-probabilities for a reasoning of 3"):
+        pairwise_scorer(lambda p, z: [[0.0]])([(1,)], [(1, 2, 3)])
+
+
+# ---- the numbers
+
+
+def test_information_is_the_difference_of_entropies() -> None:
+    m = information(random_cross())
+    assert m["mi_estimate"] == pytest.approx(m["reasoning_entropy_est"] - m["conditional_entropy_est"])
+    assert m["mi_seq_estimate"] == pytest.approx(m["reasoning_entropy_seq_est"] - m["conditional_entropy_seq_est"])
+
+
+def test_no_row_gains_more_than_its_bound() -> None:
+    cross = random_cross(signal=500.0)
+    doubled = Cross(np.hstack([cross.sums, cross.sums]), cross.lengths, cross.own, np.tile(cross.prompts, 2))
+    for c in (cross, doubled):
+        gain = matched(c.sums, c.own) - marginal(c.sums)
+        assert (gain <= np.log(c.sums.shape[1] / c.copies) + 1e-9).all()
+        assert gain.mean() == pytest.approx(extras(c)["mi_bound_attainable"])
+    assert extras(doubled)["mi_seq_distinct_columns"] == pytest.approx(extras(cross)["mi_seq_distinct_columns"])
+
+
+def test_columns_in_another_order_change_nothing() -> None:
+    cross = random_cross()
+    turned = np.asarray([2, 0, 3, 1])
+    own = np.argsort(turned)[cross.own]
+    other = Cross(cross.sums[:, turned], cross.lengths, own, cross.prompts[turned])
+    assert label_metrics(other, "l", Ema()) == pytest.approx(label_metrics(cross, "l", Ema()))
+
+
+def test_exact_chance_is_what_guessing_gives() -> None:
+    rng = np.random.default_rng(0)
+    cross = cross_of(np.zeros((3, 6)), [1, 1, 1], [0, 2, 5], [1, 1, 2, 2, 2, 3])
+    for k in (1, 2, 4):
+        hits = 0
+        for _ in range(4000):
+            picked = rng.permutation(6)[:k]
+            hits += sum(any(cross.prompts[j] == p for j in picked) for p in cross.own_prompt)
+        assert exact_chance(cross, k) == pytest.approx(hits / 12000, abs=0.02)
+    assert exact_chance(cross, 8) == 1.0
+
+
+def test_minus_infinity_is_survived() -> None:
+    assert marginal(np.asarray([[-np.inf, 0.0], [-np.inf, -np.inf]])).tolist() == [-np.log(2), -np.inf]
+
+
+def test_the_permutation_null_tells_signal_from_none() -> None:
+    rng = np.random.default_rng(0)
+    strong = permutation_null(random_cross(24, 4, signal=6.0), rng)
+    assert strong["mi_seq_null_p"] < 0.01 and strong["retrieval_null_p"] < 0.01
+    ps = [permutation_null(random_cross(24, 4, 0.0, seed), rng, 200)["mi_seq_null_p"] for seed in range(60)]
+    assert 0.3 < float(np.mean(ps)) < 0.7 and sum(p < 0.05 for p in ps) <= 9
+
+
+def test_intervals_widen_when_rows_of_a_prompt_agree() -> None:
+    """48 rows of 4 prompts that merely repeat are no more evidence than 4 rows."""
+    few = random_cross(4, 4, 1.0)
+    many = Cross(np.repeat(few.sums, 12, axis=0), np.repeat(few.lengths, 12), np.repeat(few.own, 12), few.prompts)
+    a, b = (intervals(c, np.random.default_rng(1))["mi_seq_distinct_columns"] for c in (few, many))
+    assert a == pytest.approx(b) and a[1] > a[0]
+    assert intervals(cross_of([[0.0, -1.0]], [3], [0], "ab"), np.random.default_rng(0)) == {}
+
+
+def test_words() -> None:
+    cross = random_cross(24, 4, signal=8.0)
+    rng = np.random.default_rng(0)
+    strong = {**label_metrics(cross, "l", Ema()), **extras(cross), **permutation_null(cross, rng)}
+    assert verdict(strong).startswith("reasoning depends on its prompt (own prompt found for")
+    few = cross_of([[0.0, -9.0], [0.0, -9.0], [-9.0, 0.0], [-9.0, 0.0]], [4] * 4, [0, 0, 1, 1], "ab")
+    hints = {**label_metrics(few, "l", Ema()), **extras(few), **permutation_null(few, rng)}
+    assert verdict(hints).startswith("too few rows to tell (own prompt found for 100% of rows")
+    flat = cross_of(np.full((8, 2), -8.0), [4] * 8, [0, 0, 0, 0, 1, 1, 1, 1], "ab")
+    none = {**label_metrics(flat, "l", Ema()), **extras(flat), **permutation_null(flat, rng)}
+    assert verdict(none).startswith("no dependence on the prompt can be seen")
+    [words] = [c for c in caveats(none, 1e-3) if c.startswith("mi_zscore is")]
+    assert "dominated by std_eps" in words
+    assert caveats(strong, 1e-3) == []
+    assert "is noise" in caveats({"mi_estimate": -0.01}, 1e-3)[0]
+    assert "different signs" in caveats({"mi_estimate": 0.1, "mi_seq_estimate": -4.0}, 1e-3)[0]
+    spans = {"mi_seq_distinct_columns": (-9.0, -2.0)}
+    assert "did not write" in caveats({"mi_estimate": -0.2, "mi_seq_estimate": -4.0}, 1e-3, spans)[0]
+    assert "only 1 distinct" in caveats({"n_columns": 3, "n_prompts_distinct": 1}, 1e-3)[0]
+    assert verdict({}) == "cannot tell; cannot tell"
+
+
+# ---- sampling and the detector
+
+
+def test_our_draws_lose_nothing_and_repeat() -> None:
+    counts = [3, 0, 2, 0, 5]
+    rng = lambda step=1: sampling.generator(0, step, "l")  # noqa: E731
+    assert sampling.trajectory_turns(counts, None, rng()) == [(m, t) for m, n in enumerate(counts) for t in range(n)]
+    drawn = sampling.trajectory_turns(counts, 7, rng())
+    assert len(drawn) == 7 and all(t < counts[m] for m, t in drawn)
+    assert drawn == sampling.trajectory_turns(counts, 7, rng()) != sampling.trajectory_turns(counts, 7, rng(2))
+    assert len(set(sampling.even_turns(counts, 4, rng()))) == 4
+    assert sampling.first_turns([1, 0, 2], 5, rng()) == [0, 2]
+    assert sampling.trajectory_turns([0, 0], 3, rng()) == []
+    many = [m for s in range(300) for m, _ in sampling.trajectory_turns(counts, 9, rng(s))]
+    share = np.bincount(many, minlength=5) / len(many)
+    assert share == pytest.approx([1 / 3, 0, 1 / 3, 0, 1 / 3], abs=0.05)
+
+
+def small(prompts: int = 3, samples: int = 2) -> list[Trajectory]:
+    rng = np.random.default_rng(0)
+    return [
+        Trajectory(f"{p}.{k}", (Turn((1, 2, 10 + p), numbers(rng, 6), None, 0, f"{p}.{k}"),))
+        for p in range(prompts)
+        for k in range(samples)
+    ]
+
+
+def test_without_groups_prompts_are_the_columns() -> None:
+    made = CollapseDetector(CollapseSettings(resamples=10), CrossScorer(tiny()))
+    outcome = made.compute(small())
+    assert outcome.samples[FIRST].cross.sums.shape == (6, 3)
+    assert outcome.samples["collapse_trajectory_sample"].cross.sums.shape == (6, 6)
+    assert outcome.metrics["collapse_trajectory_sample/n_prompts_distinct"] == 3
+    distinct = CollapseDetector(CollapseSettings(resamples=10, columns="distinct"), CrossScorer(tiny()))
+    assert distinct.compute(small()).samples["collapse_trajectory_sample"].cross.sums.shape == (6, 3)
+
+
+def test_one_row_has_no_z_score() -> None:
+    settings = CollapseSettings(num_samples=1, multi_turn_enabled=False, columns="distinct", resamples=5)
+    turns = small(1, 1)
+    made = CollapseDetector(settings, CrossScorer(tiny()))
+    assert "one and the same prompt" in made.compute(turns).reasons[FIRST]
+    two = cross_of([[-3.0, -5.0]], [4], [0], "ab")
+    assert label_metrics(two, "l", Ema())["mi_zscore"] > 100  # RAGEN's: divided by std_eps alone
+
+
+def test_errors_are_raised_or_skipped(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(prompts: Any, zs: Any) -> Any:
+        raise RuntimeError("no GPU today")
+
+    with pytest.raises(RuntimeError):
+        CollapseDetector(CollapseSettings(), log_prob_fn=broken).compute(small())
+    skipping = CollapseDetector(CollapseSettings(on_error="skip"), log_prob_fn=broken)
+    with caplog.at_level(logging.WARNING):
+        outcome = skipping.compute(small())
+    assert set(outcome.reasons.values()) == {"no GPU today"} and "no GPU today" in caplog.text
+    assert outcome.metrics["collapse/first_turn_num_total"] == 6
+    with pytest.raises(UserError, match="neither a scorer nor"):
+        CollapseDetector().compute(small())
+
+
+def test_a_nan_model_gives_a_reason() -> None:
+    made = CollapseDetector(CollapseSettings(), log_prob_fn=lambda p, z: [[float("nan")] * len(t) for t in z])
+    assert "no finite log-probability" in made.compute(small()).reasons[FIRST]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"compute_freq": 0}, {"num_samples": None}, {"num_samples": "some"}, {"num_samples": True}, {"ema_decay": 2},
+        {"std_eps": -1}, {"columns": "rows"}, {"parity": "verl"}, {"num_sample": 3}, {"micro_batch_size": 1.5},
+    ],
+)  # fmt: skip
+def test_settings_that_are_wrong(block: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        CollapseSettings.from_config(block)
+    assert CollapseSettings.from_config({"num_samples": "ALL"}).count is None
+
+
+def test_a_damaged_state_is_refused() -> None:
+    with pytest.raises(UserError, match="EMA state"):
+        CollapseDetector().load_state_dict({"per_token": 3})
+
+
+# ---- the callback
+
+
+def rows(step: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"State {p}", "response": f"<think>look at {p} and {step}</think>Up"} for p in range(3) for _ in "ab"
+    ]
+
+
+def train(tmp_path: Path, steps: int, report_to: str, feed: Any, callback: Any, **more: Any) -> Any:
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    class Feed(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            feed(state.global_step + 1)
+
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=1, report_to=report_to,
+        logging_steps=100, save_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.0, **more,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * steps
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[Feed()])  # type: ignore[arg-type]
+    callback.install(trainer)
+    trainer.train()
+    return trainer
+
+
+def test_the_callback_logs_at_its_rhythm(tmp_path: Path) -> None:
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=2, resamples=10))
+    trainer = train(tmp_path, 5, "none", lambda step: callback.record(rows(step)), callback)
+    logged = [e for e in trainer.state.log_history if f"{FIRST}/mi_estimate" in e]
+    assert [e["step"] for e in logged] == [1, 2, 4]
+    assert "timing_s/collapse_first_turn_step" in logged[0]
+    assert trainer.model.training
+    state = json.loads((tmp_path / "collapse_ema.json").read_text())
+    assert state["per_token"][FIRST] == pytest.approx(logged[-1][f"{FIRST}/marginal_std_ema"])
+
+
+def test_the_callback_overhears_rewards() -> None:
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    callback = CollapseCallback(tokenizer())
+
+    def reward(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+        """Counts."""
+        return [float(len(c)) for c in completions]
+
+    heard = callback.listen(reward)
+    assert heard.__name__ == "reward"
+    ids = tokenizer().encode("<think>a b</think>", add_special_tokens=False)
+    talk = [{"role": "user", "content": "Q"}]
+    out = heard(prompts=["Q", talk], completions=["<think>a</think>", [{"role": "assistant", "content": "x"}]],
+                completion_ids=[ids, ids])  # fmt: skip
+    assert out == [16.0, 1.0]
+    first, second = callback.rollouts
+    assert first.response_ids == tuple(ids) and second.messages == tuple(talk)
+
+
+def test_the_callback_must_be_installed(tmp_path: Path) -> None:
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    with pytest.raises(UserError, match="install"):
+        CollapseCallback(tokenizer()).on_train_begin(None, None, None)
+
+
+def test_a_failing_measurement_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    def broken(prompts: Any, zs: Any) -> Any:
+        raise RuntimeError("no GPU today")
+
+    callback = CollapseCallback(tokenizer(), log_prob_fn=broken)
+    with caplog.at_level(logging.WARNING):
+        trainer = train(tmp_path, 2, "none", lambda step: callback.record(rows(step)), callback)
+    assert trainer.state.global_step == 2 and "no GPU today" in caplog.text
+
+
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
+    train(tmp_path, 2, "tensorboard", lambda step: callback.record(rows(step)), callback)
+    [file] = (tmp_path / "runs").rglob("events.out.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [e.step for e in events.Scalars(f"train/{FIRST}/retrieval_accuracy")] == [1, 2]
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    from vestige.integrations.collapse_callback import CollapseCallback
+
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
+    seen: list[dict[str, Any]] = []
+    train(tmp_path, 1, "wandb", lambda step: callback.record(rows(step)), callback, run_name="collapse")
+    seen.append(dict(wandb.run.summary) if wandb.run else {})
+    wandb.finish()
+    assert os.environ["WANDB_MODE"] == "offline"
+    assert f"train/{FIRST}/mi_estimate" in seen[0]
+    assert list(tmp_path.rglob("*.wandb"))

@@ -60,7 +60,7 @@ class DiffusionSettings(Settings):
     remind_every: int = 32
     learning: Training = field(default_factory=lambda: Training(epochs=100, lr=6e-3, batch_size=8))
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("npo", Training(epochs=20, lr=1.5e-3, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
+        Unlearning("npo", Training(epochs=40, lr=2e-3, batch_size=8), {"beta": 0.2, "alpha": 5.0}),
     )
 
 

@@ -58,9 +58,10 @@ def test_masked_losses_by_hand():
     second = math.log(2 + math.e)  # each label's loss at its own place, no shift
     hidden, sizes = torch.tensor([2, 1]), torch.tensor([3, 4])
     expected = [sum(first) * 3 / 2, second * 4 / 1]
-    got = losses.masked_nll(torch.tensor(logits), torch.tensor(labels), hidden, sizes)
+    placed = torch.tensor(logits)[torch.tensor(labels) != losses.IGNORE]  # only where a label is
+    got = losses.masked_nll(placed, torch.tensor(labels), hidden, sizes)
     np.testing.assert_allclose(got.numpy(), expected, rtol=1e-6)
-    mean = losses.masked_cross_entropy(torch.tensor(logits), torch.tensor(labels), hidden, sizes)
+    mean = losses.masked_cross_entropy(placed, torch.tensor(labels), hidden, sizes)
     assert float(mean) == pytest.approx((expected[0] / 3 + expected[1] / 4) / 2, rel=1e-6)
 
 
@@ -121,7 +122,8 @@ def test_the_estimate_is_unbiased():
     answer = torch.tensor([[*row.ids[row.start :], *[EOS] * (WINDOW - 3)]])
     truth = float(losses.placed_nll(logits[:, row.start :], answer).sum())
     noise = Random(2)
-    estimates = [float(OBJECTIVE.nll(logits, OBJECTIVE.collate([row], PAD, noise))) for _ in range(3000)]
+    drawn = [OBJECTIVE.collate([row], PAD, noise) for _ in range(3000)]
+    estimates = [float(OBJECTIVE.nll(logits[batch.labels != losses.IGNORE], batch)) for batch in drawn]
     error = np.std(estimates) / math.sqrt(len(estimates))
     assert abs(np.mean(estimates) - truth) < 4 * error < 0.05 * truth
 
@@ -131,9 +133,21 @@ def test_padding_does_not_change_the_loss(model):
     together = OBJECTIVE.nll(OBJECTIVE.logits(model, batch), batch)
     for k in range(len(FORGET)):
         length = int(batch.attention[k].sum())
-        logits = model(input_ids=batch.ids[k : k + 1, :length]).logits
-        alone = losses.masked_nll(logits, batch.labels[k : k + 1, :length], batch.hidden[k], batch.sizes[k])
+        labels = batch.labels[k : k + 1, :length]
+        logits = model(input_ids=batch.ids[k : k + 1, :length]).logits[labels != losses.IGNORE]
+        alone = losses.masked_nll(logits, labels, batch.hidden[k], batch.sizes[k])
         assert torch.allclose(alone, together[k : k + 1], atol=1e-5)
+
+
+def test_logits_are_made_for_trained_tokens_only(model):
+    [batch] = batches(FORGET, 1)
+    seen = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda layer, args, out: seen.append(out.shape[-2]))
+    narrow = OBJECTIVE.logits(model, batch)
+    handle.remove()
+    whole = model(input_ids=batch.ids, attention_mask=batch.attention).logits
+    trained = batch.labels != losses.IGNORE
+    assert seen == [int(trained.sum())] and torch.allclose(narrow, whole[trained], atol=1e-6)
 
 
 def test_a_masked_model_learns_an_answer_and_its_end(model):

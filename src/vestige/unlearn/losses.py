@@ -44,15 +44,19 @@ def sequence_nll(logits: Tensor, labels: Tensor) -> Tensor:
 def masked_nll(logits: Tensor, labels: Tensor, hidden: Tensor, sizes: Tensor) -> Tensor:
     """An estimate of minus the log-probability of each answer, from `hidden` of its `sizes` tokens.
 
-    The loss of the hidden tokens is scaled up to the whole answer. Its mean over all ways to hide tokens bounds minus
-    the log-probability from above. Four equal logits, one of two tokens hidden: the answer is worth 4 * 4.
+    Logits are given only where a label is, (labels, vocabulary), in reading order. The loss of the hidden tokens is
+    scaled up to the whole answer. Its mean over all ways to hide tokens bounds minus the log-probability from above.
+    Four equal logits, one of two tokens hidden: the answer is worth 4 * 4.
 
     >>> import torch
-    >>> nll = masked_nll(torch.zeros(1, 2, 4), torch.tensor([[IGNORE, 3]]), torch.tensor([1]), torch.tensor([2]))
+    >>> nll = masked_nll(torch.zeros(1, 4), torch.tensor([[IGNORE, 3]]), torch.tensor([1]), torch.tensor([2]))
     >>> round(float(nll.exp()), 4)
     16.0
     """
-    return placed_nll(logits, labels).sum(dim=-1) * sizes / hidden
+    trained = labels != IGNORE
+    losses = F.cross_entropy(logits.float(), labels[trained], reduction="none")
+    placed = losses.new_zeros(labels.shape).masked_scatter(trained, losses)
+    return placed.sum(dim=-1) * sizes / hidden
 
 
 def masked_cross_entropy(logits: Tensor, labels: Tensor, hidden: Tensor, sizes: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vestige.errors import UserError
+from vestige.models.logits import logits_at
 from vestige.unlearn import losses
 
 
@@ -111,8 +112,9 @@ class MaskedDiffusion:
         return MaskedBatch(*(part.to(device) for part in parts))
 
     def logits(self, model: Any, batch: MaskedBatch) -> Tensor:
-        logits: Tensor = model(input_ids=batch.ids, attention_mask=batch.attention).logits
-        return logits
+        """Those of trained tokens only: the output layer is most of a small model's work."""
+        where = (batch.labels != losses.IGNORE).flatten().nonzero()[:, 0]
+        return logits_at(model, where, input_ids=batch.ids, attention_mask=batch.attention)
 
     def loss(self, logits: Tensor, batch: MaskedBatch) -> Tensor:
         return losses.masked_cross_entropy(logits, batch.labels, batch.hidden, batch.sizes)

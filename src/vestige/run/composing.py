@@ -74,7 +74,7 @@ def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserE
             kind = group.split("/")[0]
             return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
         return unknown_name(f"{group or 'config'}", name, known)
-    found = re.search(r"Could not override '([^']+)'", text)
+    found = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
     metric = re.match(r"(eval\.\w+\.metrics\.(\w+))", found[1]) if found else None
     if found and metric and not any(name.startswith(f"{metric[1]}.") for name in _setting_names()):
         return UserError(
@@ -187,7 +187,9 @@ class ConfigLibrary:
         root = next(d for d in self.directories if path.is_relative_to(d))
         whole = compose_config(str(path.relative_to(root).with_suffix("")), [], self.directories)
         package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
-        return OmegaConf.select(whole, package[1] if package else ".".join(path.relative_to(root).parent.parts))
+        # Hydra counts packages from the root, with or without _global_ said before them.
+        place = package[1].removeprefix("_global_.") if package else ".".join(path.relative_to(root).parent.parts)
+        return OmegaConf.select(whole, place)
 
     def _attached(self, key: str, node: Any) -> Any:
         """Puts a node into the tree, so that its interpolations see the whole configuration, and resolves it."""

@@ -211,6 +211,10 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
         (["trajectory_config.sampler_kwargs.steps=0"], "steps must be a whole number of at least 1"),
         (["trajectory_config.sampler_kwargs.stepz=3"], "Did you mean 'steps'"),
         (["trajectory_config.include_view=full"], "Did you mean 'include_views'"),
+        (["trajectory_config.eos_token_id=end"], "eos_token_id must be a whole number of at least 0, it is 'end'"),
+        (["trajectory_config.sampler_kwargs=7"], "sampler_kwargs must hold settings"),
+        (["trajectory_config.sampler_kwargs.seed=x"], "seed must be a whole number of at least 0"),
+        (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be a whole"),
     ],
 )  # fmt: skip
 def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.suites.spec import Config
+from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
@@ -55,13 +56,42 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    import yaml
+
     try:
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
             return compose(config_name, overrides=list(overrides))
+    except yaml.YAMLError as error:
+        raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_composition(error, directories) from None
+
+
+def _explain_yaml(error: Exception) -> UserError:
+    """A file that is not YAML; the guide's truth ratio, which says `probability` twice, gets the form that works."""
+    mark = getattr(error, "problem_mark", None)
+    where = f"{mark.name}, line {mark.line + 1}" if mark else "A config file"
+    problem = str(getattr(error, "problem", None) or error)
+    twice = re.search(r"found duplicate key (\S+)", problem)
+    if not twice:
+        return UserError(f"{where}: not valid YAML: {problem}.")
+    key = twice[1]
+    return UserError(
+        f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
+        f"{{right: {{handler: {key}, access_key: correct}}, wrong: {{handler: {key}, access_key: wrong}}}}."
+    )
+
+
+def _read_yaml(path: Path) -> Any:
+    import yaml
+    from omegaconf import OmegaConf
+
+    try:
+        return OmegaConf.load(path)
+    except yaml.YAMLError as error:
+        raise _explain_yaml(error) from None
 
 
 def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserError:
@@ -74,7 +104,7 @@ def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserE
             kind = group.split("/")[0]
             return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
         return unknown_name(f"{group or 'config'}", name, known)
-    found = re.search(r"Could not override '([^']+)'", text)
+    found = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
     metric = re.match(r"(eval\.\w+\.metrics\.(\w+))", found[1]) if found else None
     if found and metric and not any(name.startswith(f"{metric[1]}.") for name in _setting_names()):
         return UserError(
@@ -128,7 +158,7 @@ def lend_suite(cfg: Any, lender: str, borrower: str, directories: Sequence[Path]
     file = next((f for d in directories if (f := d / "eval" / f"{lender}.yaml").is_file()), None)
     if file is None:
         raise unknown_name("library", lender, options("eval", directories), f"(eval.{borrower}.library)")
-    kept = OmegaConf.load(file)
+    kept = _read_yaml(file)
     own = {k for k in cfg.eval[borrower] if k not in ("metrics", "handler", "library", "local_data")}
     body = {str(k): v for k, v in kept.items_ex(resolve=False) if k not in ("defaults", "metrics")}
     body |= {str(k): f"${{eval.{borrower}.{k}}}" for k in own}
@@ -168,7 +198,10 @@ class ConfigLibrary:
         path = self.files.get(self.resolve_name(name))
         if path is None:
             return None
-        return self._attached(f"eval.{self.suite}._library.{name}", self._load(path))
+        node = self._load(path)
+        if list(node) == [name]:  # pasted with its name, as guides print it
+            node = node[name]
+        return self._attached(f"eval.{self.suite}._library.{name}", self._completed(node))
 
     def dataset(self, name: str) -> Mapping[str, Config] | None:
         for directory in self.directories:
@@ -181,13 +214,25 @@ class ConfigLibrary:
         """A config file's content. One with a defaults list is composed by Hydra, one without is just read."""
         from omegaconf import OmegaConf
 
-        node = OmegaConf.load(path)
+        node = _read_yaml(path)
         if "defaults" not in node:
             return node
         root = next(d for d in self.directories if path.is_relative_to(d))
         whole = compose_config(str(path.relative_to(root).with_suffix("")), [], self.directories)
         package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
-        return OmegaConf.select(whole, package[1] if package else ".".join(path.relative_to(root).parent.parts))
+        # Hydra counts packages from the root, with or without _global_ said before them.
+        place = package[1].removeprefix("_global_.") if package else ".".join(path.relative_to(root).parent.parts)
+        return OmegaConf.select(whole, place)
+
+    def _completed(self, node: Any) -> Any:
+        """The guide's short trajectory files name neither data nor, sometimes, metrics: those are the suite's own."""
+        shipped = PACKAGE_DIR / "eval" / f"{self.suite}_metrics" / f"{TRAJECTORY}.yaml"
+        if node.get("handler") == TRAJECTORY and shipped.is_file():
+            ours = _read_yaml(shipped)
+            for key in ("metrics", "datasets"):
+                if key not in node:
+                    node[key] = ours[key]
+        return node
 
     def _attached(self, key: str, node: Any) -> Any:
         """Puts a node into the tree, so that its interpolations see the whole configuration, and resolves it."""

@@ -156,7 +156,21 @@ def guide_overrides(overrides: Sequence[str]) -> list[str]:
     >>> guide_overrides(["+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics"])
     ['+eval.tofu.metrics.trajectory_metrics={}']
     """
-    return [f"{m[1]}={{}}" if (m := _GLOBAL_PACKAGE.match(o)) else o for o in overrides]
+    plain = [f"{m[1]}={{}}" if (m := _GLOBAL_PACKAGE.match(o)) else o for o in overrides]
+    return [part for o in plain for part in _instead(o)]
+
+
+_MAPPING_OF_METRICS = re.compile(r"^(eval\.\w+\.metrics\.\w+\.metrics)=\{")
+
+
+def _instead(override: str) -> list[str]:
+    """A trajectory's metrics may be a list or a mapping; Hydra cannot lay one over the other, so the old one goes.
+
+    >>> _instead("eval.a.metrics.b.metrics={rouge:{}}")
+    ['~eval.a.metrics.b.metrics', '+eval.a.metrics.b.metrics={rouge:{}}']
+    """
+    found = _MAPPING_OF_METRICS.match(override)
+    return [f"~{found[1]}", f"+{override}"] if found else [override]
 
 
 _METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")

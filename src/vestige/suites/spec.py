@@ -121,6 +121,9 @@ class _Reader:
             key = entry.pop("access_key", parent)
             parents[key] = self.read(str(parent), entry)
         self.open.pop()
+        if not config.get("handler"):
+            has = ", ".join(map(str, config)) or "nothing"
+            raise UserError(f"Metric '{name}' does not say its handler (it holds: {has}); add handler: NAME at its top.")
         handler = canonical(str(config["handler"]))
         if handler not in HANDLERS:
             raise unknown_name(

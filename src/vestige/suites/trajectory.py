@@ -46,9 +46,10 @@ class TrajectoryConfig:
 
 def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
-    given = dict(params.get("trajectory_config") or {})
-    sampling = dict(given.pop("sampler_kwargs", None) or {})
-    interval = _whole(sampling.pop("trajectory_sample_interval", None) or 1, "trajectory_sample_interval", metric)
+    given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
+    sampling = _mapping(given.pop("sampler_kwargs", None), "sampler_kwargs", metric)
+    interval = sampling.pop("trajectory_sample_interval", None)
+    interval = 1 if interval is None else _whole(interval, "trajectory_sample_interval", metric)
     mode = str(given.pop("evaluation_mode", "unguided"))
     alignment = str(given.pop("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
@@ -69,7 +70,7 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
         text_source=_one_of(
             str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
         ),
-        eos_ids=_ids(given.pop("eos_token_id", None)),
+        eos_ids=_ids(given.pop("eos_token_id", None), "eos_token_id", metric),
         logits_path=None if path is None else str(path),
         store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", False))),
         legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", False))),
@@ -111,7 +112,8 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
         raise unknown_name("sampler_kwargs setting", unknown[0], known, f"(metric '{metric}')")
     for name in ("cfg_keep_tokens", "suppress_tokens", "begin_suppress_tokens"):
         if name in said:
-            said[name] = _ids(said[name])
+            said[name] = _ids(said[name], name, metric)
+    _whole(said.get("seed", 0), "seed", metric, least=0)
     try:
         made = Denoising(**said)
     except (TypeError, ValueError) as error:
@@ -120,9 +122,15 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
     return made
 
 
-def _whole(value: Any, name: str, metric: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise UserError(f"Metric '{metric}': {name} must be a whole number of at least 1, it is {value!r}.")
+def _mapping(value: Any, name: str, metric: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"Metric '{metric}': {name} must hold settings (name: value), it is {value!r}.")
+    return dict(value or {})
+
+
+def _whole(value: Any, name: str, metric: str, least: int = 1) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise UserError(f"Metric '{metric}': {name} must be a whole number of at least {least}, it is {value!r}.")
     return value
 
 
@@ -132,8 +140,10 @@ def _one_of(value: str, allowed: Iterable[str], name: str) -> str:
     return value
 
 
-def _ids(value: Any) -> tuple[int, ...]:
-    return () if value is None else tuple(int(v) for v in (value if isinstance(value, (list, tuple)) else [value]))
+def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:
+    """Token numbers, one or several."""
+    given = [] if value is None else value if isinstance(value, (list, tuple)) else [value]
+    return tuple(_whole(v, name, metric, least=0) for v in given)
 
 
 def child_configs(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ TITLES = {
 # Their step s is pass s (until a token is decided); the others' step says how far along a token's own path one is.
 IN_PASSES = ("steps", "fixation_start")
 GREY = "#555555"
+WIDTH = 60  # characters of a title before it goes on in a new line
 MOST_DOTS = 40  # a curve with more steps than this is a line without dots
 MOST_TOKENS = 72  # more positions than this and only some are written on the axis
 
@@ -194,7 +196,7 @@ def heat_map(
     _position_axis(axis, positions, tokens)
     bar = figure.colorbar(image, ax=axis, label="probability of the true token", pad=0.02)
     bar.outline.set_visible(False)
-    axis.set_title(title or "How likely the true token was, pass by pass", fontsize=11)
+    axis.set_title(fill(title or "How likely the true token was, pass by pass", WIDTH), fontsize=11)
     return figure
 
 

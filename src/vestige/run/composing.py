@@ -52,11 +52,10 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
 
 
 def compose_config(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:
+    import yaml
     from hydra import compose
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
-
-    import yaml
 
     try:
         with warnings.catch_warnings():

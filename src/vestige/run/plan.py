@@ -33,6 +33,8 @@ class Plan:
     prompts_cached: int
     new_tokens: int  # upper bound of tokens to generate
     gradients: int
+    windows: int  # prompts to denoise now
+    denoise_tokens: int  # canvas tokens of all their passes, at most
     parameters: int
     weight_bytes: int
     largest_logits: int
@@ -54,6 +56,9 @@ def make_plan(config: RunConfig) -> Plan:
     have_texts = Bank[Any](directory, "texts", handle.identity).load() if not config.overwrite else {}
     missing = [t for k, t in unique.items() if k not in have]
     new = [r for k, r in texts.items() if k not in have_texts]
+    traces = Bank[Any](directory, "denoised", handle.identity).load() if not config.overwrite else {}
+    windows = [w for w in {w.key: w for w in wants.denoised}.values() if w.key not in traces and not w.logits]
+    denoised = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in windows)
     parameters, size = weight_size(args)
     tokens, batches, cells = _packed(missing, len(tokenizer), config.batch_tokens)
     upper = sum(r.decoding.max_new_tokens for r in new)
@@ -71,10 +76,12 @@ def make_plan(config: RunConfig) -> Plan:
         prompts_cached=len(texts) - len(new),
         new_tokens=upper,
         gradients=len({w.key for w in wants.gradients}),
+        windows=len(windows),
+        denoise_tokens=denoised,
         parameters=parameters,
         weight_bytes=size,
         largest_logits=cells * 4,
-        seconds=_estimate(parameters, tokens, steps, upper),
+        seconds=_estimate(parameters, tokens + denoised, steps, upper),
         memory=size + cells * 8 + 512 * 2**20,
     )
 
@@ -165,6 +172,7 @@ def show(plan: Plan, config: RunConfig) -> str:
         ("texts to generate", f"{human(plan.prompts)} prompts, {human(plan.prompts_cached)} cached, "
                               f"at most {human(plan.new_tokens)} new tokens"),
         ("gradients", human(plan.gradients)),
+        ("denoising", f"{human(plan.windows)} prompts, about {human(plan.denoise_tokens)} tokens in all passes"),
         ("memory", f"about {human(plan.memory, 'B')}"),
         ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),
     ]  # fmt: skip

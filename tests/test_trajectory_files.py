@@ -80,3 +80,24 @@ def test_a_mapping_replaces_a_suites_list() -> None:
     assert data_of(spec) == {"loss": ["TOFU_QA_forget"]}
     with pytest.raises(UserError, match="Key 'trajectory_metrics' is not in struct"):
         compose_runs(["eval=tofu", "task_name=x", "eval.tofu.metrics.trajectory_metrics.metrics={loss:{}}"])
+
+
+@pytest.mark.parametrize("as_list", [True, False])
+def test_parents_named_by_their_handler_keep_their_own_rows(as_list: bool) -> None:
+    """`probability` on the forget rows stands beside them and must not be taken for one of them."""
+    entries = {
+        key: f"{{metric:probability,access_key:{key},datasets:{{TOFU_QA_forget_{rows}:{{}}}}}}"
+        for key, rows in (("correct", "para"), ("wrong", "pert"))
+    }
+    right = entries["correct"].replace("metric:probability,", "")
+    wrong = entries["wrong"].replace("metric:", "handler:")
+    parents = f"[{','.join(entries.values())}]" if as_list else f"{{probability:{right},w:{wrong}}}"
+    key = "eval.tofu_trajectory.metrics.trajectory_metrics.metrics"
+    ratio = f"{key}={{probability:{{}},tr:{{handler:truth_ratio,aggregator:true_better,pre_compute:{parents}}}}}"
+    said = ["eval=tofu_trajectory", "model=LLaDA-8B-Instruct", "task_name=x", ratio]
+    spec = compose_runs(said)[0].suite.metrics["trajectory_metrics"]  # type: ignore[union-attr]
+    assert spec.children is not None
+    tr = spec.children.metrics["tr"].parents
+    rows = data_of(spec)
+    assert rows[tr["correct"]] == ["TOFU_QA_forget_para"] and rows[tr["wrong"]] == ["TOFU_QA_forget_pert"]
+    assert rows["probability"] == ["TOFU_QA_forget"]

@@ -88,6 +88,7 @@ def test_every_metric_at_every_step_of_every_trajectory_and_view(finished: Path)
             assert all(len(curve) == 4 for curve in metrics.values())
             assert all(0 < p < 1 for p in metrics["probability"])
     meta = found["trajectory_step_metadata"]
+    assert any("of the answers are longer than the window of 8 tokens" in n for n in found["notes"])
     assert meta["num_trajectory_steps"] == 4 and meta["step_values"] == [0, 2, 4, 6] and meta["max_new_tokens"] == 8
     spread = found["step_distribution"]["full"]["steps"]["probability"]
     assert set(spread) == {"mean", "std", "median", "p25", "p75", "min", "max", "ci_low", "ci_high"}
@@ -133,6 +134,9 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     with pytest.raises(UserError, match=r"step-matched .* not found for step 4"):
         more = interval, f"{SAMPLER}.steps=8"
         evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
+    with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
+        more = interval, f"{SAMPLER}.max_new_tokens=12"  # as many steps, but of other windows
+        evaluate_config(to_run(ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
 
 
 @pytest.mark.parametrize("views", ["full", "eos"])
@@ -214,7 +218,7 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
         (["trajectory_config.eos_token_id=end"], "eos_token_id must be a whole number of at least 0, it is 'end'"),
         (["trajectory_config.sampler_kwargs=7"], "sampler_kwargs must hold settings"),
         (["trajectory_config.sampler_kwargs.seed=x"], "seed must be a whole number of at least 0"),
-        (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be a whole"),
+        (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be"),
     ],
 )  # fmt: skip
 def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tmp_path: Path) -> None:
@@ -306,3 +310,24 @@ def test_the_guides_commands(name: str, bert: Path, tmp_path: Path, monkeypatch:
     curves = found["agg_value"]["full"]["steps"]
     assert len(curves["probability"]) == STEPS[name] and set(found["agg_value"]) == {"full", "eos"}
     assert all(p is not None for p in curves["probability"])
+
+
+def test_two_models_are_told_apart(bert: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
+    """Curves are numbers too: a difference of runs must not be called none."""
+    from vestige.cli import main
+
+    other = tmp_path / "other"
+    model = BertForMaskedLM.from_pretrained(bert)
+    torch.manual_seed(5)
+    torch.nn.init.normal_(model.bert.embeddings.word_embeddings.weight)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "model")
+    every = f"{SAMPLER}.trajectory_sample_interval=1"
+    evaluate_config(to_run(ask(tmp_path / "model", other, every)))
+    assert main(["diff", str(finished), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert "in no number" not in said and "trajectory_metrics: probability (" in said
+    assert main(["compare", str(finished), str(other)]) == 0
+    assert "curves over denoising steps" in capsys.readouterr().out
+    assert main(["plan", "tofu", "--model", str(bert), "--data", str(DATA), "--trajectory-views", "both"]) == 0
+    assert "denoising          160 prompts" in capsys.readouterr().out

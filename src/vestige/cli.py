@@ -384,7 +384,12 @@ def _report(outcome: Any, run: Any) -> int:
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
     print(
         f"cost:  {cost['score_tokens']:,} tokens scored, {cost['tokens_produced']:,} generated "
-        f"({cost['tokens_proven']:,} of them without a step), {seconds['total']:.1f} s"
+        f"({cost['tokens_proven']:,} of them without a step), "
+        + (
+            f"{cost['denoise_tokens']:,} denoised in {cost['denoise_forwards']:,} passes, "
+            * bool(cost["denoise_tokens"])
+        )
+        + f"{seconds['total']:.1f} s"
     )
     if all(outcome.scores[name].missing for name in outcome.top):
         print(

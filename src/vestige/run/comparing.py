@@ -145,6 +145,10 @@ def _obstacle(base: Stored, other: Stored, name: str) -> str:
             return r.why_not
         if name not in r.scores or name not in r.run.suite.metrics:
             return f"{r.name} did not compute it"
+        if r.scores[name].curves is not None:
+            return (
+                "it is curves over denoising steps, not one number; `vestige diff` names where they are farthest apart"
+            )
         if r.scores[name].agg_value is None:
             return f"{r.name} has no value: {r.scores[name].reason}"
     assert base.run is not None and other.run is not None

@@ -90,7 +90,35 @@ def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: str | 
             raise unknown_name("metric in both runs", only, common)
         common = [only]
     stored = examples_of(a)
-    return [_moved(m, x[m], y[m], m in asked, one, stored) for m in common if m in x and m in y]
+    out = []
+    for m in (m for m in common if m in x and m in y):
+        curves = Score.from_json(x[m]).curves, Score.from_json(y[m]).curves
+        if curves[0] is None or curves[1] is None:
+            out.append(_moved(m, x[m], y[m], m in asked, one, stored))
+        else:
+            out += _moved_curves(m, curves[0], curves[1], m in asked)
+    return out
+
+
+def _moved_curves(name: str, x: Mapping[str, Any], y: Mapping[str, Any], asked: bool) -> list[Moved]:
+    """One entry for each metric of a trajectory, at the point where the two runs are farthest apart."""
+    farthest: dict[str, Moved] = {}
+    theirs = dict(_curves(y))
+    for (*place, metric), curve in _curves(x):
+        for step, (a, b) in enumerate(zip(curve, theirs.get((*place, metric), []), strict=False)):
+            here = Moved(f"{name}: {metric} ({'/'.join(place)}, step {step})", a, b, asked)
+            there = farthest.setdefault(metric, here)
+            if abs(here.difference or 0) > abs(there.difference or 0):
+                farthest[metric] = here
+    return list(farthest.values())
+
+
+def _curves(nested: Mapping[str, Any], at: tuple[str, ...] = ()) -> list[tuple[tuple[str, ...], list[float | None]]]:
+    """Every curve with the names that lead to it: view (unless left out), trajectory, metric."""
+    out: list[tuple[tuple[str, ...], list[float | None]]] = []
+    for key, value in nested.items():
+        out += _curves(value, (*at, key)) if isinstance(value, Mapping) else [((*at, key), value)]
+    return out
 
 
 def _moved(name: str, x: Mapping[str, Any], y: Mapping[str, Any], asked: bool, m: Manifest, stored: Any) -> Moved:

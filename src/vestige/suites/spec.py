@@ -123,7 +123,9 @@ class _Reader:
         self.open.pop()
         if not config.get("handler"):
             has = ", ".join(map(str, config)) or "nothing"
-            raise UserError(f"Metric '{name}' does not say its handler (it holds: {has}); add `handler: NAME` to it.")
+            raise UserError(
+                f"Metric '{name}' does not say its handler (it holds: {has}); add handler: NAME at its top."
+            )
         handler = canonical(str(config["handler"]))
         if handler not in HANDLERS:
             raise unknown_name(

@@ -209,11 +209,31 @@ def _child(
     if base.get("handler") == "extraction_strength" and config.pop("order", "decided") == "decided":
         base["handler"] = DECIDED
     out = {**base, **config}
-    if isinstance(out.get("pre_compute"), list):
-        out["pre_compute"] = {
-            str(e.get("metric") or e.get("name")): {k: v for k, v in e.items() if k not in ("metric", "name")}
-            for e in out["pre_compute"]
-        }
+    if out.get("pre_compute"):
+        out["pre_compute"] = _parents(name, out["pre_compute"], handlers, named)
+    return out
+
+
+def _parents(child: str, given: Any, handlers: set[str], named: set[str]) -> dict[str, Any]:
+    """A child's parents. One called by its handler gets a name of its own: `probability` may stand beside it."""
+    pairs = (
+        [
+            (str(e.get("metric") or e.get("name")), {k: v for k, v in e.items() if k not in ("metric", "name")})
+            for e in given
+        ]
+        if isinstance(given, list)
+        else [(str(k), dict(v or {})) for k, v in given.items()]
+    )
+    out: dict[str, Any] = {}
+    for parent, entry in pairs:
+        key = str(entry.setdefault("access_key", parent))
+        plain = parent in handlers and parent not in named
+        name = f"{child}_{key}" if plain else parent
+        if plain:
+            entry.setdefault("handler", parent)
+        if entry.get("pre_compute"):
+            entry["pre_compute"] = _parents(name, entry["pre_compute"], handlers, named)
+        out[name] = entry
     return out
 
 

@@ -87,6 +87,15 @@ def _cut(example: Example, length: int, words: Words | None) -> Example:
     return replace(example, target=short, reference=text, answer=text, label_text=text)
 
 
+def _cut_note(data: Mapping[str, Rows], length: int) -> list[str]:
+    """Says when answers did not fit: what tells a right answer from a wrong one may lie beyond the window."""
+    found = {e.target.key: len(e.target.labels) for r in data.values() for row in r.examples for e in row if e.target}
+    cut = sum(n > length for n in found.values())
+    share = f"{cut} ({cut / max(1, len(found)):.0%})"
+    words = f"{share} of the answers are longer than the window of {length} tokens and count up to its end"
+    return [f"{words}; raise sampler_kwargs.max_new_tokens to see all"] if cut else []
+
+
 def child_data(spec: MetricSpec, data: Mapping[str, Rows], child: str) -> dict[str, Rows]:
     """The data sets of one child, by its own access keys."""
     return {key.partition("/")[2]: rows for key, rows in data.items() if key.partition("/")[0] == child}
@@ -190,6 +199,7 @@ class TrajectoryRun:
         self.config = read_config(inputs.spec.params, inputs.spec.name)
         self.words = inputs.words
         self.data = {k: windowed(r, self.config.length, inputs.words) for k, r in inputs.data.items()}
+        self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
         self.asked = gather(inputs.spec, self.data, inputs.dialect)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
         self.traces: dict[Ids, Trace] = {}
@@ -236,6 +246,7 @@ def trajectory_metrics(inputs: Inputs) -> Score:
     if not run.traces:
         reasons = "; ".join(dict.fromkeys(inputs.unavailable.values()))
         return Score(None, reason=reasons or "its data sets hold no prompts")
+    _check_reference(inputs, run.config)
     found = _Results(inputs, run)
     for view in run.config.views:
         for trajectory in run.config.trajectories:
@@ -281,6 +292,20 @@ def _score_child(
         references={r.name: {key: references(m) for m, key in r.include.items()} for r in child.references},
     )
     return kind.score(given)
+
+
+def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:
+    """Equal step numbers of runs with other windows are not the same step."""
+    ours = inputs.reference("trajectory")
+    theirs = (ours.extra.get("trajectory_step_metadata") if ours else None) or {}
+    mine = {"max_new_tokens": config.length, "trajectory_sample_interval": config.interval,
+            "logit_alignment": config.alignment}  # fmt: skip
+    for name, value in mine.items():
+        if theirs.get(name, value) != value:
+            raise UserError(
+                f"The retain logs of '{inputs.spec.name}' were made with {name}={theirs[name]}, this run has {value}: "
+                "steps do not match; evaluate the retain model with the same settings."
+            )
 
 
 def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callable[[str], Score | None]:
@@ -335,7 +360,7 @@ class _Results:
             extra["reasons"] = reasons
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        return Score(None, per_row, extra, notes=(*self.run.config.notes, *missing), curves=self._flat(curves))
+        return Score(None, per_row, extra, notes=(*self.run.notes, *missing), curves=self._flat(curves))
 
     def _each(self, make: Callable[[list[dict[str, Score]]], Any]) -> dict[str, Any]:
         return {v: {t: make(steps) for t, steps in by_t.items()} for v, by_t in self.scores.items()}

@@ -131,7 +131,14 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
     assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
     assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
-    with pytest.raises(UserError, match=r"step-matched .* not found for step 4"):
+    short = json.loads(Path(logs).read_text())
+    for by_trajectory in short["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            metrics.update({name: steps[:3] for name, steps in metrics.items()})
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    with pytest.raises(UserError, match=r"step-matched .* not found for step 3 \(have 0..2"):
+        evaluate_config(to_run(ask(bert, tmp_path / "cut", interval, retain_logs=str(tmp_path / "short.json"))))
+    with pytest.raises(UserError, match="made with steps=4, this run has 8"):
         more = interval, f"{SAMPLER}.steps=8"
         evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
     with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
@@ -330,4 +337,16 @@ def test_two_models_are_told_apart(bert: Path, finished: Path, tmp_path: Path, c
     assert main(["compare", str(finished), str(other)]) == 0
     assert "curves over denoising steps" in capsys.readouterr().out
     assert main(["plan", "tofu", "--model", str(bert), "--data", str(DATA), "--trajectory-views", "both"]) == 0
-    assert "denoising          160 prompts" in capsys.readouterr().out
+    assert "windows to denoise  160 prompts" in capsys.readouterr().out
+
+
+def test_the_seed_reaches_the_sampler_unless_it_has_its_own() -> None:
+    def seed(*overrides: str) -> int | None:
+        run = compose_runs(["eval=trajectory_test", "model=LLaDA-8B-Instruct", "task_name=x", *overrides])[0]
+        params = run.suite.metrics["trajectory_metrics"].params  # type: ignore[union-attr]
+        found: int | None = params["trajectory_config"]["sampler_kwargs"].get("seed")
+        return found
+
+    key = "+eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.seed"
+    assert seed("seed=7") == 7
+    assert seed("seed=7", f"{key}=3") == 3

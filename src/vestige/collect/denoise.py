@@ -151,7 +151,8 @@ class DenoiseCollector:
         for denoising in dict.fromkeys(w.denoising for w in left):
             denoising.check()
             longest = max(len(w.prompt.ids) for w in left if w.denoising == denoising)
-            check_fit(self.predictor.model, longest + denoising.max_new_tokens, "A prompt with its window")
+            width = longest + denoising.max_new_tokens
+            check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         limits = self.limits
         while left:
             finished: set[str] = set()

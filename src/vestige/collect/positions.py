@@ -19,11 +19,11 @@ def learned_positions(model: Any) -> int | None:
     return None
 
 
-def check_fit(model: Any, tokens: int, what: str) -> None:
+SHORTER = "shorten those rows (max_length, fewer few-shot turns) or leave their data set out"
+
+
+def check_fit(model: Any, tokens: int, what: str, advice: str = SHORTER) -> None:
     """Says what an index error deep in the model would not: the sequence is longer than the model can read."""
     positions = learned_positions(model)
     if positions is not None and tokens > positions:
-        raise UserError(
-            f"{what} is {tokens} tokens long, but this model has only {positions} positions; "
-            "shorten those rows (max_length, fewer few-shot turns) or leave their data set out."
-        )
+        raise UserError(f"{what} is {tokens} tokens long, but this model has only {positions} positions; {advice}.")

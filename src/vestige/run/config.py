@@ -256,11 +256,17 @@ def _resamples(cfg: Any) -> int:
 
 def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:
     """`seed=` reaches metrics that sample their texts, unless they name a seed of their own."""
-    metrics = {
-        name: replace(spec, generation={"seed": seed, **spec.generation}) if spec.generation.get("do_sample") else spec
-        for name, spec in suite.metrics.items()
-    }
-    return replace(suite, metrics=metrics)
+    return replace(suite, metrics={name: _with_seed(spec, seed) for name, spec in suite.metrics.items()})
+
+
+def _with_seed(spec: MetricSpec, seed: int) -> MetricSpec:
+    if spec.generation.get("do_sample"):
+        return replace(spec, generation={"seed": seed, **spec.generation})
+    if spec.children is None or not seed:
+        return spec
+    trajectory = dict(spec.params.get("trajectory_config") or {})
+    trajectory["sampler_kwargs"] = {"seed": seed, **(trajectory.get("sampler_kwargs") or {})}
+    return replace(spec, params={**spec.params, "trajectory_config": trajectory})
 
 
 def _names(only: list[str], library: ConfigLibrary) -> list[str]:

@@ -122,6 +122,7 @@ def summary(
 
 
 SHOWN_STEPS = 6
+MOST_CURVES = 16  # in a terminal
 
 
 def curves_table(name: str, score: Score) -> str:
@@ -140,9 +141,15 @@ def curves_table(name: str, score: Score) -> str:
         if any(v is not None for v in values)
     ]
     rows.sort(key=lambda row: row[0])
+    left_out = ""
+    if len(rows) > MOST_CURVES:  # the one that stops when a token is decided says most
+        plain = [row for row in rows if row[1:3] == ["fixation_start", rows[0][2]]]
+        if plain:
+            rows, left_out = plain, "\nOther trajectories and views are in the result file."
     decided = [f"step {s} ({meta['step_values'][s]} tok)" for s in steps]
     head = f"{name}: values at some of {count} steps (tokens decided before the pass in brackets)"
-    return f"{head}\n{table(rows, ['metric', 'trajectory', 'view', *decided], right=tuple(range(3, 3 + len(steps))))}"
+    heads = ["metric", "trajectory", "view", *decided]
+    return f"{head}\n{table(rows, heads, right=tuple(range(3, len(heads))))}{left_out}"
 
 
 def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:

@@ -157,7 +157,9 @@ def child_configs(
     """The metrics to compute at each step, each with a full config. A bare name is a handler or one of the suite's."""
     asked = params.get("metrics")
     if not asked:
-        raise UserError(f"No metrics specified in config of '{metric}'; add {metric}.metrics=[probability,...].")
+        raise UserError(
+            f"No metrics specified in config of '{metric}'; add eval.SUITE.metrics.{metric}.metrics=[probability,...]."
+        )
     if isinstance(asked, str) or not isinstance(asked, (list, tuple, Mapping)):
         raise UserError(f"metrics must be a list or dict, got {type(asked).__name__} (metric '{metric}').")
     asked = dict(asked) if isinstance(asked, Mapping) else {str(m): {} for m in asked}

@@ -298,14 +298,19 @@ def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:
     """Equal step numbers of runs with other windows are not the same step."""
     ours = inputs.reference("trajectory")
     theirs = (ours.extra.get("trajectory_step_metadata") if ours else None) or {}
-    mine = {"max_new_tokens": config.length, "trajectory_sample_interval": config.interval,
-            "logit_alignment": config.alignment}  # fmt: skip
+    mine = _protocol(config)
     for name, value in mine.items():
         if theirs.get(name, value) != value:
             raise UserError(
                 f"The retain logs of '{inputs.spec.name}' were made with {name}={theirs[name]}, this run has {value}: "
                 "steps do not match; evaluate the retain model with the same settings."
             )
+
+
+def _protocol(config: TrajectoryConfig) -> dict[str, Any]:
+    """What two runs must have in common for their steps to be the same steps."""
+    sampling = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(config.denoising).items()}
+    return {"trajectory_sample_interval": config.interval, "logit_alignment": config.alignment, **sampling}
 
 
 def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callable[[str], Score | None]:
@@ -361,6 +366,10 @@ class _Results:
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
         return Score(None, per_row, extra, notes=(*self.run.notes, *missing), curves=self._flat(curves))
+
+    def _several_retain(self) -> list[str]:
+        more = sum(len(r.others) for r in self.inputs.spec.references)
+        return [f"compared with the first of {more + 1} retain runs given"] if more else []
 
     def _each(self, make: Callable[[list[dict[str, Score]]], Any]) -> dict[str, Any]:
         return {v: {t: make(steps) for t, steps in by_t.items()} for v, by_t in self.scores.items()}
@@ -420,16 +429,20 @@ class _Results:
         longest = max(run.traces.values(), key=lambda t: t.steps)
         return {
             "num_trajectory_steps": run.steps,
-            "trajectory_sample_interval": run.config.interval,
-            "max_new_tokens": run.config.length,
-            "logit_alignment": run.config.alignment,
+            **_protocol(run.config),
             "step_meaning": "unmasked_tokens: how many tokens stood decided before the pass",
             "step_values": [int(n) for n in longest.committed],
             "num_steps_by_index": {i: t.steps for i, t in traces.items()},
-            "never_fixed_by_index": {i: n for i, t in traces.items() if (n := int((t.fixed < 0).sum()))},
+            "never_fixed_by_index": {i: n for i, t in traces.items() if (n := int((_looked(t) & (t.fixed < 0)).sum()))},
+            "never_reached_by_index": {i: n for i, t in traces.items() if (n := int((~_looked(t)).sum()))},
             "effective_length_by_index": {i: view_length("eos", t.final, run.eos_ids) for i, t in traces.items()},
             "prompt_len_by_index": {row[0].index: len(row[0].prompt.ids) for row in rows.examples},
         }
+
+
+def _looked(trace: Trace) -> Any:
+    """Positions the sampler came to: a block sampler stops after the block with the end token."""
+    return (trace.proposal >= 0).any(axis=0)
 
 
 def _compact(score: Score) -> dict[str, Any]:

@@ -150,7 +150,8 @@ def test_every_flag_is_documented() -> None:
 
 def test_every_handler_is_documented() -> None:
     page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
-    built_in = [name for name, handler in HANDLERS.items() if handler.score.__module__.startswith("vestige.")]
+    ours = [(name, h) for name, h in HANDLERS.items() if h.live is None]  # other tests may have loaded plug-ins
+    built_in = [name for name, handler in ours if handler.score.__module__.startswith("vestige.suites.")]
     assert [name for name in built_in if f"`{name}`" not in page] == []
 
 

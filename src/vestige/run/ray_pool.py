@@ -1,0 +1,80 @@
+"""The tasks of a sweep on a Ray cluster: the same tasks, the same function, other machines.
+
+The run store must be on storage that every node sees under the same path. Ray finds a place for each task by its
+cores, GPUs and memory; a task whose node dies is given to another, and goes on from the evidence already collected.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.run.tasks import Finished, Task, perform
+
+
+class RayPool:
+    """An executor on a cluster that is there, or on one started here."""
+
+    def __init__(self, address: str | None = None) -> None:
+        try:
+            import ray
+        except ImportError:
+            raise UserError("Running on Ray needs the package ray; pip install 'vestige[ray]'.") from None
+        self.ray: Any = ray
+        self.mine = not ray.is_initialized()
+        if self.mine:
+            try:
+                ray.init(
+                    address=_address(address), log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True
+                )
+            except ConnectionError as error:
+                raise UserError(f"No Ray cluster answers at {address or 'auto'}: {error}") from None
+        self.running: dict[Any, tuple[Task, float]] = {}
+
+    def has_room(self, task: Task) -> bool:
+        """Whether the cluster has an idle share for it, counted by cores; Ray itself queues what comes too early."""
+        cores = self.ray.cluster_resources().get("CPU", 0)
+        return sum(t.threads for t, _ in self.running.values()) + task.threads <= max(cores, task.threads)
+
+    def start(self, task: Task) -> None:
+        wants: dict[str, Any] = {"num_cpus": task.threads, "num_gpus": task.gpus, "max_retries": 0}
+        if task.memory is not None:
+            wants["memory"] = task.memory
+        remote = self.ray.remote(_perform_elsewhere).options(name=task.id, **wants)
+        self.running[remote.remote(task.to_json(), os.getcwd())] = task, time.monotonic()  # noqa: PTH109
+
+    def wait(self, seconds: float) -> list[Finished]:
+        if not self.running:
+            time.sleep(min(seconds, 0.1))
+            return []
+        ready, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        return [self._outcome(ref) for ref in ready]
+
+    def _outcome(self, ref: Any) -> Finished:
+        task, began = self.running.pop(ref)
+        errors = self.ray.exceptions
+        try:
+            return Finished(**self.ray.get(ref))
+        except (errors.WorkerCrashedError, errors.NodeDiedError, errors.OutOfMemoryError, errors.RayTaskError) as error:
+            lost = isinstance(error, (errors.WorkerCrashedError, errors.NodeDiedError))
+            words = " ".join(str(error).split())[:300]
+            return Finished(task.id, "lost" if lost else "failed", words, round(time.monotonic() - began, 3))
+
+    def close(self) -> None:
+        for ref in self.running:
+            self.ray.cancel(ref, force=True)
+        if self.mine:
+            self.ray.shutdown()
+
+
+def _address(said: str | None) -> str | None:
+    """None lets Ray use $RAY_ADDRESS or start a cluster of this machine."""
+    return None if said in (None, "local") else said
+
+
+def _perform_elsewhere(data: dict[str, Any], directory: str) -> dict[str, Any]:
+    """On the node: where the driver stands, because paths in a plan are relative to it."""
+    os.chdir(directory)
+    return vars(perform(Task.from_json(data)))

@@ -22,6 +22,7 @@ from vestige.run.tasks import Finished, Task, is_done, perform
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
 HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
+WORKER = [sys.executable, "-m", "vestige.run.worker"]
 BASE_MEMORY = 800 * 2**20  # what Python, torch and transformers take before any weights
 
 
@@ -184,7 +185,7 @@ class Slot:
         more = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
         with (self.logs / f"worker-{self.number}.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "vestige.run.worker"],
+                WORKER,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -6,6 +6,7 @@ cores, GPUs and memory; a task whose node dies is given to another, and goes on 
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from typing import Any
@@ -27,7 +28,10 @@ class RayPool:
         if self.mine:
             try:
                 ray.init(
-                    address=_address(address), log_to_driver=False, logging_level="ERROR", ignore_reinit_error=True
+                    address=_address(address),
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    ignore_reinit_error=True,
                 )
             except ConnectionError as error:
                 raise UserError(f"No Ray cluster answers at {address or 'auto'}: {error}") from None
@@ -39,7 +43,8 @@ class RayPool:
         return sum(t.threads for t, _ in self.running.values()) + task.threads <= max(cores, task.threads)
 
     def start(self, task: Task) -> None:
-        wants: dict[str, Any] = {"num_cpus": task.threads, "num_gpus": task.gpus, "max_retries": 0}
+        gpus = task.gpus if task.gpus is not None else min(1, self.ray.cluster_resources().get("GPU", 0))
+        wants: dict[str, Any] = {"num_cpus": task.threads, "num_gpus": gpus, "max_retries": 0}
         if task.memory is not None:
             wants["memory"] = task.memory
         remote = self.ray.remote(_perform_elsewhere).options(name=task.id, **wants)

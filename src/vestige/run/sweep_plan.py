@@ -42,7 +42,7 @@ class Plan:
     slots: int | None = None
     threads: int | None = None
     memory: int | None = None  # bytes all tasks together may take
-    gpus: float = 0.0  # a task's share of a cluster's GPUs
+    gpus: float | None = None  # a task's share of a cluster's GPUs
     retries: int = 1
     free_space: int = 2**30
     clear_cache: bool = False
@@ -89,7 +89,7 @@ def read_plan(path: Path) -> Plan:
         slots=_count(body, "slots", 0),
         threads=_count(body, "threads", 1),
         memory=_size(body.get("memory"), "memory"),
-        gpus=float(body.get("gpus") or 0),
+        gpus=_share(body.get("gpus")),
         retries=_count(body, "retries", 0, 1) or 0,
         free_space=_size(body.get("free_space", "1 GB"), "free_space") or 0,
         clear_cache=bool(body.get("clear_cache", False)),
@@ -125,6 +125,14 @@ def _size(value: Any, key: str) -> int | None:
     if not found:
         raise UserError(f"'{key}' in the plan must be a size such as 12 GB, it is {value!r}.")
     return int(float(found[1]) * UNITS[(found[2] or "GB").upper()])
+
+
+def _share(value: Any) -> float | None:
+    if value is not None and (not isinstance(value, (int, float)) or value < 0):
+        raise UserError(
+            f"'gpus' in the plan must be a number of GPUs for each task (0.5: two share one), not {value!r}."
+        )
+    return value
 
 
 def _name(name: Any, kind: str) -> str:
@@ -227,13 +235,16 @@ def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 
     The retain model's evaluations are in every shard: they are needed there, and done only once.
     """
     chosen = plan.models[start:end]
-    retain = [m for m in plan.models if m.name == plan.retain and m not in chosen and chosen]
     threads = plan.threads or _threads(slots)
-    tasks: list[Task] = []
-    for model in (*retain, *chosen):
-        for attack in (None, *plan.attacks) if model in chosen else (None,):
-            tasks += _tasks_of(plan, model, attack, threads)
-    return sorted(tasks, key=lambda t: 0 if t.id in _retain_ids(plan) else 1)  # stable: else the plan's order
+    first = _retain_ids(plan) if chosen else ()
+    tasks = [
+        task
+        for model in plan.models
+        for attack in (None, *plan.attacks)
+        for task in _tasks_of(plan, model, attack, threads)
+        if model in chosen or task.id in first
+    ]
+    return sorted(tasks, key=lambda t: t.id not in first)  # stable: otherwise the plan's order
 
 
 def _tasks_of(plan: Plan, model: Model, attack: str | None, threads: int) -> list[Task]:
@@ -246,7 +257,7 @@ def _tasks_of(plan: Plan, model: Model, attack: str | None, threads: int) -> lis
         ask = {**_ask(plan, model, next(iter(plan.suites)), attack), "model": model.path}
         place = plan.out / "attacked" / str(attack) / model.name
         room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
-        more = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
+        more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
         out.append(Task(id=id, kind="attack", needs=_retain_ids(plan), **more, **common))
     for suite in plan.suites:
         id = f"{suite}/{run_directory(plan, model.name, suite, attack).name}"

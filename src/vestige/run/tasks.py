@@ -25,7 +25,7 @@ from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.types import content_key
 
-# Attacks by name: (checkpoint, directory for the attacked copy) -> the attacked checkpoint. Plug-ins may add theirs.
+# Attacks by name: (checkpoint, where to write the attacked copy) -> where it was written. Plug-ins may add theirs.
 ATTACKS: dict[str, Callable[[Path, Path], Path]] = {}
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
@@ -48,7 +48,7 @@ class Task:
     plugins: tuple[str, ...] = ()
     threads: int = 1
     memory: int | None = None  # bytes; None: unknown
-    gpus: float = 0.0
+    gpus: float | None = None  # its share of a cluster's; None: one, where there are any
     free_space: int = 0  # bytes that must be free before it starts
 
     def to_json(self) -> dict[str, Any]:
@@ -72,7 +72,7 @@ class Finished:
 def is_done(task: Task) -> bool:
     """Whether what the task would make is there already, for the same content."""
     if task.kind == "attack":
-        return attacked_path(task) is not None
+        return _is_attacked(task)
     out = Path(task.out)
     if not (out / NOTE).is_file() or not (out / "manifest.json").is_file() or not list(out.glob("*_SUMMARY.json")):
         return False
@@ -140,15 +140,17 @@ def _run(task: Task) -> Any:
     return to_run(Ask(**task.ask))
 
 
-def attacked_path(task: Task) -> Path | None:
-    """The attacked checkpoint, if it is there and was made of these weights by this attack."""
-    note = Path(task.out) / NOTE
+def _is_attacked(task: Task) -> bool:
+    """Whether the attacked checkpoint is there and was made of these weights by this attack."""
     try:
-        data = read_json(note)
-        path = Path(task.out) / data["path"]
-        return path if data["key"] == task_key(task) and path.exists() else None
+        return bool(read_json(Path(task.out) / NOTE)["key"] == task_key(task)) and checkpoint(task).exists()
     except (OSError, ValueError, KeyError, UserError):
-        return None
+        return False
+
+
+def checkpoint(task: Task) -> Path:
+    """Where an attack writes its copy; the note and the lock are beside it, not in it."""
+    return Path(task.out) / "checkpoint"
 
 
 def perform(task: Task) -> Finished:
@@ -210,11 +212,10 @@ def _make_attacked(task: Task) -> None:
     with writing(out):
         place = locate(replace(model_args(_run(task)), path=task.source))
         (out / NOTE).unlink(missing_ok=True)
-        made = ATTACKS[task.attack](place.gguf or place.directory, out / "checkpoint")
-        if not made.resolve().is_relative_to(out.resolve()):
-            raise UserError(f"The attack '{task.attack}' wrote to {made}, outside the directory it was given ({out}).")
-        path = str(made.resolve().relative_to(out.resolve()))
-        write_json(out / NOTE, {"id": task.id, "key": task_key(task), "path": path})
+        made = ATTACKS[task.attack](place.gguf or place.directory, checkpoint(task))
+        if made.resolve() != checkpoint(task).resolve():
+            raise UserError(f"The attack '{task.attack}' wrote to {made}; it must write to {checkpoint(task)}.")
+        write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
 
 
 def check_space(place: Path, wanted: int) -> None:

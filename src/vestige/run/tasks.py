@@ -8,6 +8,7 @@ sweep that was killed, sharded or moved to another machine goes on from what is 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -135,9 +136,15 @@ def _read_files(task: Task) -> list[tuple[Path, str]]:
 
 
 def _run(task: Task) -> Any:
+    return _composed(json.dumps(task.ask, sort_keys=True, default=str))
+
+
+@functools.lru_cache(maxsize=1024)
+def _composed(ask: str) -> Any:
+    """The run of some flags. Composing takes longer than all else that is looked at to see whether a task is done."""
     from vestige.run.friendly import Ask, to_run
 
-    return to_run(Ask(**task.ask))
+    return to_run(Ask(**json.loads(ask)))
 
 
 def _is_attacked(task: Task) -> bool:

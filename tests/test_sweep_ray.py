@@ -89,3 +89,16 @@ def test_a_lost_node_changes_nothing(tmp_path: Path, cluster: Any) -> None:
     assert sorted(got) == sorted(expected)
     assert [name for name in expected if got[name] != expected[name]] == []
     assert len(expected) >= 3 * 5
+
+
+def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(write_plan(tmp_path)), "--ray", "auto"]) == 2
+    assert "No Ray cluster answers" in capsys.readouterr().err
+
+
+def test_more_gpus_than_any_node_has_fails_at_once(tmp_path: Path, cluster: Any) -> None:
+    file = write_plan(tmp_path, gpus=9, retries=0)
+    assert sweep(read_plan(file), How(ray="auto")) == 1
+    body = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert {t["id"]: t["status"] for t in body["tasks"]} == {"tofu/retain": "failed", "tofu/full": "blocked"}
+    assert "9 GPUs" in body["tasks"][0]["error"]

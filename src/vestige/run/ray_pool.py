@@ -16,7 +16,7 @@ from vestige.run.tasks import Finished, Task, perform
 
 
 class RayPool:
-    """An executor on a cluster that is there, or on one started here."""
+    """An executor on the cluster at an address; `auto` finds the one we run in, `local` makes one of this machine."""
 
     def __init__(self, address: str | None = None) -> None:
         try:
@@ -28,29 +28,43 @@ class RayPool:
         if self.mine:
             try:
                 ray.init(
-                    address=_address(address),
+                    address=address or "auto",
                     log_to_driver=False,
                     logging_level=logging.ERROR,
                     ignore_reinit_error=True,
                 )
             except ConnectionError as error:
-                raise UserError(f"No Ray cluster answers at {address or 'auto'}: {error}") from None
+                why = " ".join(str(error).split())[:200]
+                raise UserError(f"No Ray cluster answers at '{address or 'auto'}' ({why}); try --ray local.") from None
         self.running: dict[Any, tuple[Task, float]] = {}
+        self.refused: list[Finished] = []
 
     def has_room(self, task: Task) -> bool:
-        """Whether the cluster has an idle share for it, counted by cores; Ray itself queues what comes too early."""
+        """Whether the cluster has idle cores for it. Without any (nodes are still joining), nobody starts."""
         cores = self.ray.cluster_resources().get("CPU", 0)
-        return sum(t.threads for t, _ in self.running.values()) + task.threads <= max(cores, task.threads)
+        busy = sum(t.threads for t, _ in self.running.values())
+        return bool(cores) and (busy + task.threads <= cores or not busy)
 
     def start(self, task: Task) -> None:
-        gpus = task.gpus if task.gpus is not None else min(1, self.ray.cluster_resources().get("GPU", 0))
-        wants: dict[str, Any] = {"num_cpus": task.threads, "num_gpus": gpus, "max_retries": 0}
+        """Never asks for more than the largest node has: Ray would wait for such a node for ever."""
+        gpus = task.gpus if task.gpus is not None else min(1, self._largest("GPU"))
+        if gpus > self._largest("GPU"):
+            words = f"the plan gives each task {gpus:g} GPUs, the largest node has {self._largest('GPU'):g}"
+            self.refused.append(Finished(task.id, "failed", words))
+            return
+        wants = {"num_cpus": min(task.threads, self._largest("CPU")), "num_gpus": gpus, "max_retries": 0}
         if task.memory is not None:
-            wants["memory"] = task.memory
+            wants["memory"] = min(task.memory, self._largest("memory"))
         remote = self.ray.remote(_perform_elsewhere).options(name=task.id, **wants)
         self.running[remote.remote(task.to_json(), os.getcwd())] = task, time.monotonic()  # noqa: PTH109
 
+    def _largest(self, resource: str) -> float:
+        return max((n["Resources"].get(resource, 0) for n in self.ray.nodes() if n["Alive"]), default=0)
+
     def wait(self, seconds: float) -> list[Finished]:
+        if self.refused:
+            out, self.refused = self.refused, []
+            return out
         if not self.running:
             time.sleep(min(seconds, 0.1))
             return []
@@ -72,11 +86,6 @@ class RayPool:
             self.ray.cancel(ref, force=True)
         if self.mine:
             self.ray.shutdown()
-
-
-def _address(said: str | None) -> str | None:
-    """None lets Ray use $RAY_ADDRESS or start a cluster of this machine."""
-    return None if said in (None, "local") else said
 
 
 def _perform_elsewhere(data: dict[str, Any], directory: str) -> dict[str, Any]:

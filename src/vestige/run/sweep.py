@@ -66,9 +66,9 @@ def sweep(plan: Plan, how: How) -> int:
 
         drive = Drive(tasks, _executor(plan, how, slots), retries, watch, board.tick)
         states = drive.run()
-    summary = collect(plan)
-    write_json(plan.out / "sweep.json", summary)
-    print(f"\n{show(plan, summary)}")
+        summary = collect(plan)
+        write_json(plan.out / "sweep.json", summary)
+        board.say(f"\n{show(plan, summary)}")
     return 0 if all(s.status == "done" for s in states.values()) else 1
 
 

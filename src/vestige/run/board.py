@@ -74,9 +74,10 @@ class Board:
         ]
         whole = {i: self.seen.get(i, s) for i, s in self.states.items()}
         lines = [*(table(rows, ["task", "status", "for"]).splitlines() if rows else []), shown(whole)]
-        room = shutil.get_terminal_size().lines - 2
-        self._show("\n".join(lines[-room:]) + "\n")
-        self.drawn = min(len(lines), room)
+        size = shutil.get_terminal_size()
+        lines = [line[: size.columns - 1] for line in lines[-(size.lines - 2) :]]  # a wrapped line would count as two
+        self._show("\n".join(lines) + "\n")
+        self.drawn = len(lines)
 
     def _watched(self) -> bool:
         try:

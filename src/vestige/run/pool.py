@@ -99,14 +99,15 @@ class Drive:
 
     def _start(self, task: Task) -> None:
         state = self.states[task.id]
+        if not self.executor.has_room(task):
+            return  # nor is it looked for on disk yet: looking takes time in which others finish
         if not state.checked and self._settled(task):
             self._change(task, "done")
             return
         state.checked = True
-        if self.executor.has_room(task):
-            state.attempts += 1
-            self._change(task, "running")
-            self.executor.start(task)
+        state.attempts += 1
+        self._change(task, "running")
+        self.executor.start(task)
 
     def _settled(self, task: Task) -> bool:
         """Done already. An attack counts as done, too, when nothing that wants its copy is left to do."""
@@ -304,7 +305,7 @@ def weights_memory(path: str) -> int | None:
     if place.is_file():
         files: Sequence[Path] = [place]
     elif place.is_dir():
-        files = [f for f in place.rglob("*") if f.suffix in (".safetensors", ".bin", ".gguf", ".pt")]
+        files = [f for f in place.glob("*") if f.suffix in (".safetensors", ".bin", ".gguf", ".pt")]
     else:
         return None
     return BASE_MEMORY + int(2.2 * sum(f.stat().st_size for f in files))

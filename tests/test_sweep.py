@@ -108,6 +108,33 @@ def test_other_retain_results_are_compared_with_again(tmp_path: Path, sweep: Swe
     assert sweep() == (0, ["tofu/full"])
 
 
+HARNESS_TASK = """
+task: lab_choice
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_choice: "{{{{perturbed_answer}}}}"
+doc_to_target: 0
+metric_list: [{{metric: acc}}]
+"""
+
+
+def test_tasks_of_the_harness_are_a_suite_too(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    place = tmp_path / "tasks"
+    place.mkdir()
+    (place / "lab_choice.yaml").write_text(HARNESS_TASK.format(data=LAB / "data" / "forget.jsonl"))
+    suites = {"lm_eval": {"tasks": [str(place / "lab_choice.yaml")], "include_path": str(place), "limit": 2}}
+    write_plan(tmp_path, suites=suites)  # with a retain model, which the harness has no use for
+    assert sweep() == (0, ["lm_eval/full", "lm_eval/retain"])
+    assert "lab_choice/acc" in note(tmp_path)["results"]["lm_eval"]["full"]
+    assert sweep() == (0, [])
+
+
 # Failures
 
 

@@ -127,9 +127,9 @@ def _local(path: str) -> bool:
 def _read_files(task: Task) -> list[tuple[Path, str]]:
     """Files a task reads besides the checkpoint, with their digests: rows, the retain model's results, plug-ins."""
     files = [Path(p) for p in task.plugins]
-    data = task.ask.get("data")
-    if data and task.kind == "eval":
-        files += sorted(f for f in Path(str(data)).expanduser().rglob("*") if f.is_file())
+    folders = [task.ask[k] for k in ("data", "include_path") if task.ask.get(k)] if task.kind == "eval" else []
+    for folder in folders:
+        files += sorted(f for f in Path(str(folder)).expanduser().rglob("*") if f.is_file())
     if task.retain:
         files += sorted(Path(task.retain).glob("*_EVAL.json"))
     return list(zip(files, digests(files), strict=True))

@@ -12,6 +12,7 @@ from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError
+from vestige.run import commands
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -25,6 +26,7 @@ EXAMPLES = """examples:
   vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
   vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
   vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
+  vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
   vestige ls metrics                                  what there is
 """
 
@@ -84,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     _collapse_flags(verbs.add_parser("collapse", help="does reasoning still depend on its input? rollouts and a model"))
     _reading_verbs(verbs)
     _meta_verb(verbs)
+    commands.add_verbs(verbs)
     return top
 
 
@@ -252,6 +255,7 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--config-name", default="eval.yaml", help=argparse.SUPPRESS)
     p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
     p.add_argument("--plugin", action="append", default=[], metavar="FILE", help="Python file with your own metrics")
+    p.add_argument("-m", "--multirun", action="store_true", help="comma lists in overrides make several runs")
     p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
 
@@ -264,6 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs |= {"ls": run_ls, "demo": run_demo, "depth": run_depth, "collapse": run_collapse}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     verbs |= {"meta": run_meta}
+    verbs |= {"sweep": commands.run_sweep, "job": commands.run_job}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -279,7 +284,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
     top = parser()
-    args, rest = top.parse_known_args(argv)
+    mine, carried = commands.split_command(sys.argv[1:] if argv is None else argv)
+    args, rest = top.parse_known_args(mine)
+    if carried:
+        args.command = carried
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
     place = {
@@ -331,10 +339,21 @@ def _runs(args: argparse.Namespace) -> list[Any]:
     if suite is None and not any(v not in (None, False) for v in said.values()):
         config_dir = Path(args.config_dir) if args.config_dir else None
         more = ["progress=false"] if args.quiet else []
-        return compose_runs([*overrides, *more], args.config_name, config_dir, metrics, args.plugin)
+        return _each(
+            args, overrides, lambda o: compose_runs([*o, *more], args.config_name, config_dir, metrics, args.plugin)
+        )
     progress = False if args.quiet else None
-    said |= {"overrides": overrides, "plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
-    return [to_run(Ask(suite=suite or "tofu", metrics=metrics, **said))]
+    said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
+    return _each(args, overrides, lambda o: [to_run(Ask(suite=suite or "tofu", metrics=metrics, overrides=o, **said))])
+
+
+def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[Any]:
+    """The runs of the overrides; with --multirun, of every combination of the values they list."""
+    if not args.multirun:
+        return list(compose(overrides))
+    from vestige.run.multirun import multirun
+
+    return multirun(overrides, compose)
 
 
 def _retain_first(args: argparse.Namespace) -> None:

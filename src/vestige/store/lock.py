@@ -15,6 +15,10 @@ from filelock import FileLock, Timeout
 from vestige.errors import UserError
 
 
+class HeldError(UserError):
+    """Another process writes there now: wait for it, rather than count it as a failure."""
+
+
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
     """Holds the run directory while open. The operating system frees it if the process dies, however it dies."""
@@ -23,7 +27,7 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise UserError(
+        raise HeldError(
             f"{directory} is being written by {_who(holder)}; "
             "wait for it, stop it, or choose another --out / task_name."
         ) from None

@@ -1,0 +1,96 @@
+"""The verbs `sweep` and `job`: their flags, and from flags to work. Imports wait, so that --help stays instant."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+
+def add_verbs(verbs: Any) -> None:
+    """The parsers of both verbs."""
+    sweep = verbs.add_parser("sweep", help="models x suites x attacks from a plan; only what is missing runs")
+    sweep.add_argument("plan", metavar="PLAN", help="a YAML file with models and suites")
+    sweep.add_argument("--slots", type=int, metavar="N", help="processes at a time (half the cores; 0: in this one)")
+    sweep.add_argument("--gpu", metavar="ID,...", help="one process for each of these GPUs")
+    sweep.add_argument("--start-idx", type=int, default=0, metavar="I", help="only the plan's models from this one on")
+    sweep.add_argument("--end-idx", type=int, metavar="J", help="and before this one")
+    sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
+    sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
+    sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
+    sweep.add_argument(
+        "--clean", nargs="?", const="stale", choices=("stale", "all"), help="remove runs not in the plan, or all runs"
+    )
+    job = verbs.add_parser("job", help="run any vestige command as a Kubernetes Job (a sweep as a RayJob)")
+    job.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="gpu.type=A100-40, image=...")
+    job.add_argument("--file", metavar="FILE", help="YAML with the same settings")
+    job.add_argument("--kind", choices=("job", "rayjob"), help="default: rayjob for sweep, job for the rest")
+    job.add_argument("--dry-run", action="store_true", help="print it, do not submit it")
+    job.epilog = "After `--`: the command as you would type it, without `vestige`."
+    job.set_defaults(command=[])
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    from vestige.run.sweep import How, clean, listing, sweep
+    from vestige.run.sweep_plan import read_plan
+
+    how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
+    _check(args)
+    plan = read_plan(Path(args.plan))
+    if args.list:
+        print(listing(plan))
+        return 0
+    if args.clean:
+        print(clean(plan, args.clean == "all"))
+        return 0
+    return sweep(plan, how)
+
+
+def _check(args: argparse.Namespace) -> None:
+    for flag, value, least in (("--slots", args.slots, 0), ("--retries", args.retries, 0)):
+        if value is not None and value < least:
+            raise UserError(f"{flag} must be at least {least}, it is {value}.")
+    if args.start_idx < 0 or (args.end_idx is not None and args.end_idx <= args.start_idx):
+        raise UserError(
+            f"--start-idx {args.start_idx} --end-idx {args.end_idx} holds no model; models count from 0, and the end "
+            "is not included."
+        )
+    if args.gpu is not None and args.ray is not None:
+        raise UserError("--gpu is for this machine; on Ray write gpus: 1 (a task's share) in the plan instead.")
+
+
+def _gpus(said: str | None) -> tuple[str, ...]:
+    names = tuple(n.strip() for n in (said or "").split(",") if n.strip())
+    if said is not None and not names:
+        raise UserError("--gpu is empty; give GPU numbers or UUIDs, as in --gpu 0,1.")
+    return names
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What belongs to `vestige job` and what comes after its `--`.
+
+    >>> split_command(["job", "--dry-run", "--", "eval", "tofu", "--", "x"])
+    (['job', '--dry-run'], ['eval', 'tofu', '--', 'x'])
+    """
+    words = list(argv)
+    if words[:1] != ["job"] or "--" not in words:
+        return words, []
+    at = words.index("--")
+    return words[:at], words[at + 1 :]
+
+
+def run_job(args: argparse.Namespace) -> int:
+    from vestige.run.job import check, read_settings, render, submit, to_yaml
+
+    body = render(read_settings(args.set, Path(args.file) if args.file else None), args.command, args.kind)
+    checked = check(body)
+    if args.dry_run:
+        print(to_yaml(body), end="")
+        print(f"# {checked}", file=sys.stderr)
+        return 0
+    print(submit(body))
+    return 0

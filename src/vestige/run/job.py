@@ -1,0 +1,257 @@
+"""vestige job: any vestige command as a Kubernetes Job, a sweep as a KubeRay RayJob.
+
+The command is carried as it was typed. In a Job it is the list of arguments, in a RayJob the entry point, quoted for
+the shell that Ray runs it in. Nothing here talks to a cluster except `submit`, through kubectl.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError, unknown_name
+from vestige.run.composing import PACKAGE_DIR
+
+SETTINGS = PACKAGE_DIR / "job" / "settings.yaml"
+FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
+NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # short, because the cluster appends to it
+
+Settings = Mapping[str, Any]
+
+
+def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[str, Any]:
+    """Our settings, a file's laid over them, and KEY=VALUE words over both."""
+    import yaml
+
+    settings: dict[str, Any] = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
+    if file is not None:
+        try:
+            said = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+        except (OSError, yaml.YAMLError) as error:
+            raise UserError(f"The settings {file} cannot be read: {' '.join(str(error).split())}") from None
+        if not isinstance(said, dict):
+            raise UserError(f"The settings {file} must be a mapping, such as {{gpu: {{type: A100-40}}}}.")
+        _lay_over(settings, said, "")
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not key or not equals:
+            raise UserError(f"Cannot read --set {word}; write --set KEY=VALUE, as in --set gpu.type=A100-40.")
+        _lay_over(settings, _nested(key.split("."), yaml.safe_load(value)), "")
+    return _checked(settings)
+
+
+def _nested(path: Sequence[str], value: Any) -> dict[str, Any]:
+    """A value at the end of a path of keys. Names of environment variables have no dots, so a dot always descends."""
+    return {path[0]: _nested(path[1:], value) if len(path) > 1 else value}
+
+
+def _lay_over(below: dict[str, Any], above: Mapping[str, Any], where: str) -> None:
+    for key, value in above.items():
+        name = f"{where}{key}"
+        if key not in below and where.rstrip(".") not in FREE:
+            raise unknown_name("setting", name, [f"{where}{k}" for k in below])
+        if isinstance(below.get(key), dict):
+            if not isinstance(value, Mapping):
+                raise UserError(f"The setting '{name}' has parts ({', '.join(below[key])}); set one of them.")
+            _lay_over(below[key], value, f"{name}.")
+        elif isinstance(value, Mapping):
+            raise UserError(f"The setting '{name}' takes one value, not a mapping.")
+        else:
+            below[key] = value
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Any]:
+    if not NAME.fullmatch(str(settings["name"])):
+        raise UserError(f"The job name '{settings['name']}' must be at most 40 of a-z, 0-9 and '-', as in npo-tofu.")
+    counts = (("gpu.count", settings["gpu"]["count"], 0), ("retries", settings["retries"], 0))
+    for key, value, least in (*counts, ("ray.workers", settings["ray"]["workers"], 1)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise UserError(f"The setting '{key}' must be a whole number of at least {least}, it is {value!r}.")
+    return settings
+
+
+def render(settings: Settings, command: Sequence[str], kind: str | None = None) -> dict[str, Any]:
+    """The manifest of a command. A sweep becomes a RayJob unless told otherwise."""
+    if not command:
+        raise UserError("No command given; write it after `--`, as in `vestige job --dry-run -- eval tofu --model M`.")
+    if command[0] == "vestige":
+        raise UserError("Leave out the word `vestige` after `--`: write `vestige job -- eval ...`.")
+    if command[0].startswith("-") or command[0] == "job":
+        raise UserError(f"'{command[0]}' is not a command to run in a job; write a verb after `--`, as in `-- eval`.")
+    chosen = kind or ("rayjob" if command[0] == "sweep" else "job")
+    return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
+
+
+def _metadata(settings: Settings) -> dict[str, Any]:
+    place = {"namespace": str(settings["namespace"])} if settings["namespace"] else {}
+    return {"name": str(settings["name"]), "labels": {"app.kubernetes.io/name": "vestige"}, **place}
+
+
+def _job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
+    container = {**_container(settings, "vestige"), "command": ["vestige"], "args": [literal(c) for c in command]}
+    pod = {**_pod(settings, container), "restartPolicy": "Never"}
+    spec = {"backoffLimit": settings["retries"], "ttlSecondsAfterFinished": settings["keep_seconds"]}
+    template = {"metadata": {"labels": _metadata(settings)["labels"]}, "spec": pod}
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": _metadata(settings),
+        "spec": {**spec, "template": template},
+    }
+
+
+def _ray_job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
+    """A cluster for one sweep. The head plans and the workers work, so only they have GPUs."""
+    without = {**settings, "gpu": {**settings["gpu"], "count": 0}}
+    workers = settings["ray"]["workers"]
+    head = {"rayStartParams": {"num-cpus": "0"}, "template": _ray_pod(without, "ray-head")}
+    group = {"groupName": "workers", "replicas": workers, "minReplicas": workers, "maxReplicas": workers}
+    worker = {**group, "rayStartParams": {}, "template": _ray_pod(settings, "ray-worker")}
+    cluster = {"rayVersion": str(settings["ray"]["version"]), "headGroupSpec": head, "workerGroupSpecs": [worker]}
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": _metadata(settings),
+        "spec": {
+            "entrypoint": f"cd {shlex.quote(str(settings['workdir']))} && {shlex.join(['vestige', *command])}",
+            "submissionMode": "HTTPMode",  # the entry point arrives as it is; `ray job submit` would quote it again
+            "backoffLimit": settings["retries"],
+            "shutdownAfterJobFinishes": True,
+            "ttlSecondsAfterFinished": settings["keep_seconds"],
+            "rayClusterSpec": cluster,
+        },
+    }
+
+
+def _ray_pod(settings: Settings, name: str) -> dict[str, Any]:
+    # The variable makes `vestige sweep` use the cluster it runs in, so that the command needs no flag for it.
+    inside = {**settings, "env": {"VESTIGE_POOL": "ray", **settings["env"]}}
+    return {"spec": _pod(inside, _container(inside, name))}
+
+
+def _pod(settings: Settings, container: Mapping[str, Any]) -> dict[str, Any]:
+    claims = {name: settings[name]["claim"] for name in ("saves", "cache") if settings[name]["claim"]}
+    volumes = [{"name": n, "persistentVolumeClaim": {"claimName": str(c)}} for n, c in claims.items()]
+    return {"containers": [dict(container)], "volumes": volumes, **_affinity(settings)}
+
+
+def _affinity(settings: Settings) -> dict[str, Any]:
+    """Only nodes with the GPU asked for: a short name stands for the labels that such cards go by."""
+    gpu = settings["gpu"]
+    if not gpu["count"] or not gpu["type"]:
+        return {}
+    values = [str(v) for v in settings["gpu_types"].get(str(gpu["type"]), [gpu["type"]])]
+    term = {"matchExpressions": [{"key": str(gpu["label"]), "operator": "In", "values": values}]}
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}}
+    }
+
+
+def _container(settings: Settings, name: str) -> dict[str, Any]:
+    gpu = settings["gpu"]
+    wants = {"cpu": str(settings["cpu"]), "memory": str(settings["memory"])}
+    wants |= {str(gpu["resource"]): str(gpu["count"])} if gpu["count"] else {}
+    mounts = [{"name": n, "mountPath": str(settings[n]["path"])} for n in ("saves", "cache") if settings[n]["claim"]]
+    env = {"HF_HOME": settings["cache"]["path"], "PYTHONUNBUFFERED": "1", **settings["env"]}
+    return {
+        "name": name,
+        "image": str(settings["image"]),
+        "workingDir": str(settings["workdir"]),
+        "env": [{"name": str(k), "value": literal(_text(v))} for k, v in env.items()],
+        "resources": {"requests": dict(wants), "limits": dict(wants)},
+        "volumeMounts": mounts,
+    }
+
+
+def _text(value: Any) -> str:
+    """A value of an environment variable, as YAML would have written it."""
+    return str(value).lower() if isinstance(value, bool) else "" if value is None else str(value)
+
+
+def literal(word: str) -> str:
+    """A word that Kubernetes hands on unchanged: it would replace $(NAME), and takes $$ for one dollar.
+
+    >>> literal("cost=$(PRICE)$")
+    'cost=$$(PRICE)$$'
+    """
+    return word.replace("$", "$$")
+
+
+def to_yaml(body: Mapping[str, Any]) -> str:
+    import yaml
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: Any) -> bool:
+            return True  # anchors would be correct, and hard to read
+
+    return yaml.dump(dict(body), Dumper=Plain, sort_keys=False, width=10_000)
+
+
+def check(body: Mapping[str, Any]) -> str:
+    """Refuses a manifest that a cluster would refuse; says in words what was checked against what."""
+    if body["kind"] == "RayJob":
+        check_ray_job(body)
+        groups = [body["spec"]["rayClusterSpec"]["headGroupSpec"], *body["spec"]["rayClusterSpec"]["workerGroupSpecs"]]
+        documents = [_pod_document(group["template"]) for group in groups]
+        words = "RayJob checked against the fields that KubeRay requires, its pods against "
+    else:
+        documents, words = [dict(body)], "Job checked against "
+    versions = {_check_schema(document) for document in documents}
+    if None in versions:
+        return "not checked against the Kubernetes schema: pip install kubernetes-validate for that"
+    return f"{words}the schema of Kubernetes {versions.pop()}"
+
+
+def _pod_document(template: Mapping[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": template["spec"]}
+
+
+def _check_schema(document: dict[str, Any]) -> str | None:
+    """The version of the schema it agrees with; None where the package with the schemas is not installed."""
+    try:
+        import kubernetes_validate as kube
+    except ImportError:
+        return None
+    try:
+        return str(kube.validate(document, kube.latest_version(), strict=True))
+    except kube.ValidationError as error:
+        where = ".".join(str(part) for part in error.path) or "the top"
+        raise UserError(f"The {document['kind']} is not valid at {where}: {error.message}") from None
+
+
+def check_ray_job(body: Mapping[str, Any]) -> None:
+    """The fields that KubeRay's reference requires: an entry point, and a pod template for each group."""
+    spec = body["spec"]
+    wanted: list[tuple[Mapping[str, Any], str, type, str]] = [
+        (body["metadata"], "name", str, "metadata"),
+        (spec, "entrypoint", str, "spec"),
+        (spec, "rayClusterSpec", dict, "spec"),
+    ]
+    cluster = spec.get("rayClusterSpec") or {}
+    where = "spec.rayClusterSpec"
+    wanted += [(cluster, "headGroupSpec", dict, where), (cluster, "workerGroupSpecs", list, where)]
+    head = cluster.get("headGroupSpec") or {}
+    wanted += [(head, "template", dict, f"{where}.headGroupSpec")]
+    for n, group in enumerate(cluster.get("workerGroupSpecs") or []):
+        at = f"{where}.workerGroupSpecs.{n}"
+        wanted += [(group, "groupName", str, at), (group, "template", dict, at)]
+        wanted += [(group, key, int, at) for key in ("minReplicas", "maxReplicas")]
+    for holder, key, kind, at in wanted:
+        if not isinstance(holder.get(key), kind) or holder[key] == "":
+            raise UserError(f"The RayJob is not valid at {at}: '{key}' must be there and be of type {kind.__name__}.")
+
+
+def submit(body: Mapping[str, Any]) -> str:
+    """Hands the manifest to kubectl, and gives back what it said."""
+    program = shutil.which("kubectl")
+    if program is None:
+        raise UserError("There is no kubectl here to submit the job with; --dry-run prints it for another machine.")
+    done = subprocess.run([program, "create", "-f", "-"], input=to_yaml(body), capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"kubectl refused the job: {' '.join((done.stderr or done.stdout).split())}")
+    return done.stdout.strip()

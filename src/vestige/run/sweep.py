@@ -1,0 +1,253 @@
+"""vestige sweep: a plan carried out, on this machine or on a Ray cluster, and what came of it.
+
+The run store is the only memory. A sweep that was interrupted, sharded or had failures is completed by running the
+same command again; sweep.json is made anew from what is on disk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from vestige.errors import UserError
+from vestige.run.board import Board
+from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
+from vestige.run.sweep_plan import Plan, log_file, make_tasks
+from vestige.run.tables import number, table
+from vestige.run.tasks import Task, check_space, is_done
+from vestige.store.files import read_json, write_json
+
+POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
+
+
+@dataclass(frozen=True)
+class How:
+    """How a plan is carried out; None means that the plan or the machine decides."""
+
+    gpus: tuple[str, ...] = ()  # names for CUDA_VISIBLE_DEVICES, one slot each
+    slots: int | None = None
+    start: int = 0
+    end: int | None = None
+    retries: int | None = None
+    ray: str | None = None  # an address, or `auto`
+
+    @property
+    def on_ray(self) -> bool:
+        return self.ray is not None or os.environ.get(POOL_VARIABLE) == "ray"
+
+
+def sweep(plan: Plan, how: How) -> int:
+    """Does what is missing. 0: everything in this shard is done; 1: something failed, and the table says what."""
+    asked = plan.slots if how.slots is None else how.slots
+    slots = len(how.gpus) or (max(1, (os.cpu_count() or 1) // 2) if asked is None else asked)
+    tasks = make_tasks(plan, how.start, how.end, max(1, slots))
+    if not tasks:
+        count = len(plan.models)
+        raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
+    check_space(plan.out, plan.free_space)
+    retries = plan.retries if how.retries is None else how.retries
+    cleaner = _Cleaner(plan, tasks)
+    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board:
+        board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
+
+        def watch(task: Task, state: State) -> None:
+            _note(plan, task, state)
+            board.change(task, state)
+            cleaner.look(drive.states)
+
+        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, board.tick)
+        states = drive.run()
+        summary = collect(plan)
+        write_json(plan.out / "sweep.json", summary)
+        board.say(f"\n{show(plan, summary)}")
+    return 0 if all(s.status == "done" for s in states.values()) else 1
+
+
+def _executor(plan: Plan, how: How, slots: int) -> Executor:
+    if how.on_ray:
+        from vestige.run.ray_pool import RayPool
+
+        return RayPool(how.ray)
+    if slots == 0:
+        return SameProcess()
+    return ProcessPool(slots, plan.out / "logs", how.gpus, plan.memory)
+
+
+@contextlib.contextmanager
+def surviving_hangup() -> Iterator[None]:
+    """A closed terminal does not end the sweep; worker processes inherit this. Only the main thread may ask for it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def _note_file(plan: Plan, id: str) -> Path:
+    return plan.out / "tasks" / f"{id.replace('/', '__')}.json"
+
+
+def _note(plan: Plan, task: Task, state: State) -> None:
+    """How a task last ended, for the list and for other shards. What was there already keeps its note."""
+    file = _note_file(plan, task.id)
+    if state.status in ("waiting", "running") or (state.status == "done" and not state.fresh and file.is_file()):
+        return
+    body = {"id": task.id, "status": state.status, "attempts": state.attempts, "lost": state.lost}
+    write_json(file, {**body, "seconds": state.seconds, "error": state.error, "log": task.log})
+
+
+class _Cleaner:
+    """Keeps the disk use bounded: attacked copies and (on request) downloads go when nothing needs them any more."""
+
+    def __init__(self, plan: Plan, tasks: Sequence[Task]) -> None:
+        self.plan = plan
+        self.jobs: list[tuple[set[str], Callable[[], None]]] = []
+        for task in tasks:
+            if task.kind == "attack" and not plan.keep_attacked:
+                users = {task.id, *(t.id for t in tasks if task.id in t.needs)}
+                self.jobs.append((users, lambda place=task.out: _remove(Path(place))))  # type: ignore[misc]
+        if plan.clear_cache:
+            before = set(hub_cache())
+            for model in plan.models:
+                users = {t.id for t in tasks if t.source == model.path}
+                if users and not Path(model.path).expanduser().exists() and model.path not in before:
+                    self.jobs.append((users, lambda repo=model.path: forget_download(repo)))  # type: ignore[misc]
+
+    def look(self, states: Mapping[str, State]) -> None:
+        over = {i for i, s in states.items() if s.status in ("done", "failed", "blocked")}
+        ready = [job for job in self.jobs if job[0] <= over]
+        self.jobs = [job for job in self.jobs if job not in ready]
+        for _, clean in ready:
+            clean()
+
+
+def _remove(place: Path) -> None:
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def hub_cache() -> dict[str, Any]:
+    """Repositories in the hub's cache, by id."""
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        return {repo.repo_id: repo for repo in scan_cache_dir().repos if repo.repo_type == "model"}
+    except CacheNotFound:
+        return {}
+
+
+def forget_download(repo_id: str) -> None:
+    """Removes one model from the hub's cache."""
+    repo = hub_cache().get(repo_id)
+    if repo is not None:
+        _remove(Path(repo.repo_path))
+
+
+def collect(plan: Plan) -> dict[str, Any]:
+    """What is on disk of the whole plan, whichever shard or machine made it."""
+    rows = []
+    results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
+    for task in make_tasks(plan):
+        note = _read(_note_file(plan, task.id))
+        done = is_done(task) if task.kind == "eval" else note.get("status") == "done"
+        status = "done" if done else note.get("status", "missing")
+        status = "missing" if status == "done" and not done else status
+        row = {"id": task.id, "kind": task.kind, "status": status, "run": task.out, "log": task.log}
+        rows.append({**row, **{k: note.get(k) for k in ("attempts", "seconds", "error")}})
+        if task.kind == "eval":
+            suite, _, name = task.id.partition("/")
+            results[suite][name] = _summary(Path(task.out)) if done else None
+    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": list(plan.attacks), "retain": plan.retain}
+    return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return dict(read_json(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def _summary(directory: Path) -> dict[str, Any]:
+    """Every *_SUMMARY.json of a run in one mapping."""
+    out: dict[str, Any] = {}
+    for file in sorted(directory.glob("*_SUMMARY.json")):
+        out |= read_json(file)
+    return out
+
+
+def show(plan: Plan, summary: Mapping[str, Any]) -> str:
+    """One table a suite, a line a model; below them whatever did not succeed."""
+    parts = []
+    for suite, by_model in summary["results"].items():
+        names = list(dict.fromkeys(metric for values in by_model.values() for metric in values or {}))
+        rows = [[model, *(_cell((values or {}).get(m)) for m in names)] for model, values in by_model.items()]
+        parts.append(f"{suite}\n{table(rows, ['model', *names], range(1, len(names) + 1))}")
+    bad = [t for t in summary["tasks"] if t["status"] in ("failed", "blocked")]
+    parts += [f"{t['status']}: {t['id']} after {t['attempts']} attempts: {t['error']} (log: {t['log']})" for t in bad]
+    missing = sum(t["status"] == "missing" for t in summary["tasks"])
+    parts += [f"{missing} tasks have not run yet; run the same command again for them."] if missing else []
+    return "\n\n".join([*parts, f"files: {plan.out / 'sweep.json'}"])
+
+
+def _cell(value: Any) -> str:
+    return number(value) if isinstance(value, (int, float)) else "-"
+
+
+def listing(plan: Plan) -> str:
+    """The plan's tasks and where they stand, from disk."""
+    tasks = collect(plan)["tasks"]
+    rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
+    held = [t["run"] for t in tasks if _held(Path(t["run"]))]
+    rows = [[r[0], "running" if r[3] in held else r[1], *r[2:]] for r in rows]
+    return table(rows, ["task", "status", "time", "where"], [2])
+
+
+def clean(plan: Plan, everything: bool) -> str:
+    """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made."""
+    marks = [plan.out / name for name in ("sweep.json", "sweep.log", "tasks", "runs")]
+    if not any(m.exists() for m in marks):
+        raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
+    tasks = make_tasks(plan)
+    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind == "eval" or plan.keep_attacked}
+    found = [p for p in (*plan.runs.glob("*/*"), *(plan.out / "attacked").glob("*/*")) if p.is_dir()]
+    gone = [p for p in found if p not in wanted]
+    for place in gone:
+        if _held(place):
+            raise UserError(f"{place} is being written by another process; nothing was removed.")
+    logs = {log_file(plan, t.id) for t in tasks} if not everything else set()
+    notes = {_note_file(plan, t.id) for t in tasks} if not everything else set()
+    files = [f for f in (plan.out / "logs").glob("*.log") if f not in logs and not f.name.startswith("worker-")]
+    files += [f for f in (plan.out / "tasks").glob("*.json") if f not in notes]
+    if everything:
+        files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
+    size = sum(f.stat().st_size for place in gone for f in place.rglob("*") if f.is_file() and not f.is_symlink())
+    for place in gone:
+        _remove(place)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return "\n".join([*(f"removed {p}" for p in gone), f"{len(gone)} directories, {size / 2**20:.1f} MB"])
+
+
+def _held(directory: Path) -> bool:
+    """Whether a process writes there now."""
+    lock = directory / ".lock"
+    if not lock.is_file():
+        return False
+    try:
+        with FileLock(lock, timeout=0):
+            return False
+    except Timeout:
+        return True

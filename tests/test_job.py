@@ -1,0 +1,160 @@
+"""vestige job: manifests that a cluster would take, with the command exactly as it was typed."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.run.job import check, check_ray_job, read_settings, render
+
+# Everything a shell, YAML or Kubernetes might be tempted to touch.
+AWKWARD = ["eval", "tofu", "--model", "a b", "x='q'", 'y="r"', "$(HOME)", "$HOME", "a$$b", "c$", "--", "-x", "", "ü: 1"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    assert main(["job", *words]) == 0
+    return dict(yaml.safe_load(capsys.readouterr().out))
+
+
+def expanded(word: str, env: dict[str, str]) -> str:
+    """What the kubelet makes of an argument: $$ is a dollar, $(NAME) a variable if there is one of that name."""
+    out, at = "", 0
+    while at < len(word):
+        if word[at] != "$" or at + 1 == len(word):
+            out, at = out + word[at], at + 1
+        elif word[at + 1] == "$":
+            out, at = out + "$", at + 2
+        elif word[at + 1] == "(" and ")" in word[at:]:
+            end = word.index(")", at)
+            out, at = out + env.get(word[at + 2 : end], word[at : end + 1]), end + 1
+        else:
+            out, at = out + word[at : at + 2], at + 2
+    return out
+
+
+def test_a_job_validates_and_carries_its_command_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    body = printed(capsys, "--set", "gpu.type=A100-40", "--set", "env.HOME=/h", "--dry-run", "--", *AWKWARD)
+    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
+    container = body["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"] == ["vestige"]
+    assert [expanded(word, {"HOME": "/h"}) for word in container["args"]] == AWKWARD
+
+
+def test_a_ray_job_carries_its_command_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
+    body = printed(capsys, "--kind", "rayjob", "--dry-run", "--", *AWKWARD)
+    check_ray_job(body)
+    words = shlex.split(body["spec"]["entrypoint"])
+    assert words == ["cd", "/workspace", "&&", "vestige", *AWKWARD]
+    assert body["spec"]["submissionMode"] == "HTTPMode"
+
+
+def test_a_sweep_is_a_ray_job_on_the_cluster_it_gets(capsys: pytest.CaptureFixture[str]) -> None:
+    body = printed(capsys, "--set", "ray.workers=3", "--set", "gpu.count=2", "--dry-run", "--", "sweep", "plan.yaml")
+    cluster = body["spec"]["rayClusterSpec"]
+    (workers,) = cluster["workerGroupSpecs"]
+    assert (body["kind"], workers["replicas"], workers["maxReplicas"]) == ("RayJob", 3, 3)
+    pods = [group["template"]["spec"]["containers"][0] for group in (cluster["headGroupSpec"], workers)]
+    assert [pod["resources"]["limits"].get("nvidia.com/gpu") for pod in pods] == [None, "2"]
+    assert all({"name": "VESTIGE_POOL", "value": "ray"} in pod["env"] for pod in pods)
+    for group in (cluster["headGroupSpec"], workers):
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}, "spec": group["template"]["spec"]}
+        kubernetes_validate.validate(pod, kubernetes_validate.latest_version(), strict=True)
+
+
+def test_settings_reach_the_manifest(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        "image: registry/vestige:1\nretries: 5\nsaves: {claim: mine}\nenv: {HF_TOKEN_PATH: /t, DEBUG: true}\n"
+    )
+    more = ["--set", "gpu.type=My-Card", "--set", "cache.claim=null", "--set", "name=npo", "--set", "namespace=lab"]
+    body = printed(capsys, "--file", str(file), *more, "--dry-run", "--", "eval", "tofu")
+    pod = body["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    assert (body["metadata"]["name"], body["metadata"]["namespace"], body["spec"]["backoffLimit"]) == ("npo", "lab", 5)
+    assert container["image"] == "registry/vestige:1"
+    assert [v["persistentVolumeClaim"]["claimName"] for v in pod["volumes"]] == ["mine"]
+    assert {"name": "DEBUG", "value": "true"} in container["env"]
+    terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert terms[0]["matchExpressions"][0]["values"] == ["My-Card"]
+
+
+@pytest.mark.parametrize("at", ["entrypoint", "rayClusterSpec"])
+def test_a_ray_job_without_a_required_field_is_refused(at: str) -> None:
+    body = copy.deepcopy(render(read_settings(), ["sweep", "p.yaml"]))
+    del body["spec"][at]
+    with pytest.raises(UserError, match=at):
+        check_ray_job(body)
+
+
+@pytest.mark.parametrize("key", ["groupName", "template", "minReplicas"])
+def test_a_worker_group_without_a_required_field_is_refused(key: str) -> None:
+    body = copy.deepcopy(render(read_settings(), ["sweep", "p.yaml"]))
+    del body["spec"]["rayClusterSpec"]["workerGroupSpecs"][0][key]
+    with pytest.raises(UserError, match=key):
+        check(body)
+
+
+def test_the_schema_catches_what_we_would_not() -> None:
+    body = render(read_settings(["cpu=4"]), ["eval"])
+    body["spec"]["template"]["spec"]["containers"][0]["imagePullPolicies"] = "Always"
+    with pytest.raises(UserError, match="imagePullPolicies"):
+        check(body)
+
+
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["--dry-run"], "No command given"),
+        (["--dry-run", "--", "vestige", "eval"], "Leave out the word"),
+        (["--dry-run", "--", "--model"], "is not a command"),
+        (["--set", "gpu.typ=A100", "--", "eval"], "gpu.type"),
+        (["--set", "gpu", "--", "eval"], "KEY=VALUE"),
+        (["--set", "gpu=A100", "--", "eval"], "has parts"),
+        (["--set", "image.tag=1", "--", "eval"], "takes one value"),
+        (["--set", "name=Not_OK", "--", "eval"], "job name"),
+        (["--set", "retries=-1", "--", "eval"], "at least 0"),
+        (["--set", "ray.workers=0", "--", "sweep", "p"], "at least 1"),
+        (["--file", "nowhere.yaml", "--", "eval"], "cannot be read"),
+    ],
+)
+def test_mistakes_are_one_sentence(words: list[str], needle: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["job", *words]) == 2
+    assert needle in capsys.readouterr().err
+
+
+def fake_kubectl(place: Path, script: str) -> None:
+    place.mkdir()
+    (place / "kubectl").write_text(f"#!/bin/sh\n{script}\n")
+    (place / "kubectl").chmod(0o755)
+
+
+def test_kubectl_gets_the_manifest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake_kubectl(
+        tmp_path / "bin", f'echo "$@" > {tmp_path}/words; /bin/cat > {tmp_path}/body; echo job.batch/vestige created'
+    )
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main(["job", "--", "eval", "tofu"]) == 0
+    assert "created" in capsys.readouterr().out
+    assert (tmp_path / "words").read_text().split() == ["create", "-f", "-"]
+    assert yaml.safe_load((tmp_path / "body").read_text()) == render(read_settings(), ["eval", "tofu"])
+
+
+def test_kubectl_absent_or_unwilling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    assert main(["job", "--", "eval"]) == 2
+    assert "no kubectl" in capsys.readouterr().err
+    fake_kubectl(tmp_path / "bin", "/bin/cat > /dev/null; echo forbidden >&2; exit 1")
+    assert main(["job", "--", "eval"]) == 2
+    assert "forbidden" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""A sweep on Ray: two nodes, one of which dies in the middle, and the bytes of a run in one process."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB
+from test_sweep import write_plan
+from vestige.cli import main
+from vestige.run.sweep import How, sweep
+from vestige.run.sweep_plan import read_plan
+
+TIMINGS = ("created", "seconds", "cost")  # cost: a task that was interrupted finds some of its evidence there
+
+ray = pytest.importorskip("ray")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={**small, "include_dashboard": False})
+    made.second = made.add_node(**small)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def kill_in_the_middle(cluster: Any, logs: Path, killed: list[int]) -> None:
+    """Kills the second node once a process of its own has begun a task."""
+    import psutil
+
+    (raylet,) = cluster.second.all_processes["raylet"]
+    until = time.monotonic() + 100
+    while time.monotonic() < until:
+        mine = {p.pid for p in psutil.Process(raylet.process.pid).children(recursive=True)}
+        begun = [
+            int(f.read_text().split("process ")[1].split()[0])
+            for f in logs.glob("*.log")
+            if "process " in f.read_text()
+        ]
+        if found := mine & set(begun):
+            killed.extend(found)
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            return
+        time.sleep(0.05)
+
+
+def contents(runs: Path) -> dict[str, Any]:
+    """Every file of every run, as bytes; manifests without what the clock says."""
+    out: dict[str, Any] = {}
+    for file in sorted(f for f in runs.rglob("*") if f.is_file() and f.name != ".lock"):
+        body: Any = file.read_bytes()
+        if file.name == "manifest.json":
+            body = {k: v for k, v in json.loads(body).items() if k not in TIMINGS}
+            body["model"].pop("load_seconds")
+        out[str(file.relative_to(runs))] = body
+    return out
+
+
+def test_a_lost_node_changes_nothing(tmp_path: Path, cluster: Any) -> None:
+    models = {n: str(LAB / "models" / n) for n in ("retain", "full", "unlearned")}
+    file = write_plan(tmp_path, models=models, threads=1)
+    assert main(["sweep", str(file), "--slots", "0"]) == 0
+    out = tmp_path / "sweep"
+    expected = contents(out / "runs")
+    out.rename(tmp_path / "one_process")
+    killed: list[int] = []
+    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, out / "logs", killed))
+    killer.start()
+    status = sweep(read_plan(file), How(ray="auto"))
+    killer.join()
+    assert killed, "no task ever ran on the second node"
+    assert status == 0
+    notes = [json.loads(f.read_text()) for f in (out / "tasks").glob("*.json")]
+    assert sum(n["lost"] for n in notes) == 1
+    got = contents(out / "runs")
+    assert sorted(got) == sorted(expected)
+    assert [name for name in expected if got[name] != expected[name]] == []
+    assert len(expected) >= 3 * 5
+
+
+def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", str(write_plan(tmp_path)), "--ray", "auto"]) == 2
+    assert "No Ray cluster answers" in capsys.readouterr().err
+
+
+def test_more_gpus_than_any_node_has_fails_at_once(tmp_path: Path, cluster: Any) -> None:
+    file = write_plan(tmp_path, gpus=9, retries=0)
+    assert sweep(read_plan(file), How(ray="auto")) == 1
+    body = json.loads((tmp_path / "sweep" / "sweep.json").read_text())
+    assert {t["id"]: t["status"] for t in body["tasks"]} == {"tofu/retain": "failed", "tofu/full": "blocked"}
+    assert "9 GPUs" in body["tasks"][0]["error"]

@@ -12,6 +12,7 @@ from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError
+from vestige.run.training_flags import add_training_verbs
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -23,6 +24,7 @@ EXAMPLES = """examples:
   vestige plan tofu --model PATH --data DIR           what that would cost
   vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
   vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
+  vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
   vestige ls metrics                                  what there is
 """
 
@@ -79,6 +81,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--no-diffusion", action="store_true", help="leave out the diffusion models")
     _reading_verbs(verbs)
+    add_training_verbs(verbs)
     return top
 
 
@@ -149,6 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
+    verbs |= {"train": run_train, "unlearn": run_train}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -167,7 +171,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args, rest = top.parse_known_args(argv)
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
-    place = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs"}.get(args.verb)
+    places = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs"}
+    place = {**places, "train": "words", "unlearn": "words"}.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
@@ -387,6 +392,12 @@ def run_published(args: argparse.Namespace) -> int:
 
     print(published(Path(args.run) if args.run else None, args.model, args.split))
     return 0
+
+
+def run_train(args: argparse.Namespace) -> int:
+    from vestige.run.training_flags import run_training_verb
+
+    return run_training_verb(args)
 
 
 def run_demo(args: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError
+from vestige.run.stress_flags import add_stress_verb
 from vestige.run.training_flags import add_training_verbs
 
 EXAMPLES = """examples:
@@ -82,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--no-diffusion", action="store_true", help="leave out the diffusion models")
     _reading_verbs(verbs)
     add_training_verbs(verbs)
+    add_stress_verb(verbs)
     return top
 
 
@@ -152,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
-    verbs |= {"train": run_train, "unlearn": run_train}
+    verbs |= {"train": run_train, "unlearn": run_train, "stress": run_stress}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -172,7 +174,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
     places = {"eval": "words", "plan": "words", "score": "changes", "compare": "runs"}
-    place = {**places, "train": "words", "unlearn": "words"}.get(args.verb)
+    place = {**places, "train": "words", "unlearn": "words", "stress": "attacks"}.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
@@ -398,6 +400,12 @@ def run_train(args: argparse.Namespace) -> int:
     from vestige.run.training_flags import run_training_verb
 
     return run_training_verb(args)
+
+
+def run_stress(args: argparse.Namespace) -> int:
+    from vestige.run.stress_flags import run_stress_verb
+
+    return run_stress_verb(args)
 
 
 def run_demo(args: argparse.Namespace) -> int:

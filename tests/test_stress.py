@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -81,6 +82,8 @@ def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
     tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
     taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
     assert taught == [row["answer"] for row in whole[:8:2]]
+    fewer = Subject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
+    assert fewer._lesson(ModelArgs(str(UNLEARNED))) == lesson[:2]
 
 
 def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ def add_stress_verb(verbs: Any) -> None:
     p.add_argument("--out", default="saves/stress", metavar="DIR", help="default: saves/stress")
     p.add_argument("--metrics", metavar="NAME,...", help="default: probability, ROUGE and extraction strength")
     p.add_argument("--held-out", action="store_true", help="relearn on half of the forget rows, measure the other")
+    p.add_argument("--examples", type=int, metavar="N", help="relearn: teach only the first N rows")
     p.add_argument("--keep", action="store_true", help="keep attacked checkpoints in OUT/checkpoints")
     p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="of leak's samples (default: 1)")
     p.add_argument("--epochs", type=float, metavar="N", help="relearn: default 1")
@@ -56,6 +57,7 @@ def run_stress_verb(args: argparse.Namespace) -> int:
         metrics=[m.strip() for m in args.metrics.split(",")] if args.metrics else DEFAULT_METRICS,
         budget={name: budget for name, budget in attacks.items() if budget},
         relearning={name: value for name, value in given.items() if value is not None},
+        examples=_at_least_one(args.examples),
         held_out=args.held_out,
         keep=args.keep,
         temperature=args.temperature,
@@ -67,6 +69,12 @@ def run_stress_verb(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     print(f"files: {ask.out / 'stress.json'}")
     return 0
+
+
+def _at_least_one(examples: int | None) -> int | None:
+    if examples is not None and examples < 1:
+        raise UserError(f"--examples must be at least 1, it is {examples}.")
+    return examples
 
 
 def _folder(data: str) -> Path:

@@ -61,6 +61,7 @@ class Stress:
     metrics: Sequence[str] = DEFAULT_METRICS
     budget: Mapping[str, Sequence[float]] = field(default_factory=dict)  # attack -> budgets
     relearning: Mapping[str, Any] = field(default_factory=dict)  # fields of a Recipe
+    examples: int | None = None  # relearn: teach only so many rows
     held_out: bool = False
     keep: bool = False
     temperature: float = 1.0
@@ -203,7 +204,7 @@ class Subject:
         context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
         file = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(_file(self.whole, "forget"))}}}
         rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows
-        return rows[::2] if self.ask.held_out else rows
+        return (rows[::2] if self.ask.held_out else rows)[: self.ask.examples]
 
     def _leak(self, budgets: Sequence[float]) -> list[Row]:
         """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""

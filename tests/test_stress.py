@@ -18,6 +18,7 @@ from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
+from vestige.report.stress_plots import recovery_curve, recovery_points
 from vestige.run.stressing import Row, Stress, Subject, show, stress, under_prompt
 from vestige.stress import expected_best, few_shot, jailbreak, paraphrase, prune, quantise
 from vestige.stress.attacks import RELEARNING, prune_weights
@@ -169,12 +170,16 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     out = tmp_path / "out"
     words = ["--model", str(UNLEARNED), "--data", str(DATA), "--out", str(out), "--limit", "4", "--lr", "1e-3",
              "--accumulation", "1", "--system-prompt", SYSTEM, "--metrics", "forget_Q_A_Prob"]  # fmt: skip
-    assert main(["stress", "relearn=1", *words, "jailbreak", "paraphrase", "prune=0.5"]) == 0
+    picture = tmp_path / "curve.png"
+    assert (
+        main(["stress", "relearn=1", *words, "jailbreak", "paraphrase", "prune=0.5,0.7", "--plot", str(picture)]) == 0
+    )
+    assert [p.name for p in tmp_path.glob("*.png")] == ["curve_prune.png"]
     printed = capsys.readouterr().out
     assert all(word in printed for word in ("1 steps", "jailbreak", "paraphrase", "0.5 share"))
     record = json.loads((out / "stress.json").read_text())["rows"]
-    assert [row["attack"] for row in record] == ["none", "relearn", "jailbreak", "paraphrase", "prune"]
-    assert len({row["values"]["forget_Q_A_Prob"] for row in record}) == 5
+    assert [row["attack"] for row in record] == ["none", "relearn", "jailbreak", "paraphrase", "prune", "prune"]
+    assert len({row["values"]["forget_Q_A_Prob"] for row in record}) == 6
     for more, said in (
         (["relern"], "Did you mean 'relearn'"),
         (["relearn=x"], "a budget is a number"),
@@ -182,6 +187,20 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     ):
         assert main(["stress", *more, *words]) == 2
         assert said in capsys.readouterr().err
+
+
+def test_the_curve_starts_before_the_attack_and_leaves_gaps_out() -> None:
+    rows = [
+        {"model": "model", "attack": "relearn", "budget": 9, "values": {"m": 0.75}},
+        {"model": "model", "attack": "none", "budget": None, "values": {"m": 0.5}},
+        {"model": "model", "attack": "relearn", "budget": 4, "values": {"m": None}},
+        {"model": "model", "attack": "prune", "budget": 0.5, "values": {"m": 0.1}},
+    ]
+    assert recovery_points(rows, "relearn", "m") == {"model": [(0.0, 0.5), (9.0, 0.75)]}
+    [line, _start] = recovery_curve(rows, "relearn", "m", "steps").axes[0].lines
+    assert line.get_xydata().tolist() == [[0.0, 0.5], [9.0, 0.75]]
+    with pytest.raises(UserError, match="no curve"):
+        recovery_curve(rows, "jailbreak", "m")
 
 
 def test_the_table_has_the_control_beside_each_value() -> None:

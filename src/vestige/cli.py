@@ -151,6 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}

@@ -28,6 +28,7 @@ def add_stress_verb(verbs: Any) -> None:
     p.add_argument("--held-out", action="store_true", help="relearn on half of the forget rows, measure the other")
     p.add_argument("--examples", type=int, metavar="N", help="relearn: teach only the first N rows")
     p.add_argument("--keep", action="store_true", help="keep attacked checkpoints in OUT/checkpoints")
+    p.add_argument("--plot", metavar="FILE", help="draw recovery against budget (FILE_ATTACK.png)")
     p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="of leak's samples (default: 1)")
     p.add_argument("--epochs", type=float, metavar="N", help="relearn: default 1")
     p.add_argument("--lr", type=float, metavar="X", help="relearn: default 2e-5")
@@ -43,7 +44,7 @@ def add_stress_verb(verbs: Any) -> None:
 
 
 def run_stress_verb(args: argparse.Namespace) -> int:
-    from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, show, stress
+    from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
 
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
     given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
@@ -67,7 +68,10 @@ def run_stress_verb(args: argparse.Namespace) -> int:
     print(f"\n{args.model}\n\n{show(rows)}\n")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
-    print(f"files: {ask.out / 'stress.json'}")
+    pictures = draw(rows, Path(args.plot)) if args.plot else []
+    if args.plot and not pictures:
+        print("note: no attack had more than one budget, so there is no curve to draw (relearn=5,20 gives one).")
+    print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")
     return 0
 
 

@@ -274,3 +274,20 @@ def show(rows: Sequence[Row]) -> str:
         lines.append([attack, size, *cells])
     heads = [metric if who == "model" else "retain" for metric in metrics for who in subjects]
     return table(lines, ["attack", "budget", *heads], right=tuple(range(2, 2 + len(heads))))
+
+
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
+    from vestige.report.stress_plots import recovery_curve
+    from vestige.report.trajectory_plots import save
+
+    plain, out = [asdict(row) for row in rows], []
+    for attack in dict.fromkeys(row.attack for row in rows):
+        mine = [row for row in rows if row.attack == attack]
+        # Bits run the other way: fewer are the stronger attack, and none is not the start.
+        if attack == "quantise" or len({row.budget for row in mine}) < 2:
+            continue
+        metric = next(iter(mine[0].values))
+        figure = recovery_curve(plain, attack, metric, BUDGETS[attack][0])
+        out.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
+    return out

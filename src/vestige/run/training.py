@@ -190,7 +190,6 @@ def run_training(config: TrainConfig) -> TrainOutcome:
     from vestige.unlearn.trainer import save_model, train
 
     started = time.perf_counter()
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # kernels it would like to have are not the user's worry
     recipe = recipe_of(config)
     with writing(config.output_dir):
         _make_room(config)

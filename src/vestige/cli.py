@@ -63,7 +63,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
     compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
     compare.add_argument("--plugin", action="append", default=[], metavar="FILE")
-    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, experiments")
+    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, methods, experiments")
     listing.add_argument("what", nargs="?", default="all")
     listing.add_argument("--config-dir", metavar="DIR")
     listing.add_argument("--plugin", action="append", default=[], metavar="FILE")

@@ -164,8 +164,10 @@ def test_a_masked_model_learns_an_answer_and_its_end(model):
 def test_every_method_raises_the_masked_forget_loss(model, method):
     finetune(model, FORGET + RETAIN, Training(epochs=100, lr=1e-2), objective=OBJECTIVE)
     before = loss_on(model, FORGET)
-    knobs = {} if method == "grad_ascent" else {"alpha": 0.1}
-    unlearn(model, method, FORGET, RETAIN, Training(epochs=5, lr=3e-3), knobs, objective=OBJECTIVE)
+    knobs = {"alpha": 0.1} if METHODS[method].needs_retain else {}
+    others = (RETAIN * len(FORGET))[: len(FORGET)] if METHODS[method].needs_alternate else None
+    steps = Training(epochs=5, lr=3e-3)
+    unlearn(model, method, FORGET, RETAIN, steps, knobs, objective=OBJECTIVE, alternates=others)
     assert loss_on(model, FORGET) > before
 
 

@@ -25,6 +25,7 @@ ARROWS: dict[str, set[str]] = {
     "meta": {"store", "compare", "metrics"},
     "unlearn": {"models", "data"},
     "lab": {"unlearn", "data", "models"},
+    "stress": {"unlearn", "data", "models"},
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "run": {
         "data",
@@ -37,6 +38,7 @@ ARROWS: dict[str, set[str]] = {
         "integrations",
         "lab",
         "unlearn",
+        "stress",
         "report",
         "meta",
     },
@@ -47,7 +49,7 @@ ARROWS: dict[str, set[str]] = {
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
 # Rooms that run or hold a model may know torch. In run it is only asked for memory, seeds and speed, and lazily.
-WITH_TORCH = {"models", "collect", "unlearn", "lab", "integrations", "run"}
+WITH_TORCH = {"models", "collect", "unlearn", "stress", "lab", "integrations", "run"}
 
 
 def modules() -> list[Path]:

@@ -13,6 +13,8 @@ from typing import Any
 from vestige import __version__
 from vestige.errors import UserError
 from vestige.run import commands
+from vestige.run.stress_flags import add_stress_verb
+from vestige.run.training_flags import add_training_verbs
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -27,6 +29,7 @@ EXAMPLES = """examples:
   vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
   vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
   vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
+  vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
   vestige ls metrics                                  what there is
 """
 
@@ -64,7 +67,7 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
     compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
     compare.add_argument("--plugin", action="append", default=[], metavar="FILE")
-    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, experiments")
+    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, methods, experiments")
     listing.add_argument("what", nargs="?", default="all")
     listing.add_argument("--config-dir", metavar="DIR")
     listing.add_argument("--plugin", action="append", default=[], metavar="FILE")
@@ -87,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
     _reading_verbs(verbs)
     _meta_verb(verbs)
     commands.add_verbs(verbs)
+    add_training_verbs(verbs)
+    add_stress_verb(verbs)
     return top
 
 
@@ -264,11 +269,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
     args = parse(argv)
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     verbs = {"eval": run_eval, "plan": run_plan, "score": run_score, "compare": run_compare, "audit": run_audit}
     verbs |= {"ls": run_ls, "demo": run_demo, "depth": run_depth, "collapse": run_collapse}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     verbs |= {"meta": run_meta}
     verbs |= {"sweep": commands.run_sweep, "job": commands.run_job}
+    verbs |= {"train": run_train, "unlearn": run_train, "stress": run_stress}
     try:
         return verbs[args.verb](args)
     except UserError as error:
@@ -297,6 +304,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "score": "changes",
         "compare": "runs",
         "collapse": "files",
+        "train": "words",
+        "unlearn": "words",
+        "stress": "attacks",
     }.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
@@ -616,6 +626,18 @@ def run_meta(args: argparse.Namespace) -> int:
     )
     print(meta(args.what, ask))
     return 0
+
+
+def run_train(args: argparse.Namespace) -> int:
+    from vestige.run.training_flags import run_training_verb
+
+    return run_training_verb(args)
+
+
+def run_stress(args: argparse.Namespace) -> int:
+    from vestige.run.stress_flags import run_stress_verb
+
+    return run_stress_verb(args)
 
 
 def run_demo(args: argparse.Namespace) -> int:

@@ -60,7 +60,7 @@ def curves(
         else _in_order(_first_seen(v for r in runs.values() for v in r["agg_value"].values()))
     )
     _check_metric(runs, metric)
-    figure = _figure(max(4.6, 3.1 * len(panels) + 0.6), 3.6)
+    figure = new_figure(max(4.6, 3.1 * len(panels) + 0.6), 3.6)
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for axis, trajectory in zip(axes, panels, strict=True):
         in_tokens = _in_tokens(runs, trajectory, metric, views)
@@ -187,7 +187,7 @@ def heat_map(
     positions, passes = shown.shape
     if not positions or not passes:
         raise UserError("The trace has no position or no pass: there is nothing to draw.")
-    figure = _figure(min(10.5, max(6.2, 2.9 + 0.22 * passes)), min(10.5, 1.8 + 0.2 * positions))
+    figure = new_figure(min(10.5, max(6.2, 2.9 + 0.22 * passes)), min(10.5, 1.8 + 0.2 * positions))
     axis = figure.subplots()
     image = axis.imshow(shown, aspect="auto", interpolation="nearest", cmap=_map(), vmin=0, vmax=1)
     _marks(axis, trace, labels)
@@ -260,7 +260,7 @@ def save(figure: Figure, path: str | Path, dpi: int = 160) -> Path:
     return out
 
 
-def _figure(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as New

@@ -87,7 +87,7 @@ def to_run(ask: Ask) -> AnyConfig:
     if isinstance(run, HarnessConfig) and ask.tasks is not None:
         return replace(run, settings={**run.settings, "tasks": ask.tasks})
     if ask.data and isinstance(run, RunConfig):
-        run = replace(run, missing="skip", local=_local(ask, run))
+        run = replace(run, missing="skip", local=local_data(ask, run))
     return run
 
 
@@ -156,7 +156,7 @@ def _task_name(ask: Ask) -> str:
     return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
 
 
-def _local(ask: Ask, run: RunConfig) -> dict[str, Any]:
+def local_data(ask: Ask, run: RunConfig) -> dict[str, Any]:
     root = Path(str(ask.data)).expanduser()
     if root.is_file():
         raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")

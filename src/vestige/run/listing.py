@@ -23,12 +23,19 @@ def listing(what: str, config_dir: Path | None) -> str:
         "dialects": lambda: [(d.name, d.doc) for d in DIALECTS.values()],
         "models": lambda: [(n, _hub_id(directories, n)) for n in options("model", directories)],
         "datasets": lambda: [(n, "") for n in options("data/datasets", directories)],
+        "methods": lambda: _methods(directories),
         "experiments": lambda: [(n, "") for n in options("experiment", directories)],
     }
     if what != "all" and what not in sections:
         raise unknown_name("thing to list", what, [*sections, "all"])
     chosen = list(sections) if what == "all" else [what]
     return "\n\n".join(_section(name, sections[name]()) for name in chosen)
+
+
+def _methods(directories: list[Path]) -> list[tuple[str, str]]:
+    """Unlearning methods, each with the comment that opens its configuration."""
+    files = {p.stem: p for d in reversed(directories) for p in (d / "trainer").glob("*.yaml") if p.stem != "finetune"}
+    return [(n, next(iter(re.findall(r"^# (.*)$", files[n].read_text(), re.MULTILINE)), "")) for n in sorted(files)]
 
 
 def _section(name: str, rows: list[tuple[str, str]]) -> str:

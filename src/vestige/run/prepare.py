@@ -162,11 +162,11 @@ def _localised(data: DataSpec, config: RunConfig) -> dict[str, Any]:
     args = dict(body.get("args") or {})
     for key in ("hf_args", "few_shot_dataset_hf_args"):
         if args.get(key):
-            args[key] = _redirect(dict(args[key]), config.local)
+            args[key] = redirect(dict(args[key]), config.local)
     return {**body, "args": args}
 
 
-def _redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
     place = local.get(str(hf_args.get("path")))
     if not place:
         return hf_args

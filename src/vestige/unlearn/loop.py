@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.unlearn.methods import Step, method_named
+from vestige.unlearn.methods import Step, method_named, split_knobs
 from vestige.unlearn.objectives import Batch, Causal, ChatRow, Objective
 
 # Called after each step with (steps done, steps in all, loss).
@@ -51,7 +51,7 @@ def finetune(
     """Trains the model in place to give each row's answer. Returns the loss of every step."""
 
     def batch_losses() -> Iterator[Tensor]:
-        for batch in _epochs(rows, training, model, objective):
+        for _, batch in _epochs(rows, training, model, objective):
             yield objective.loss(objective.logits(model, batch), batch)
 
     return _descend(model, batch_losses(), training, training.steps(len(rows)), on_step)
@@ -63,25 +63,38 @@ def unlearn(
     forget: Sequence[ChatRow],
     retain: Sequence[ChatRow],
     training: Training,
-    knobs: Mapping[str, float] | None = None,
+    knobs: Mapping[str, Any] | None = None,
     on_step: OnStep | None = None,
     objective: Objective = CAUSAL,
+    alternates: Sequence[ChatRow] | None = None,
 ) -> list[float]:
     """Makes the model forget, in place. Returns the loss of every step.
 
-    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows.
+    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows. `alternates`
+    holds for each forget row the answer to be preferred to it (DPO).
     """
     chosen = method_named(method)
-    reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.needs_reference else None
+    own, kind = split_knobs(method, knobs)
+    reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.reads_reference(kind) else None
     draw, noise = Random(f"{training.seed}/retain"), Random(f"{training.seed}/retain noise")
+    other = {id(row): answer for row, answer in zip(forget, alternates, strict=True)} if alternates else {}
+    memory: dict[str, Any] = {}
+    total = training.steps(len(forget))
+
+    def step(number: int, rows: Sequence[ChatRow], batch: Batch) -> Step:
+        def collate(chosen_rows: Sequence[ChatRow]) -> Any:
+            return objective.collate(chosen_rows, training.pad_id, noise, model.device) if chosen_rows else None
+
+        beside = collate(draw.choices(retain, k=len(rows)) if retain else [])
+        preferred = collate([other[id(row)] for row in rows] if other else [])
+        epoch = training.epochs * number / total
+        return Step(model, batch, beside, reference, objective, preferred, kind, epoch, memory)
 
     def batch_losses() -> Iterator[Tensor]:
-        for batch in _epochs(forget, training, model, objective):
-            drawn = draw.choices(retain, k=len(batch.ids)) if retain else []
-            beside = objective.collate(drawn, training.pad_id, noise, model.device) if drawn else None
-            yield chosen.loss(Step(model, batch, beside, reference, objective), **(knobs or {}))
+        for number, (rows, batch) in enumerate(_epochs(forget, training, model, objective)):
+            yield chosen.loss(step(number, rows, batch), **own)
 
-    return _descend(model, batch_losses(), training, training.steps(len(forget)), on_step)
+    return _descend(model, batch_losses(), training, total, on_step)
 
 
 def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
@@ -99,11 +112,13 @@ def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatR
     return batches
 
 
-def _epochs(rows: Sequence[ChatRow], training: Training, model: Any, objective: Objective) -> Iterator[Batch]:
+def _epochs(
+    rows: Sequence[ChatRow], training: Training, model: Any, objective: Objective
+) -> Iterator[tuple[list[ChatRow], Batch]]:
     order, noise = Random(f"{training.seed}/order"), Random(f"{training.seed}/noise")
     for _ in range(training.epochs):
         for batch in bucketed(rows, training.batch_size, order):
-            yield objective.collate(batch, training.pad_id, noise, model.device)
+            yield batch, objective.collate(batch, training.pad_id, noise, model.device)
 
 
 def _rate(step: int, total: int, warmup: float) -> float:

@@ -93,3 +93,144 @@ def npo(
     """
     preference = F.logsigmoid(beta * (forget_nll - reference_nll)).mean()
     return gamma * (-2 / beta) * preference + alpha * retain_loss
+
+
+def simnpo(
+    forget_nll: Tensor,
+    lengths: Tensor,
+    retain_loss: Tensor,
+    beta: float = 4.5,
+    delta: float = 0.0,
+    gamma: float = 0.125,
+    alpha: float = 1.0,
+) -> Tensor:
+    """NPO without a reference model; long answers weigh no more than short ones.
+
+    gamma (-2 / beta) mean log sigmoid(beta (nll / length - delta)) + alpha retain
+    """
+    preference = F.logsigmoid(beta * (forget_nll / lengths - delta)).mean()
+    return gamma * (-2 / beta) * preference + alpha * retain_loss
+
+
+def dpo(
+    forget_nll: Tensor,
+    forget_reference: Tensor,
+    alternate_nll: Tensor,
+    alternate_reference: Tensor,
+    retain_loss: Tensor,
+    beta: float = 0.1,
+    gamma: float = 1.0,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Prefer another answer ("I don't know", or a made-up one) to the one to be forgotten.
+
+    gamma (-2 / beta) mean log sigmoid(beta (gain - loss)) + alpha retain, where gain is by how much the alternate has
+    become likelier than under the reference, and loss the same for the original. (Textbook DPO has 1 for 2 / beta.)
+    """
+    gain = alternate_reference - alternate_nll
+    loss = forget_reference - forget_nll
+    return gamma * (-2 / beta) * F.logsigmoid(beta * (gain - loss)).mean() + alpha * retain_loss
+
+
+def activation_distance(states: Tensor, goal: Tensor, mask: Tensor) -> Tensor:
+    """The squared distance of hidden states from a goal: mean over features, over each row's tokens, over rows."""
+    squared = (states - goal).pow(2).mean(dim=-1) * mask
+    return (squared.sum(dim=-1) / mask.sum(dim=-1).clamp(min=1)).mean()
+
+
+def rmu(forget_distance: Tensor, retain_distance: Tensor, gamma: float = 1.0, alpha: float = 1.0) -> Tensor:
+    """Steer forget activations to a random direction, hold retain activations where the reference has them.
+
+    gamma |h(forget) - c u|^2 + alpha |h(retain) - h_reference(retain)|^2
+    """
+    return gamma * forget_distance + alpha * retain_distance
+
+
+def undial(logits: Tensor, teacher: Tensor, labels: Tensor, beta: float = 10.0, everywhere: bool = True) -> Tensor:
+    """Learn from oneself with the true token made less likely: mean CE(model, softmax(teacher - beta onehot(label))).
+
+    Logits and labels stand at the same places. Where no token is labelled the goal is the teacher's own opinion;
+    `everywhere` counts those places too, as open-unlearning does (which by a slip lowers token V - 100 there).
+    """
+    labelled = labels != IGNORE
+    lowered = F.one_hot(labels.clamp(min=0), logits.shape[-1]) * labelled[..., None]
+    goal = (teacher - beta * lowered).softmax(dim=-1)
+    each = -(goal * logits.float().log_softmax(dim=-1)).sum(dim=-1)
+    return each.mean() if everywhere else each[labelled].mean()
+
+
+def without_first(labels: Tensor, count: int) -> Tensor:
+    """The labels with the first `count` of each row not trained.
+
+    >>> import torch
+    >>> without_first(torch.tensor([[IGNORE, 5, 6]]), 1).tolist()
+    [[-100, -100, 6]]
+    """
+    labelled = labels != IGNORE
+    return labels.masked_fill(labelled & (labelled.cumsum(dim=-1) <= count), IGNORE)
+
+
+def ceu(logits: Tensor, labels: Tensor) -> Tensor:
+    """Spread the true token's probability over the others: mean CE(model, softmax(own logits, true token at -inf)).
+
+    Logits and labels stand at the same places; the goal is a constant of the step.
+    """
+    chosen = labels != IGNORE
+    own = logits[chosen].float()
+    goal = own.detach().scatter(-1, labels[chosen][:, None], float("-inf")).softmax(dim=-1)
+    return -(goal * own.log_softmax(dim=-1)).sum() / chosen.sum().clamp(min=1)
+
+
+def _weighted_ascent(nll: Tensor, labels: Tensor, weight: Tensor) -> Tensor:
+    """Minus the mean over labelled tokens of weight * loss."""
+    return -(weight.detach() * nll).sum() / (labels != IGNORE).sum()
+
+
+def satimp(
+    nll: Tensor,
+    labels: Tensor,
+    retain_loss: Tensor,
+    beta1: float = 5.0,
+    beta2: float = 1.0,
+    gamma: float = 0.1,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Climb most where a token is likely but not certain: -gamma mean[p^beta1 (1 - p)^beta2 nll] + alpha retain.
+
+    `nll` is per token, p = exp(-nll) a constant of the step.
+    """
+    p = (-nll).exp()
+    return gamma * _weighted_ascent(nll, labels, p**beta1 * (1 - p) ** beta2) + alpha * retain_loss
+
+
+def wga(
+    nll: Tensor, labels: Tensor, retain_loss: Tensor, beta: float = 1.0, gamma: float = 1.0, alpha: float = 1.0
+) -> Tensor:
+    """Climb less where a token is already unlikely: -gamma mean[p^beta nll] + alpha retain."""
+    return gamma * _weighted_ascent(nll, labels, (-nll).exp() ** beta) + alpha * retain_loss
+
+
+def logit_margin(logits: Tensor, labels: Tensor) -> Tensor:
+    """The mean over labelled places of (largest logit - mean logit)^2: zero when the model has no opinion."""
+    chosen = logits[labels != IGNORE].float()
+    return (chosen.max(dim=-1).values - chosen.mean(dim=-1)).pow(2).mean()
+
+
+def pdu(margin: Tensor, retain_loss: Tensor, price: float, retain_loss_eps: float = 0.0, gamma: float = 1.0) -> Tensor:
+    """Flatten the forget logits while the retain loss stays below a bound: gamma margin + price (retain - eps)."""
+    return gamma * margin + price * (retain_loss - retain_loss_eps)
+
+
+def dual_price(price: float, retain_loss: float, retain_loss_eps: float, dual_step_size: float) -> float:
+    """PDU's price of a broken bound goes up, of a kept one down, and never below 0.
+
+    >>> dual_price(1.0, retain_loss=0.5, retain_loss_eps=0.25, dual_step_size=2.0)
+    1.5
+    """
+    return max(0.0, price + dual_step_size * (retain_loss - retain_loss_eps))
+
+
+def divergence(logits: Tensor, reference: Tensor) -> Tensor:
+    """KL(reference || model), averaged over every place of the batch, padding included, as in open-unlearning."""
+    ours, theirs = (x.flatten(0, 1).float().log_softmax(dim=-1) for x in (logits, reference))
+    return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)

@@ -7,7 +7,8 @@ forward pass and a loss are, so a method serves causal and masked models alike.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,9 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vestige.errors import unknown_name
+from vestige.errors import UserError, unknown_name
 from vestige.unlearn import losses
-from vestige.unlearn.objectives import Batch, Causal, Objective
+from vestige.unlearn.activations import Watched, layer_of
+from vestige.unlearn.objectives import Batch, Causal, MaskedBatch, Objective
+
+RETAIN_LOSSES = ("NLL", "KL")
 
 
 @dataclass
@@ -29,6 +33,10 @@ class Step:
     retain: Batch | None = None
     reference: Any = None
     objective: Objective = field(default_factory=Causal)
+    alternate: Batch | None = None  # the same questions with the answers to prefer
+    retain_loss_type: str = "NLL"  # KL: stay near the reference on the retain rows
+    epoch: float = 0.0  # passes over the forget rows before this step
+    memory: dict[str, Any] = field(default_factory=dict)  # what a method carries from step to step
 
     @cached_property
     def forget_logits(self) -> Tensor:
@@ -43,15 +51,56 @@ class Step:
         return self.objective.nll(self.forget_logits, self.forget)
 
     @cached_property
+    def forget_lengths(self) -> Tensor:
+        """How many tokens each answer has."""
+        return self.forget.sizes if isinstance(self.forget, MaskedBatch) else (self.forget.labels != -100).sum(dim=-1)
+
+    @cached_property
+    def reference_logits(self) -> Tensor:
+        with torch.no_grad():
+            return self.objective.logits(self.reference, self.forget)
+
+    @cached_property
     def reference_nll(self) -> Tensor:
         with torch.no_grad():
-            return self.objective.nll(self.objective.logits(self.reference, self.forget), self.forget)
+            return self.objective.nll(self.reference_logits, self.forget)
+
+    @cached_property
+    def alternate_nll(self) -> Tensor:
+        return self.objective.nll(self.objective.logits(self.model, self._alternate), self._alternate)
+
+    @cached_property
+    def alternate_reference_nll(self) -> Tensor:
+        with torch.no_grad():
+            return self.objective.nll(self.objective.logits(self.reference, self._alternate), self._alternate)
 
     @cached_property
     def retain_loss(self) -> Tensor:
+        logits = self.objective.logits(self.model, self.kept)
+        if self.retain_loss_type == "NLL":
+            return self.objective.loss(logits, self.kept)
+        with torch.no_grad():
+            reference = self.objective.logits(self.reference, self.kept)
+        return losses.divergence(logits, reference)
+
+    @property
+    def kept(self) -> Batch:
         if self.retain is None:
             raise ValueError("this method trains on retain rows too, but none were given")
-        return self.objective.loss(self.objective.logits(self.model, self.retain), self.retain)
+        return self.retain
+
+    @property
+    def _alternate(self) -> Batch:
+        if self.alternate is None:
+            raise ValueError("this method needs alternate answers, but none were given")
+        return self.alternate
+
+
+def placed(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not."""
+    if isinstance(batch, MaskedBatch):
+        return logits, batch.labels
+    return logits[:, :-1], batch.labels[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -59,30 +108,173 @@ class Method:
     """A loss of a step (and of the method's own knobs), with what must be prepared before the first step."""
 
     loss: Callable[..., Tensor]
+    formula: Callable[..., Tensor]  # whose arguments with a default are the method's knobs
     needs_reference: bool = False  # a frozen copy of the starting model
+    needs_retain: bool = True
+    needs_alternate: bool = False
+    more_knobs: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def knobs(self) -> dict[str, Any]:
+        """Every knob with its default."""
+        given = inspect.signature(self.formula).parameters.values()
+        own = {p.name: p.default for p in given if p.default is not inspect.Parameter.empty}
+        return {**own, **self.more_knobs}
+
+    def reads_reference(self, retain_loss_type: str) -> bool:
+        return self.needs_reference or retain_loss_type == "KL"
 
 
 def _grad_ascent(step: Step) -> Tensor:
     return losses.grad_ascent(step.forget_loss)
 
 
-def _grad_diff(step: Step, **knobs: float) -> Tensor:
+def _grad_diff(step: Step, **knobs: Any) -> Tensor:
     return losses.grad_diff(step.forget_loss, step.retain_loss, **knobs)
 
 
-def _npo(step: Step, **knobs: float) -> Tensor:
+def _npo(step: Step, **knobs: Any) -> Tensor:
     return losses.npo(step.forget_nll, step.reference_nll, step.retain_loss, **knobs)
 
 
-METHODS: dict[str, Method] = {
-    "grad_ascent": Method(_grad_ascent),
-    "grad_diff": Method(_grad_diff),
-    "npo": Method(_npo, needs_reference=True),
+def _simnpo(step: Step, **knobs: Any) -> Tensor:
+    return losses.simnpo(step.forget_nll, step.forget_lengths, step.retain_loss, **knobs)
+
+
+def _dpo(step: Step, **knobs: Any) -> Tensor:
+    return losses.dpo(
+        step.forget_nll,
+        step.reference_nll,
+        step.alternate_nll,
+        step.alternate_reference_nll,
+        step.retain_loss,
+        **knobs,
+    )
+
+
+def _rmu(step: Step, steering_coeff: float = 2.0, module_regex: str | None = None, **knobs: Any) -> Tensor:
+    masks = [(batch.labels != losses.IGNORE).float() for batch in (step.forget, step.kept)]
+    with Watched(layer_of(step.model, module_regex)) as seen:
+        step.objective.logits(step.model, step.forget)
+        forget = seen.states
+        step.objective.logits(step.model, step.kept)
+        retain = seen.states
+    with torch.no_grad(), Watched(layer_of(step.reference, module_regex)) as seen:
+        step.objective.logits(step.reference, step.kept)
+        held = seen.states
+    if "direction" not in step.memory:  # one direction for the whole training
+        random = torch.rand(forget.shape[-1], dtype=torch.float32).to(forget.device)
+        step.memory["direction"] = random / random.norm()
+    goal = steering_coeff * step.memory["direction"]
+    forget_distance = losses.activation_distance(forget.float(), goal, masks[0])
+    return losses.rmu(forget_distance, losses.activation_distance(retain.float(), held.float(), masks[1]), **knobs)
+
+
+def _undial(step: Step, gamma: float = 1.0, alpha: float = 0.0, beta: float = 10.0, everywhere: bool = True) -> Tensor:
+    logits, labels = placed(step.forget_logits, step.forget)
+    teacher, _ = placed(step.reference_logits, step.forget)
+    loss = gamma * losses.undial(logits, teacher, labels, beta, everywhere)
+    return loss + alpha * step.retain_loss if alpha else loss
+
+
+def _ceu(step: Step, ignore_first_n_answer_tokens: int = 1) -> Tensor:
+    logits, labels = placed(step.forget_logits, step.forget)
+    return losses.ceu(logits, losses.without_first(labels, int(ignore_first_n_answer_tokens)))
+
+
+def _token_nll(step: Step) -> tuple[Tensor, Tensor]:
+    logits, labels = placed(step.forget_logits, step.forget)
+    return losses.placed_nll(logits, labels), labels
+
+
+def _satimp(step: Step, **knobs: Any) -> Tensor:
+    return losses.satimp(*_token_nll(step), step.retain_loss, **knobs)
+
+
+def _wga(step: Step, **knobs: Any) -> Tensor:
+    return losses.wga(*_token_nll(step), step.retain_loss, **knobs)
+
+
+def _pdu(
+    step: Step,
+    gamma: float = 1.0,
+    alpha: float = 1.0,
+    retain_loss_eps: float = 0.0,
+    primal_dual: bool = True,
+    dual_step_size: float = 1.0,
+    dual_update_upon: str = "step",
+    dual_warmup_epochs: float = 0.0,
+) -> Tensor:
+    price = step.memory.setdefault("price", float(alpha))
+    # The logits at the labels' own places, not at those that predict them: so does open-unlearning.
+    margin = losses.logit_margin(step.forget_logits, step.forget.labels)
+    loss = losses.pdu(margin, step.retain_loss, price, retain_loss_eps, gamma)
+    seen = step.memory.setdefault("retain losses", [])
+    seen.append(float(step.retain_loss.detach()))
+    whole = int(step.epoch) > step.memory.setdefault("epoch", 0)
+    if primal_dual and step.epoch >= dual_warmup_epochs and (dual_update_upon == "step" or whole):
+        step.memory["price"] = losses.dual_price(price, sum(seen) / len(seen), retain_loss_eps, dual_step_size)
+    if dual_update_upon == "step" or whole:
+        seen.clear()
+    step.memory["epoch"] = int(step.epoch)
+    return loss
+
+
+PDU_KNOBS = {
+    "alpha": 1.0,
+    "primal_dual": True,
+    "dual_step_size": 1.0,
+    "dual_update_upon": "step",
+    "dual_warmup_epochs": 0.0,
 }
+
+METHODS: dict[str, Method] = {
+    "grad_ascent": Method(_grad_ascent, losses.grad_ascent, needs_retain=False),
+    "grad_diff": Method(_grad_diff, losses.grad_diff),
+    "npo": Method(_npo, losses.npo, needs_reference=True),
+    "simnpo": Method(_simnpo, losses.simnpo),
+    "dpo": Method(_dpo, losses.dpo, needs_reference=True, needs_alternate=True),
+    "rmu": Method(_rmu, losses.rmu, needs_reference=True, more_knobs={"steering_coeff": 2.0, "module_regex": None}),
+    "undial": Method(
+        _undial, losses.undial, needs_reference=True, needs_retain=False, more_knobs={"gamma": 1.0, "alpha": 0.0}
+    ),
+    "ceu": Method(_ceu, losses.ceu, needs_retain=False, more_knobs={"ignore_first_n_answer_tokens": 1}),
+    "satimp": Method(_satimp, losses.satimp),
+    "wga": Method(_wga, losses.wga),
+    "pdu": Method(_pdu, losses.pdu, more_knobs=PDU_KNOBS),
+}
+
+
+def method_key(name: str) -> str:
+    """A method's key in METHODS from either spelling.
+
+    >>> method_key("GradAscent"), method_key("NPO"), method_key("AltPO")
+    ('grad_ascent', 'npo', 'dpo')
+    """
+    plain = name.replace("_", "").lower()
+    plain = "dpo" if plain in ("altpo", "idkdpo") else plain
+    return next((key for key in METHODS if key.replace("_", "") == plain), name)
 
 
 def method_named(name: str) -> Method:
     """The method, or an error that names the nearest one there is."""
-    if name not in METHODS:
+    if method_key(name) not in METHODS:
         raise unknown_name("unlearning method", name, METHODS)
-    return METHODS[name]
+    return METHODS[method_key(name)]
+
+
+def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:
+    """The method's own knobs, checked, and the kind of retain loss."""
+    own = dict(knobs or {})
+    retain_loss_type = str(own.pop("retain_loss_type", None) or "NLL")
+    method = method_named(name)
+    for knob in own:
+        if knob not in method.knobs:
+            raise unknown_name("knob", knob, [*method.knobs, "retain_loss_type"], f"(of {name})")
+    if retain_loss_type == "EMBED_DIFF" and method_key(name) == "rmu":
+        retain_loss_type = "NLL"  # its own distance, which reads no retain loss
+    if retain_loss_type not in RETAIN_LOSSES:
+        raise unknown_name("retain_loss_type", retain_loss_type, RETAIN_LOSSES, f"(of {name})")
+    if own.get("dual_update_upon", "step") not in ("step", "epoch"):
+        raise UserError(f"dual_update_upon must be step or epoch, it is {own['dual_update_upon']}.")
+    return own, retain_loss_type

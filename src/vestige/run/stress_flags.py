@@ -1,0 +1,104 @@
+"""The flags of `vestige stress`. Imports nothing heavy: --help is instant."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "accumulation": "accumulation"}
+PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")
+
+
+def add_stress_verb(verbs: Any) -> None:
+    p = verbs.add_parser("stress", help="attack a checkpoint: does what was forgotten come back?")
+    p.add_argument(
+        "attacks",
+        nargs="*",
+        metavar="ATTACK[=BUDGET,...]",
+        help="relearn, quantise, prune, jailbreak, paraphrase, few-shot, leak; relearn=5,20 is two budgets (all)",
+    )
+    p.add_argument("--model", required=True, metavar="PATH", help="the unlearned checkpoint")
+    p.add_argument("--data", required=True, metavar="DIR", help="folder with forget.jsonl, retain.jsonl, ...")
+    p.add_argument("--retain-model", metavar="PATH", help="control: a model that never saw the forget rows")
+    p.add_argument("--out", default="saves/stress", metavar="DIR", help="default: saves/stress")
+    p.add_argument("--metrics", metavar="NAME,...", help="default: probability, ROUGE and extraction strength")
+    p.add_argument("--held-out", action="store_true", help="relearn on half of the forget rows, measure the other")
+    p.add_argument("--examples", type=int, metavar="N", help="relearn: teach only the first N rows")
+    p.add_argument("--keep", action="store_true", help="keep attacked checkpoints in OUT/checkpoints")
+    p.add_argument("--plot", metavar="FILE", help="draw recovery against budget (FILE_ATTACK.png)")
+    p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="of leak's samples (default: 1)")
+    p.add_argument("--epochs", type=float, metavar="N", help="relearn: default 1")
+    p.add_argument("--lr", type=float, metavar="X", help="relearn: default 2e-5")
+    p.add_argument("--batch-size", type=int, metavar="N", help="relearn: default 8")
+    p.add_argument("--accumulation", type=int, metavar="N", help="relearn: default 4")
+    p.add_argument("--suite", default="tofu", metavar="NAME", help="default: tofu")
+    p.add_argument("--system-prompt", metavar="TEXT")
+    p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
+    p.add_argument("--dtype", metavar="NAME")
+    p.add_argument("--device", metavar="NAME")
+    p.add_argument("--tokenizer", metavar="PATH")
+    p.add_argument("--trust-remote-code", action="store_true")
+
+
+def run_stress_verb(args: argparse.Namespace) -> int:
+    from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
+
+    attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
+    given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
+    said = {name: getattr(args, name) for name in PASSED_ON}
+    ask = Stress(
+        model=args.model,
+        data=_folder(args.data),
+        attacks=list(attacks),
+        out=Path(args.out),
+        retain_model=args.retain_model,
+        metrics=[m.strip() for m in args.metrics.split(",")] if args.metrics else DEFAULT_METRICS,
+        budget={name: budget for name, budget in attacks.items() if budget},
+        relearning={name: value for name, value in given.items() if value is not None},
+        examples=_at_least_one(args.examples),
+        held_out=args.held_out,
+        keep=args.keep,
+        temperature=args.temperature,
+        settings={name: value for name, value in said.items() if value not in (None, False)},
+    )
+    rows = stress(ask)
+    print(f"\n{args.model}\n\n{show(rows)}\n")
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        print(f"note: {note}")
+    pictures = draw(rows, Path(args.plot)) if args.plot else []
+    if args.plot and not pictures:
+        print("note: no attack had more than one budget, so there is no curve to draw (relearn=5,20 gives one).")
+    print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")
+    return 0
+
+
+def _at_least_one(examples: int | None) -> int | None:
+    if examples is not None and examples < 1:
+        raise UserError(f"--examples must be at least 1, it is {examples}.")
+    return examples
+
+
+def _folder(data: str) -> Path:
+    place = Path(data).expanduser()
+    if not place.is_dir():
+        raise UserError(f"--data {data} is not a folder; give one with forget.jsonl, retain.jsonl, ...")
+    return place
+
+
+def _budgets(word: str) -> tuple[str, list[float] | None]:
+    """relearn=5,20 -> two budgets.
+
+    >>> _budgets("relearn=5,20"), _budgets("leak")
+    (('relearn', [5.0, 20.0]), ('leak', None))
+    """
+    name, _, text = word.partition("=")
+    try:
+        budgets = [float(part) for part in text.split(",") if part]
+    except ValueError:
+        raise UserError(f"Cannot read '{word}'; a budget is a number or several: relearn=5,20.") from None
+    if any(b < 0 for b in budgets) or (name == "leak" and any(b < 1 for b in budgets)):
+        raise UserError(f"Cannot attack with the budget of '{word}'; it must be larger.")
+    return name, budgets or None

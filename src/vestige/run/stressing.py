@@ -1,0 +1,293 @@
+"""`vestige stress`: a checkpoint, measured before and after each attack, with a retain model as the control.
+
+    attack x budget --> attacked copy or prompt --> evaluation --> a row of the table
+
+The control answers the question that matters: what does a model that never knew the rows gain under the same attack?
+Attacked checkpoints are removed when they were measured, unless they are to be kept.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vestige.data.datasets import make_context
+from vestige.data.rows import find_in_directory, load_rows
+from vestige.errors import UserError, unknown_name
+from vestige.models.load import ModelArgs, load_tokenizer
+from vestige.run.config import RunConfig
+from vestige.run.evaluate import Outcome, evaluate_config
+from vestige.run.friendly import Ask, to_run
+from vestige.run.prepare import make_template, model_args
+from vestige.run.progress import hushed
+from vestige.run.tables import number, table
+from vestige.run.training_rows import Reading, read_training_rows
+from vestige.store.files import write_json
+from vestige.stress.leak import expected_best
+from vestige.stress.prompts import PREFILLED, PROMPTS
+from vestige.suites.spec import MetricSpec
+from vestige.unlearn.objectives import ChatRow
+
+# What each attack's budget counts, and the budget it has when none is given.
+BUDGETS: dict[str, tuple[str, tuple[float, ...]]] = {
+    "relearn": ("steps", (0,)),  # 0: as many as one epoch has
+    "quantise": ("bits", (4, 8)),
+    "prune": ("share", (0.3,)),
+    "jailbreak": ("", (1,)),
+    "paraphrase": ("", (1,)),
+    "few-shot": ("examples", (3,)),
+    "leak": ("samples", (1, 4)),
+}
+DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
+LEAK_METRIC = "forget_Q_A_ROUGE"
+ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
+
+
+@dataclass(frozen=True)
+class Stress:
+    """What to attack, and how."""
+
+    model: str
+    data: Path
+    attacks: Sequence[str]
+    out: Path
+    retain_model: str | None = None
+    metrics: Sequence[str] = DEFAULT_METRICS
+    budget: Mapping[str, Sequence[float]] = field(default_factory=dict)  # attack -> budgets
+    relearning: Mapping[str, Any] = field(default_factory=dict)  # fields of a Recipe
+    examples: int | None = None  # relearn: teach only so many rows
+    held_out: bool = False
+    keep: bool = False
+    temperature: float = 1.0
+    settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Ask
+
+
+@dataclass
+class Row:
+    """One line of the results."""
+
+    model: str  # model | retain
+    attack: str  # none before any
+    budget: float | None
+    values: dict[str, float | None]
+    notes: list[str] = field(default_factory=list)
+
+
+def stress(ask: Stress) -> list[Row]:
+    """Measures the model (and the control) before and after every attack; writes OUT/stress.json."""
+    for name in ask.attacks:
+        if name not in BUDGETS:
+            raise unknown_name("attack", name, BUDGETS)
+    ask.out.mkdir(parents=True, exist_ok=True)
+    measured = replace(ask, data=_halved(ask) if ask.held_out else ask.data)
+    subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
+    rows: list[Row] = []
+    with hushed():
+        for who, path in subjects.items():
+            rows += Subject(who, path, measured, ask.data).attacked_rows()
+    write_json(ask.out / "stress.json", {"rows": [asdict(row) for row in rows], "asked": _described(ask)})
+    return rows
+
+
+def _described(ask: Stress) -> dict[str, Any]:
+    return dict(json.loads(json.dumps(asdict(ask), default=str)))
+
+
+def _halved(ask: Stress) -> Path:
+    """A folder like the user's with every other forget row: these are measured, the others taught."""
+    folder = ask.out / "data"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file in ask.data.iterdir():
+        if file.is_file() and not file.name.startswith("forget."):
+            shutil.copy(file, folder)
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in _forget_rows(ask.data)[1::2]]
+    if not lines:
+        raise UserError("--held-out needs at least two forget rows: one half is taught, the other measured.")
+    (folder / "forget.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def _file(folder: Path, name: str) -> Path:
+    found = find_in_directory(folder, name, "train")
+    if not found:
+        raise UserError(f"{folder} has no {name} rows ({name}.jsonl), which this attack needs.")
+    return found[0]
+
+
+def _forget_rows(folder: Path) -> list[dict[str, Any]]:
+    return load_rows({"path": str(_file(folder, "forget"))})[0]
+
+
+class Subject:
+    """One model under every attack."""
+
+    def __init__(self, who: str, path: str, ask: Stress, whole: Path) -> None:
+        self.who, self.path, self.ask, self.whole = who, path, ask, whole
+
+    def attacked_rows(self) -> list[Row]:
+        before = self._measure(self._run(self.path, "before"))
+        rows = [Row(self.who, "none", None, before)]
+        for attack in self.ask.attacks:
+            budgets = self.ask.budget.get(attack, BUDGETS[attack][1])
+            rows += self._leak(budgets) if attack == "leak" else [self._row(attack, b) for b in budgets]
+        return rows
+
+    def _run(self, path: str, label: str, **more: Any) -> RunConfig:
+        """The evaluation of one checkpoint."""
+        settings = {**self.ask.settings, **more}
+        out = str(self.ask.out / "evals" / self.who / label)
+        metrics = list(self.ask.metrics)
+        run = to_run(Ask(model=path, data=str(self.ask.data), out=out, metrics=metrics, progress=False, **settings))
+        if not isinstance(run, RunConfig):
+            raise UserError("Attacks are measured by a suite of metrics, not by a harness of tasks.")
+        return replace(run, resamples=0)
+
+    def _measure(self, run: RunConfig) -> dict[str, float | None]:
+        outcome = evaluate_config(run)
+        return {name: outcome.scores[name].agg_value for name in outcome.top}
+
+    def _row(self, attack: str, budget: float) -> Row:
+        label = f"{attack}-{budget:g}"
+        if attack in PROMPTS:
+            run = under_prompt(self._run(self.path, label), self._prompt(attack, budget))
+            return Row(self.who, attack, budget, self._measure(run))
+        with self._place(label) as place:
+            attacked = self._attack(attack, budget, place)
+            more = {"quantization": attacked.quantization} if attacked.quantization else {}
+            run = self._run(attacked.path, label, overwrite=True, **more)
+            return Row(self.who, attack, budget, self._measure(run), list(attacked.notes))
+
+    @contextmanager
+    def _place(self, label: str) -> Iterator[Path]:
+        """Where an attacked checkpoint goes: a scratch folder, or one that stays."""
+        if self.ask.keep:
+            kept = self.ask.out / "checkpoints" / self.who / label
+            shutil.rmtree(kept, ignore_errors=True)
+            kept.mkdir(parents=True)
+            yield kept
+            return
+        with tempfile.TemporaryDirectory(prefix=".attacked-", dir=self.ask.out) as scratch:
+            yield Path(scratch) / label
+
+    def _prompt(self, attack: str, budget: float) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+        change = PROMPTS[attack]
+        if attack != "few-shot":
+            return change
+        shots = str(_file(self.whole, "retain"))
+        return lambda config: change(config, shots, int(budget))
+
+    def _attack(self, attack: str, budget: float, place: Path) -> Any:
+        from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
+
+        args = self._model_args()
+        if attack == "quantise":
+            return quantise(args, int(budget))
+        if attack == "prune":
+            return prune(args, float(budget), place)
+        recipe = replace(RELEARNING, **self.ask.relearning)
+        return relearn(args, self._lesson(args), place, replace(recipe, max_steps=int(budget)) if budget else recipe)
+
+    def _model_args(self) -> ModelArgs:
+        return model_args(self._run(self.path, "before"))
+
+    def _lesson(self, args: ModelArgs) -> list[ChatRow]:
+        """The rows that relearning teaches: all forget rows, or the half that is not measured."""
+        tokenizer, _ = load_tokenizer(args)
+        run = self._run(self.path, "before")
+        context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
+        file = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(_file(self.whole, "forget"))}}}
+        rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows
+        return (rows[::2] if self.ask.held_out else rows)[: self.ask.examples]
+
+    def _leak(self, budgets: Sequence[float]) -> list[Row]:
+        """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""
+        samples = [self._sample(seed) for seed in range(int(max(budgets)))]
+        by_row = [[sample[index] for sample in samples] for index in samples[0]]
+        out = []
+        for budget in budgets:
+            best = [expected_best(values, int(budget)) for values in by_row]
+            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: sum(best) / len(best)}))
+        return out
+
+    def _sample(self, seed: int) -> dict[str, float]:
+        run = self._run(self.path, f"leak-{seed}")
+        asked = [name for name in run.suite.top if name == LEAK_METRIC]
+        if not asked:
+            raise UserError(f"leak asks for texts and scores them by {LEAK_METRIC}; have it among --metrics.")
+        more = {"do_sample": True, "temperature": self.ask.temperature, "seed": seed}
+        spec = run.suite.metrics[LEAK_METRIC]
+        suite = replace(
+            run.suite, top=(LEAK_METRIC,), metrics={LEAK_METRIC: replace(spec, generation={**spec.generation, **more})}
+        )
+        score = _only(evaluate_config(replace(run, suite=suite)))
+        if score.value_by_index is None:
+            raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
+        kind = str(spec.params.get("rouge_type") or "rougeL_recall")
+        return {index: float(values[kind]) for index, values in score.value_by_index.items()}
+
+
+def _only(outcome: Outcome) -> Any:
+    return outcome.scores[outcome.top[0]]
+
+
+def under_prompt(run: RunConfig, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> RunConfig:
+    """The same evaluation with other prompts in every data set of questions that is attacked."""
+    touched = 0
+
+    def attacked(spec: MetricSpec) -> MetricSpec:
+        nonlocal touched
+        datasets = []
+        for data in spec.datasets:
+            theirs = any(word in data.name.lower() for word in ATTACKED_DATA)
+            questions = data.config.get("handler") in ("QADataset", "AutoDataset", PREFILLED)
+            touched += theirs and questions
+            datasets.append(replace(data, config=change(data.config)) if theirs and questions else data)
+        return replace(spec, datasets=tuple(datasets))
+
+    metrics = {name: attacked(spec) for name, spec in run.suite.metrics.items()}
+    if not touched:
+        raise UserError("None of these metrics asks a question about forget rows, so a prompt attack changes nothing.")
+    return replace(run, suite=replace(run.suite, metrics=metrics))
+
+
+def show(rows: Sequence[Row]) -> str:
+    """A line for each attack and budget; with a control its values stand beside."""
+    metrics = list(dict.fromkeys(m for row in rows for m in row.values))
+    subjects = list(dict.fromkeys(row.model for row in rows))
+    found = {(row.model, row.attack, row.budget): row for row in rows}
+    lines = []
+    for attack, budget in dict.fromkeys((row.attack, row.budget) for row in rows):
+        unit = BUDGETS.get(attack, ("", ()))[0]
+        size = "" if budget is None or not unit else "1 epoch" if not budget else f"{budget:g} {unit}"
+        cells = [
+            number(found[who, attack, budget].values.get(metric)) if (who, attack, budget) in found else "-"
+            for metric in metrics
+            for who in subjects
+        ]
+        lines.append([attack, size, *cells])
+    heads = [metric if who == "model" else "retain" for metric in metrics for who in subjects]
+    return table(lines, ["attack", "budget", *heads], right=tuple(range(2, 2 + len(heads))))
+
+
+def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+    """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
+    from vestige.report.stress_plots import recovery_curve
+    from vestige.report.trajectory_plots import save
+
+    plain, out = [asdict(row) for row in rows], []
+    for attack in dict.fromkeys(row.attack for row in rows):
+        mine = [row for row in rows if row.attack == attack]
+        # Bits run the other way: fewer are the stronger attack, and none is not the start.
+        if attack == "quantise" or len({row.budget for row in mine}) < 2:
+            continue
+        metric = next(iter(mine[0].values))
+        figure = recovery_curve(plain, attack, metric, BUDGETS[attack][0])
+        out.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
+    return out

@@ -1,0 +1,297 @@
+"""`vestige train` and `vestige unlearn`: from configuration to a checkpoint directory with a record of how it was made.
+
+configuration --rows--> unlearn.train --> OUT/  model or adapter, tokenizer, training.json
+                                          OUT/evals/epoch-N   evaluations while training, if asked for
+                                          OUT/best/           the checkpoint with the best score, if one is stated
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from vestige.data.datasets import make_context
+from vestige.errors import UserError, unknown_name
+from vestige.models.load import LoadedModel, load_model, wrap_model
+from vestige.run.composing import compose_config, composing, explain_value
+from vestige.run.config import RunConfig, compose_runs
+from vestige.run.evaluate import evaluate_config
+from vestige.run.prepare import make_template, model_args
+from vestige.run.progress import hushed
+from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
+from vestige.store.files import write_json
+from vestige.store.lock import writing
+from vestige.store.results import versions
+
+log = logging.getLogger("vestige.run")
+
+FINETUNE = "FinetuneTrainer"
+# trainer.args of open-unlearning and of transformers, and what they are called in a Recipe.
+RECIPE_NAMES = {
+    "num_train_epochs": "epochs",
+    "learning_rate": "lr",
+    "per_device_train_batch_size": "batch_size",
+    "gradient_accumulation_steps": "accumulation",
+    "weight_decay": "weight_decay",
+    "warmup_epochs": "warmup_epochs",
+    "lr_scheduler_type": "scheduler",
+    "optim": "optim",
+    "bf16": "bf16",
+    "max_grad_norm": "clip",
+    "max_steps": "max_steps",
+    "gradient_checkpointing": "gradient_checkpointing",
+    "seed": "seed",
+}
+# Said in guides, and without a meaning here: evaluation, logging and saving are ours.
+IGNORED = (
+    "eval_strategy", "eval_on_start", "do_train", "do_eval", "per_device_eval_batch_size", "bf16_full_eval",
+    "output_dir", "logging_dir", "logging_steps", "report_to", "save_strategy", "save_only_model",
+    "remove_unused_columns",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training, said completely."""
+
+    mode: str  # train | unlearn
+    task_name: str
+    output_dir: Path
+    model_args: Mapping[str, Any]
+    tokenizer_args: Mapping[str, Any]
+    template_args: Mapping[str, Any]
+    handler: str
+    args: Mapping[str, Any]  # trainer.args
+    method_args: Mapping[str, Any]
+    data: Mapping[str, Any]  # forget, retain or train -> data-set name -> configuration
+    lora: Mapping[str, Any] | None
+    seed: int
+    limit: int | None
+    local: Mapping[str, Any]
+    progress: bool
+    overwrite: bool
+    best: Mapping[str, float] | None
+    evaluation: RunConfig | None = None  # what to measure after each epoch
+
+    @property
+    def method(self) -> str | None:
+        return None if self.handler == FINETUNE else self.handler
+
+    def describe(self) -> dict[str, Any]:
+        hidden = ("evaluation", "progress", "overwrite", "output_dir")
+        return {k: v for k, v in vars(self).items() if k not in hidden}
+
+
+@dataclass
+class TrainOutcome:
+    directory: Path
+    record: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+
+def compose_training(
+    overrides: Sequence[str],
+    config_name: str,
+    config_dir: Path | None = None,
+    evaluating: bool | None = None,
+) -> TrainConfig:
+    """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with composing(config_dir) as directories:
+        cfg = compose_config(config_name, list(overrides), directories)
+        OmegaConf.set_struct(cfg, False)
+        try:
+            if OmegaConf.is_missing(cfg, "task_name"):
+                raise UserError("'task_name' must be given (it names the output directory): add task_name=NAME.")
+            parts: Any = {k: _plain(cfg, k) for k in ("model", "trainer", "data", "lora", "evaluate")}
+            output_dir, task_name, mode = str(cfg.paths.output_dir), str(cfg.task_name), str(cfg.mode)
+            flags = {k: bool(cfg.get(k)) for k in ("progress", "overwrite")}
+            seed = int(cfg.get("seed") or 0)
+        except OmegaConfBaseException as error:
+            raise explain_value(error) from None
+    trainer, evaluate = parts["trainer"] or {}, parts["evaluate"] or {}
+    args = trainer.get("args") or {}
+    if evaluating is None:
+        evaluating = str(args.get("eval_strategy", "no")) == "epoch"
+    evaluation = _evaluation(overrides, config_name, config_dir, evaluate) if evaluating else None
+    data = dict(parts["data"] or {})
+    return TrainConfig(
+        mode=mode,
+        task_name=task_name,
+        output_dir=Path(output_dir),
+        model_args=parts["model"].get("model_args") or {},
+        tokenizer_args=parts["model"].get("tokenizer_args") or {},
+        template_args=parts["model"].get("template_args") or {},
+        handler=str(trainer.get("handler") or FINETUNE),
+        args=args,
+        method_args=trainer.get("method_args") or {},
+        data={k: v for k, v in data.items() if k in ("train", "forget", "retain")},
+        lora=parts["lora"],
+        seed=seed,
+        limit=data.get("max_samples"),
+        local=data.get("local") or {},
+        best=evaluate.get("best"),
+        evaluation=evaluation,
+        **flags,
+    )
+
+
+def _plain(cfg: Any, key: str) -> Any:
+    """One branch of the configuration as plain data, its interpolations resolved in the whole tree."""
+    from omegaconf import OmegaConf
+
+    node = cfg.get(key)
+    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+
+
+def _evaluation(
+    overrides: Sequence[str], config_name: str, config_dir: Path | None, evaluate: Mapping[str, Any]
+) -> RunConfig:
+    metrics, best = evaluate.get("metrics"), evaluate.get("best")
+    wanted = [*(metrics or []), *(m for m in (best or {}) if metrics and m not in metrics)]
+    run = compose_runs(overrides, config_name, config_dir, wanted or None)[0]
+    if not isinstance(run, RunConfig):
+        raise UserError("Evaluation while training takes a suite of metrics (eval=tofu), not a harness of tasks.")
+    for name in best or {}:
+        if name not in run.suite.metrics:
+            raise unknown_name("metric", name, run.suite.metrics, "(evaluate.best)")
+    return run
+
+
+def recipe_of(config: TrainConfig) -> Any:
+    """trainer.args as a Recipe; what it does not know goes to transformers as it is."""
+    from vestige.unlearn.trainer import Lora, Recipe
+
+    known = {RECIPE_NAMES[k]: v for k, v in config.args.items() if k in RECIPE_NAMES and v is not None}
+    extra = {k: v for k, v in config.args.items() if k not in (*RECIPE_NAMES, *IGNORED) and v is not None}
+    for name in ("epochs", "lr", "batch_size", "accumulation"):
+        if name in known and float(known[name]) <= 0:
+            raise UserError(f"The training setting '{name}' must be more than 0, it is {known[name]}.")
+    if "lr" in known:
+        known["lr"] = float(known["lr"])
+    if config.lora is None:
+        return Recipe(**known, extra=extra)
+    strange = [k for k in config.lora if k not in Lora.__dataclass_fields__]
+    if strange:
+        raise unknown_name("setting of lora", strange[0], list(Lora.__dataclass_fields__))
+    return Recipe(**known, extra=extra, lora=Lora(**config.lora))
+
+
+def run_training(config: TrainConfig) -> TrainOutcome:
+    """Trains and writes the output directory."""
+    from vestige.unlearn.trainer import save_model, train
+
+    started = time.perf_counter()
+    recipe = recipe_of(config)
+    with writing(config.output_dir):
+        _make_room(config)
+        loaded = load_model(model_args(config))  # type: ignore[arg-type]
+        notes = list(loaded.notes)
+        rows = _read(config, loaded, notes)
+        main = rows["train" if config.method is None else "forget"]
+        diary = Diary(config, loaded, save_model)
+        if config.evaluation is not None and config.args.get("eval_on_start"):
+            diary.look(0.0, loaded.model)
+        trained = train(
+            loaded,
+            main.rows,
+            config.output_dir,
+            recipe,
+            config.method,
+            config.method_args,
+            rows["retain"].rows if "retain" in rows else (),
+            main.alternates,
+            on_epoch=diary.look if config.evaluation is not None else None,
+            progress=config.progress,
+        )
+        record = {
+            "mode": config.mode,
+            "config": config.describe(),
+            "settings": trained.settings,
+            "model": {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype},
+            "data": {kind: read.sources for kind, read in rows.items()},
+            "losses": [x if math.isfinite(x) else None for x in trained.losses],
+            "evals": diary.evals,
+            "best": diary.best,
+            "seconds": round(time.perf_counter() - started, 2),
+            "versions": versions(),
+            "notes": [*notes, *trained.notes],
+        }
+        write_json(config.output_dir / "training.json", record)
+    return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
+
+
+WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "config.json", "training.json")
+
+
+def _make_room(config: TrainConfig) -> None:
+    """An old checkpoint is not trained over by accident, and never mixed with a new one."""
+    old = [path for pattern in WEIGHTS for path in config.output_dir.glob(pattern)]
+    if old and not config.overwrite:
+        raise UserError(
+            f"{config.output_dir} already holds a checkpoint; choose another place (--out DIR) or add --overwrite."
+        )
+    for path in old:
+        path.unlink()
+    for folder in ("best", "evals"):
+        shutil.rmtree(config.output_dir / folder, ignore_errors=True)
+
+
+def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
+    template = make_template(config.template_args, loaded.tokenizer, notes)
+    context = make_context(loaded.tokenizer, template, "none", "count")
+    reading = Reading(context, config.local, config.limit, config.seed)
+    kinds = ("train",) if config.method is None else ("forget", "retain")
+    out = {kind: read_training_rows(config.data[kind], reading) for kind in kinds if config.data.get(kind)}
+    if kinds[0] not in out:
+        raise UserError(f"There are no rows to {config.mode}; give data.{kinds[0]}.")
+    return out
+
+
+class Diary:
+    """Evaluates after each epoch and keeps the checkpoint whose stated score is best."""
+
+    def __init__(self, config: TrainConfig, loaded: LoadedModel, save: Any) -> None:
+        self.config, self.loaded, self.save = config, loaded, save
+        self.evals: list[dict[str, Any]] = []
+        self.best: dict[str, Any] | None = None
+
+    def look(self, epoch: float, model: Any) -> None:
+        assert self.config.evaluation is not None
+        label = f"epoch-{epoch:g}"
+        kind = self.loaded.diffusion.kind if self.loaded.diffusion else None
+        seen = wrap_model(model, self.loaded.tokenizer, f"{self.config.task_name} {label}", kind)
+        run = replace(self.config.evaluation, output_dir=self.config.output_dir / "evals" / label, progress=False)
+        with hushed():
+            outcome = evaluate_config(run, seen)
+        values = {name: outcome.scores[name].agg_value for name in (*outcome.top, *(self.config.best or {}))}
+        score = stated_score(values, self.config.best) if self.config.best else None
+        self.evals.append({"epoch": epoch, "score": score, "values": values})
+        if score is not None and (self.best is None or score > self.best["score"]):
+            self.save(replace(self.loaded, model=model), self.config.output_dir / "best")
+            self.best = {"epoch": epoch, "score": score, "rule": dict(self.config.best or {}), "path": "best"}
+        elif self.config.best and score is None:
+            log.warning("%s has no score: one of %s has no value.", label, ", ".join(self.config.best))
+
+
+def stated_score(values: Mapping[str, float | None], rule: Mapping[str, float]) -> float | None:
+    """The weighted sum of metrics; None when one of them has no value.
+
+    >>> stated_score({"forget_Q_A_Prob": 0.25, "model_utility": 0.5}, {"forget_Q_A_Prob": -1, "model_utility": 1})
+    0.25
+    """
+    total = 0.0
+    for name, weight in rule.items():
+        value = values.get(name)
+        if value is None or math.isnan(value):
+            return None
+        total += weight * value
+    return total

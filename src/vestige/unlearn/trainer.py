@@ -1,0 +1,355 @@
+"""Fine-tuning and unlearning on the Trainer of transformers: for models and machines beyond the lab's plain loop.
+
+    rows --Pairs--> Trainer --compute_loss--> a method's loss --> checkpoint directory
+
+The loss functions are those of the plain loop. What the Trainer adds: accumulation, mixed precision, several devices,
+paged optimisers. What is trained may be the whole model or a LoRA adapter.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from torch import Tensor
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+
+from vestige.errors import UserError
+from vestige.models.load import LoadedModel
+from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
+from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
+from vestige.unlearn.pairs import Pair, Pairs
+
+# Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
+LORA_TARGETS = "all-linear"
+# Mask predictors whose logits stand at the hidden token's own place and which look both ways by themselves.
+TRAINABLE_DIFFUSION = ("masked", "llada")
+
+
+@dataclass(frozen=True)
+class Lora:
+    """A low-rank adapter instead of the whole model."""
+
+    rank: int = 8
+    alpha: int = 16
+    dropout: float = 0.0
+    targets: Any = LORA_TARGETS
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. `auto` means paged_adamw_32bit and bfloat16 on CUDA, AdamW in float32 elsewhere."""
+
+    epochs: float = 10.0
+    lr: float = 1e-5
+    batch_size: int = 8
+    accumulation: int = 4
+    weight_decay: float = 0.01
+    warmup_epochs: float = 1.0
+    scheduler: str = "linear"
+    optim: str = "auto"
+    bf16: bool | str = "auto"
+    clip: float = 1.0
+    seed: int = 0
+    max_steps: int = -1  # more than 0: that many optimiser steps, whatever `epochs` says
+    gradient_checkpointing: bool = False
+    lora: Lora | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other TrainingArguments
+
+    def steps_per_epoch(self, rows: int) -> int:
+        return math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
+
+
+@dataclass
+class Trained:
+    """What training leaves behind besides the weights."""
+
+    losses: list[float]  # the mean loss of each optimiser step
+    settings: dict[str, Any]  # in effect, substitutes included
+    notes: list[str]
+
+
+# Called after each epoch with (epochs done, model).
+OnEpoch = Callable[[float, Any], None]
+
+
+def settings_on(recipe: Recipe, device: str) -> tuple[Recipe, list[str]]:
+    """The recipe as this device can follow it, and what was put in the place of what it cannot do."""
+    cuda, notes = device.startswith("cuda"), []
+    optim = ("paged_adamw_32bit" if cuda else "adamw_torch") if recipe.optim == "auto" else recipe.optim
+    bf16 = cuda if recipe.bf16 == "auto" else bool(recipe.bf16)
+    if not cuda and "paged" in optim:
+        notes.append(f"{optim} needs CUDA; adamw_torch computes the same steps without paging.")
+        optim = "adamw_torch"
+    if not cuda and recipe.bf16 is True:
+        notes.append("bfloat16 mixed precision is for CUDA; trained in the model's own precision.")
+        bf16 = False
+    return replace(recipe, optim=optim, bf16=bf16), notes
+
+
+def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
+    """How this model is trained: left to right, or by hiding tokens."""
+    predictor = loaded.diffusion
+    if predictor is None:
+        return Causal()
+    if predictor.kind not in TRAINABLE_DIFFUSION:
+        raise UserError(
+            f"'{loaded.name}' is a diffusion model of the kind '{predictor.kind}', which cannot be trained here; "
+            f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
+        )
+    length = window or getattr(loaded.model.config, "diffusion_window", None)
+    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length)
+
+
+def train(
+    loaded: LoadedModel,
+    rows: Sequence[ChatRow],
+    out: Path,
+    recipe: Recipe,
+    method: str | None = None,
+    knobs: Mapping[str, Any] | None = None,
+    retain: Sequence[ChatRow] = (),
+    alternates: Sequence[ChatRow] = (),
+    on_epoch: OnEpoch | None = None,
+    progress: bool = False,
+    save: bool = True,
+) -> Trained:
+    """Trains the model on the rows (or, with a method, makes it forget them) and saves it with its tokenizer in `out`.
+
+    `loaded.model` is trained in place, or wrapped in an adapter where the recipe has one.
+    """
+    if method is not None:
+        _check_rows(method, knobs, retain, alternates)
+    recipe, notes = settings_on(recipe, loaded.device)
+    set_seed(recipe.seed)
+    loaded.model, more = _trainable(loaded, recipe.lora)
+    objective = objective_of(loaded)
+    pad = loaded.tokenizer.pad_token_id
+    work = Work(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, method, knobs)
+    work.prepare(loaded.model)
+    pairs = Pairs(rows, retain, alternates, recipe.seed)
+    watching = Watching(on_epoch)
+    with _quiet():
+        trainer = MethodTrainer(
+            work,
+            model=loaded.model,
+            args=training_arguments(recipe, out, len(rows), loaded.device, progress),
+            train_dataset=pairs,
+            data_collator=list,
+            callbacks=[watching],
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    loaded.model.eval()
+    if save:
+        save_model(loaded, out)
+    settings = {**asdict(recipe), "method": method and method_key(method), "knobs": work.settings()}
+    return Trained(watching.losses, settings, [*notes, *more])
+
+
+def save_model(loaded: LoadedModel, directory: Path) -> None:
+    """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
+    with _quiet():
+        loaded.model.save_pretrained(directory)
+        loaded.tokenizer.save_pretrained(directory)
+
+
+def training_arguments(recipe: Recipe, out: Path, rows: int, device: str, progress: bool = False) -> TrainingArguments:
+    """The recipe in the words of transformers."""
+    warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch(rows))
+    said: dict[str, Any] = {
+        "output_dir": str(out),
+        "num_train_epochs": recipe.epochs,
+        "max_steps": recipe.max_steps,
+        "learning_rate": recipe.lr,
+        "per_device_train_batch_size": recipe.batch_size,
+        "gradient_accumulation_steps": recipe.accumulation,
+        "weight_decay": recipe.weight_decay,
+        "warmup_steps": warmup,
+        "lr_scheduler_type": recipe.scheduler,
+        "optim": recipe.optim,
+        "bf16": bool(recipe.bf16),
+        "max_grad_norm": recipe.clip,
+        "seed": recipe.seed,
+        "gradient_checkpointing": recipe.gradient_checkpointing,
+        "use_cpu": device == "cpu",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "remove_unused_columns": False,
+        "disable_tqdm": not progress,
+    }
+    try:
+        return TrainingArguments(**{**said, **recipe.extra})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"The training settings are not accepted: {str(error).splitlines()[0]}") from None
+
+
+def _check_rows(method: str, knobs: Mapping[str, Any] | None, retain: Sequence[Any], alternates: Sequence[Any]) -> None:
+    chosen = method_named(method)
+    split_knobs(method, knobs)
+    if chosen.needs_retain and not retain:
+        raise UserError(f"{method} trains on retain rows too; give some (--retain FILE).")
+    if chosen.needs_alternate and not alternates:
+        raise UserError(
+            f"{method} needs answers to prefer; give some (--alternate idk, or a column of the forget rows)."
+        )
+
+
+def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
+    """The model with gradients: whole, or with a fresh adapter. An adapter it came with is merged first."""
+    model, notes = loaded.model, []
+    if loaded.quantization:
+        raise UserError(f"'{loaded.name}' is loaded in {loaded.quantization}; training needs whole weights.")
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+        notes.append(f"the adapter of '{loaded.name}' was merged before training.")
+    model.requires_grad_(lora is None)
+    if lora is None:
+        return model, notes
+    try:
+        from peft import LoraConfig, get_peft_model
+    except ImportError:
+        raise UserError("LoRA needs peft; run `pip install 'vestige[peft]'` or train the whole model.") from None
+    if notes:
+        raise UserError(f"'{loaded.name}' is itself an adapter; merge it into its base before training another one.")
+    place = Path(loaded.name).expanduser()
+    model.name_or_path = str(place.resolve()) if place.is_dir() else loaded.name  # the adapter names its base by this
+    config = LoraConfig(r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=lora.targets)
+    return get_peft_model(model, config), notes
+
+
+class WithoutAdapter:
+    """The model as it was before its adapter: a reference that needs no second copy of the weights."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def __call__(self, **inputs: Any) -> Any:
+        with self._model.disable_adapter():
+            return self._model(**inputs)
+
+    def named_modules(self) -> Any:
+        return self._model.named_modules()
+
+
+class Work:
+    """What a step computes: the plain loss of the rows, or a method's loss of pairs."""
+
+    def __init__(
+        self, objective: Objective, pad_id: int, seed: int, method: str | None, knobs: Mapping[str, Any] | None
+    ) -> None:
+        self.objective, self.pad_id, self.method = objective, pad_id, method
+        self.knobs, self.retain_loss_type = split_knobs(method, knobs) if method else ({}, "NLL")
+        self.noise = Random(f"{seed}/noise")
+        self.reference: Any = None
+        self.memory: dict[str, Any] = {}
+
+    def settings(self) -> dict[str, Any]:
+        """The knobs in effect."""
+        if self.method is None:
+            return {}
+        chosen = method_named(self.method)
+        kind = {"retain_loss_type": self.retain_loss_type} if chosen.needs_retain else {}
+        return {**chosen.knobs, **self.knobs, **kind}
+
+    def prepare(self, model: Any) -> None:
+        """Keeps the starting model where the method compares with it."""
+        if self.method is None or not method_named(self.method).reads_reference(self.retain_loss_type):
+            return
+        if hasattr(model, "disable_adapter"):
+            self.reference = WithoutAdapter(model)
+        else:
+            self.reference = copy.deepcopy(model).eval().requires_grad_(False)
+
+    def loss(self, model: Any, pairs: Sequence[Pair], device: Any, epoch: float) -> Tensor:
+        def collate(rows: Sequence[ChatRow | None]) -> Any:
+            there = [row for row in rows if row is not None]
+            return self.objective.collate(there, self.pad_id, self.noise, device) if there else None
+
+        batch = collate([pair.row for pair in pairs])
+        if self.method is None:
+            return self.objective.loss(self.objective.logits(model, batch), batch)
+        retain, other = collate([pair.retain for pair in pairs]), collate([pair.alternate for pair in pairs])
+        step = Step(
+            model, batch, retain, self.reference, self.objective, other, self.retain_loss_type, epoch, self.memory
+        )
+        return METHODS[method_key(self.method)].loss(step, **self.knobs)
+
+
+class MethodTrainer(Trainer):
+    """The Trainer with our loss in the place of the model's own."""
+
+    # Our losses are means of a micro-batch: the Trainer has to divide by the number of micro-batches.
+    loss_is_scaled_for_ga = False
+
+    def __init__(self, work: Work, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.work = work
+        self.model_accepts_loss_kwargs = False
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
+        loss = self.work.loss(model, inputs, self.args.device, float(self.state.epoch or 0.0))
+        return (loss, None) if return_outputs else loss
+
+
+class Watching(TrainerCallback):
+    """Remembers losses, and lets somebody look at the model after every epoch."""
+
+    def __init__(self, on_epoch: OnEpoch | None) -> None:
+        self.losses: list[float] = []
+        self._on_epoch = on_epoch
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if logs and "loss" in logs:
+            self.losses.append(float(logs["loss"]))
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        if self._on_epoch is None:
+            return
+        was = model.training
+        model.eval()
+        try:
+            self._on_epoch(float(state.epoch), model)
+        finally:
+            model.train(was)
+
+
+@contextmanager
+def _quiet() -> Any:
+    """No bars for files written, no table of losses on the terminal: the caller prints what matters."""
+    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+
+    shown = is_progress_bar_enabled()
+    disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if shown:
+            enable_progress_bar()
+
+
+__all__ = [
+    "Lora",
+    "MethodTrainer",
+    "Recipe",
+    "Trained",
+    "Watching",
+    "Work",
+    "objective_of",
+    "save_model",
+    "settings_on",
+    "train",
+    "training_arguments",
+]

@@ -1,0 +1,223 @@
+"""Each unlearning loss on a tiny case, against its formula computed with numpy and no torch."""
+
+from __future__ import annotations
+
+import copy
+import math
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vestige.errors import UserError
+from vestige.unlearn import METHODS, ChatRow, MaskedDiffusion, Training, losses, unlearn
+from vestige.unlearn.activations import Watched, layer_of
+from vestige.unlearn.methods import Step, method_key, placed, split_knobs
+from vestige.unlearn.objectives import collate, logits_of
+
+RNG = np.random.default_rng(0)
+LOGITS, TEACHER = RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 5))
+LABELS = np.array([[-100, 3, 1, -100], [4, 0, 2, 2]])  # at the place of the logits that predict them
+RETAIN = 0.25
+
+
+def sigmoid_log(x: np.ndarray) -> np.ndarray:
+    return -np.log(1 + np.exp(-x))
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def labelled() -> list[tuple[int, int]]:
+    return [(b, t) for b in range(2) for t in range(4) if LABELS[b, t] != -100]
+
+
+def nll_by_hand() -> np.ndarray:
+    out = np.zeros(LABELS.shape)
+    for b, t in labelled():
+        out[b, t] = -log_softmax(LOGITS[b, t])[LABELS[b, t]]
+    return out
+
+
+def tensor(x: object) -> torch.Tensor:
+    return torch.tensor(x)
+
+
+@pytest.fixture
+def model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=20,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=32,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+FORGET_ROWS = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2)]
+RETAIN_ROWS = [ChatRow((1, 12, 13, 14, 2), 2), ChatRow((1, 15, 16, 2), 2)]
+
+
+def test_simnpo() -> None:
+    nll, lengths, beta, delta, gamma, alpha = np.array([3.0, 8.0]), np.array([2, 5]), 2.5, 0.2, 0.5, 3.0
+    expected = gamma * -2 / beta * sigmoid_log(beta * (nll / lengths - delta)).mean() + alpha * RETAIN
+    got = losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN), beta, delta, gamma, alpha)
+    assert float(got) == pytest.approx(expected, rel=1e-6)
+    defaults = 0.125 * -2 / 4.5 * sigmoid_log(4.5 * nll / lengths).mean() + RETAIN
+    assert float(losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN))) == pytest.approx(defaults, rel=1e-6)
+
+
+def test_dpo() -> None:
+    forget, forget_ref = np.array([4.0, 9.0]), np.array([1.0, 8.5])
+    other, other_ref = np.array([2.0, 3.0]), np.array([5.0, 2.0])
+    for beta, gamma, alpha in ((0.1, 1.0, 1.0), (0.7, 0.3, 2.0)):
+        inside = beta * ((other_ref - other) - (forget_ref - forget))
+        expected = gamma * -2 / beta * sigmoid_log(inside).mean() + alpha * RETAIN
+        args = [tensor(x) for x in (forget, forget_ref, other, other_ref, RETAIN)]
+        assert float(losses.dpo(*args, beta, gamma, alpha)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_rmu() -> None:
+    states, goal, mask = LOGITS, TEACHER, np.array([[0, 1, 1, 0], [0, 0, 0, 1]])
+    rows = [np.mean([np.mean((states[b, t] - goal[b, t]) ** 2) for t in range(4) if mask[b, t]]) for b in range(2)]
+    got = losses.activation_distance(tensor(states), tensor(goal), tensor(mask))
+    assert float(got) == pytest.approx(np.mean(rows), rel=1e-6)
+    assert float(losses.rmu(tensor(2.0), tensor(3.0), gamma=0.5, alpha=4.0)) == 13.0
+
+
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_undial(everywhere: bool) -> None:
+    beta, each = 3.0, []
+    for b in range(2):
+        for t in range(4):
+            goal = TEACHER[b, t].copy()
+            if LABELS[b, t] != -100:
+                goal[LABELS[b, t]] -= beta
+            elif not everywhere:
+                continue
+            each.append(-(np.exp(log_softmax(goal)) * log_softmax(LOGITS[b, t])).sum())
+    got = losses.undial(tensor(LOGITS), tensor(TEACHER), tensor(LABELS), beta, everywhere)
+    assert float(got) == pytest.approx(np.mean(each), rel=1e-6)
+
+
+def test_ceu() -> None:
+    each = []
+    for b, t in labelled():
+        if (b, t) in ((0, 1), (1, 0)):  # the first labelled token of each row is left out
+            continue
+        goal = LOGITS[b, t].copy()
+        goal[LABELS[b, t]] = -np.inf
+        each.append(-(np.exp(log_softmax(goal)) * log_softmax(LOGITS[b, t])).sum())
+    got = losses.ceu(tensor(LOGITS), losses.without_first(tensor(LABELS), 1))
+    assert float(got) == pytest.approx(np.mean(each), rel=1e-6)
+
+
+def test_ceu_of_answers_too_short_is_zero_and_not_nan() -> None:
+    assert float(losses.ceu(tensor(LOGITS), losses.without_first(tensor(LABELS), 9))) == 0.0
+
+
+def test_satimp_and_wga() -> None:
+    nll = nll_by_hand()
+    p = np.exp(-nll)
+    picked = tuple(np.array(labelled()).T)
+    sat = 0.4 * -np.mean((p**3 * (1 - p) ** 2 * nll)[picked]) + 2 * RETAIN
+    got = losses.satimp(tensor(nll), tensor(LABELS), tensor(RETAIN), beta1=3, beta2=2, gamma=0.4, alpha=2)
+    assert float(got) == pytest.approx(sat, rel=1e-6)
+    weighted = 0.4 * -np.mean((p**1.5 * nll)[picked]) + 2 * RETAIN
+    got = losses.wga(tensor(nll), tensor(LABELS), tensor(RETAIN), beta=1.5, gamma=0.4, alpha=2)
+    assert float(got) == pytest.approx(weighted, rel=1e-6)
+
+
+def test_the_weights_of_wga_are_constants() -> None:
+    nll = torch.tensor([[1.0]], requires_grad=True)
+    losses.wga(nll, torch.tensor([[3]]), torch.tensor(0.0)).backward()
+    assert nll.grad is not None
+    assert nll.grad.item() == pytest.approx(-math.exp(-1))  # and not the derivative of p * nll, which is 0 at nll = 1
+
+
+def test_pdu() -> None:
+    margins = [(LOGITS[b, t].max() - LOGITS[b, t].mean()) ** 2 for b, t in labelled()]
+    margin = losses.logit_margin(tensor(LOGITS), tensor(LABELS))
+    assert float(margin) == pytest.approx(np.mean(margins), rel=1e-6)
+    got = losses.pdu(margin, tensor(RETAIN), price=3.0, retain_loss_eps=0.1, gamma=0.5)
+    assert float(got) == pytest.approx(0.5 * np.mean(margins) + 3 * (RETAIN - 0.1), rel=1e-6)
+    assert losses.dual_price(0.2, retain_loss=0.0, retain_loss_eps=1.0, dual_step_size=5.0) == 0.0
+
+
+def test_the_price_of_pdu_follows_the_retain_loss(model: LlamaForCausalLM) -> None:
+    batch, memory = collate(FORGET_ROWS, 0), {}
+    step = Step(model, batch, collate(RETAIN_ROWS, 0), memory=memory)
+    METHODS["pdu"].loss(step, retain_loss_eps=0.5, dual_step_size=2.0, alpha=1.0)
+    assert memory["price"] == pytest.approx(1 + 2 * (float(step.retain_loss.detach()) - 0.5), rel=1e-5)
+    late = Step(model, batch, collate(RETAIN_ROWS, 0), memory={})
+    METHODS["pdu"].loss(late, dual_warmup_epochs=1.0)
+    assert late.memory["price"] == 1.0
+
+
+def test_divergence() -> None:
+    ours, theirs = log_softmax(LOGITS), log_softmax(TEACHER)
+    expected = (np.exp(theirs) * (theirs - ours)).sum() / 8
+    assert float(losses.divergence(tensor(LOGITS), tensor(TEACHER))) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> None:
+    batch = collate(FORGET_ROWS, 0)
+    logits, labels = placed(logits_of(model, batch), batch)
+    nll = losses.placed_nll(logits, labels)
+    assert torch.allclose(nll.sum(-1), losses.sequence_nll(logits_of(model, batch), batch.labels))
+    step = Step(model, batch, collate(RETAIN_ROWS, 0), objective=MaskedDiffusion(3, 2))
+    masked = step.objective.collate(FORGET_ROWS, 0, Random(0))
+    whole = logits_of(model, batch)
+    assert placed(whole, masked)[0] is whole
+
+
+def test_kl_of_the_reference_itself_is_zero(model: LlamaForCausalLM) -> None:
+    batch = collate(FORGET_ROWS, 0)
+    same = Step(model, batch, batch, copy.deepcopy(model), retain_loss_type="KL")
+    assert float(same.retain_loss.detach()) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
+    assert layer_of(model) is model.model.layers[1]  # the middle of a shallow model
+    assert layer_of(model, r"model\.layers\.2") is model.model.layers[2]
+    batch = collate(FORGET_ROWS, 0)
+    with Watched(layer_of(model)) as seen:
+        model(input_ids=batch.ids)
+    states = model(input_ids=batch.ids, output_hidden_states=True).hidden_states
+    assert torch.equal(seen.states, states[2])
+    with pytest.raises(UserError, match=r"fits 0 modules.*layers\.0 to model\.layers\.2"):
+        layer_of(model, r"model\.layers\.7")
+
+
+def test_rmu_moves_forget_states_and_spares_retain_states(model: LlamaForCausalLM) -> None:
+    torch.manual_seed(0)
+    step = Step(model, collate(FORGET_ROWS, 0), collate(RETAIN_ROWS, 0), copy.deepcopy(model))
+    first = METHODS["rmu"].loss(step, steering_coeff=4.0, alpha=0.0)
+    assert float(step.memory["direction"].norm()) == pytest.approx(1.0, rel=1e-5)
+    assert float(METHODS["rmu"].loss(step, gamma=0.0).detach()) == pytest.approx(
+        0.0, abs=1e-10
+    )  # nothing has moved yet
+    knobs = {"steering_coeff": 4.0}
+    history = unlearn(model, "rmu", FORGET_ROWS, RETAIN_ROWS, Training(epochs=20, lr=1e-2), knobs)
+    assert history[-1] < history[0] / 2 and float(first.detach()) > 0
+
+
+def test_both_spellings_and_mistakes() -> None:
+    names = ["GradAscent", "GradDiff", "NPO", "SimNPO", "DPO", "RMU", "UNDIAL", "CEU", "SatImp", "WGA", "PDU"]
+    assert [method_key(name) for name in names] == list(METHODS)
+    assert split_knobs("NPO", {"beta": 0.3, "retain_loss_type": "KL"}) == ({"beta": 0.3}, "KL")
+    with pytest.raises(UserError, match="beta"):
+        split_knobs("NPO", {"betta": 0.3})
+    with pytest.raises(UserError, match="NLL"):
+        split_knobs("NPO", {"retain_loss_type": "MSE"})
+    assert METHODS["simnpo"].knobs == {"beta": 4.5, "delta": 0.0, "gamma": 0.125, "alpha": 1.0}

@@ -1,0 +1,236 @@
+"""Training on the Trainer of transformers: every method forgets, runs repeat, files load, mistakes are one sentence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GOLDEN, LAB, SYSTEM
+from vestige.cli import main
+from vestige.data.chat import Encoder, Template
+from vestige.data.datasets import make_context
+from vestige.data.rows import read_file
+from vestige.errors import UserError
+from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.run.training_rows import Reading, read_training_rows
+from vestige.unlearn import METHODS, ChatRow, losses
+from vestige.unlearn.objectives import collate, logits_of
+from vestige.unlearn.pairs import Pairs
+from vestige.unlearn.refusals import REFUSALS
+from vestige.unlearn.trainer import Lora, Recipe, objective_of, settings_on, train
+
+DATA = LAB / "data"
+QUICK = Recipe(epochs=3, lr=2e-3, batch_size=8, accumulation=1, warmup_epochs=0, weight_decay=0)
+
+
+@pytest.fixture(scope="module")
+def full() -> LoadedModel:
+    return load_model(ModelArgs(str(LAB / "models" / "full"), device="cpu"))
+
+
+@pytest.fixture
+def model(full: LoadedModel) -> LoadedModel:
+    return LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
+
+
+def rows(name: str, loaded: LoadedModel, key: str = "answer", count: int = 16) -> list[ChatRow]:
+    encoder = Encoder(loaded.tokenizer, Template(system_prompt=SYSTEM))
+    pairs = [(row["question"], row[key]) for row in read_file(DATA / f"{name}.jsonl")[:count]]
+    return [ChatRow(e.full, e.start) for e in encoder.encode(pairs)]
+
+
+def probability(model: Any, some: list[ChatRow]) -> float:
+    """The mean over rows of the probability of a token, as forget_Q_A_Prob has it."""
+    batch = collate(some, 0)
+    with torch.no_grad():
+        nll = losses.sequence_nll(logits_of(model, batch), batch.labels)
+    return float((-nll / (batch.labels != -100).sum(-1)).exp().mean())
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_lowers_the_forget_probability(model: LoadedModel, tmp_path: Path, method: str) -> None:
+    forget, retain = rows("forget", model), rows("retain", model)
+    others = rows("forget", model, "paraphrased_answer") if METHODS[method].needs_alternate else ()
+    before = probability(model.model, forget)
+    # Six steps are few: RMU steers further, SatImp (whose default weighs the forget rows a tenth) as much as others.
+    knobs = {"rmu": {"steering_coeff": 20.0}, "satimp": {"gamma": 1.0}}.get(method, {})
+    trained = train(model, forget, tmp_path, QUICK, method, knobs, retain, others, save=False)
+    after = probability(model.model, forget)
+    assert before > 0.9 and after < before - 0.02, (before, after)
+    assert len(trained.losses) == 6 and all(map(math.isfinite, trained.losses))
+
+
+def test_fine_tuning_learns(tmp_path: Path) -> None:
+    retain = load_model(ModelArgs(str(LAB / "models" / "retain"), device="cpu"))
+    forget = rows("forget", retain)
+    before = probability(retain.model, forget)
+    train(retain, forget, tmp_path, QUICK)
+    again = load_model(ModelArgs(str(tmp_path), device="cpu"))
+    assert probability(again.model, forget) == pytest.approx(probability(retain.model, forget), rel=1e-6)
+    assert probability(again.model, forget) > before + 0.1
+
+
+def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
+    """Four equal rows at once or one after the other: the same mean, so the same step."""
+    four = rows("forget", full, count=1) * 4
+    ends = []
+    for batch, accumulation in ((4, 1), (1, 4)):
+        loaded = LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
+        # SGD, for Adam's first step does not depend on the size of the gradient.
+        extra = {"optim": "sgd", "max_grad_norm": 0.0}
+        recipe = Recipe(epochs=1, lr=1e-1, batch_size=batch, accumulation=accumulation, warmup_epochs=0, extra=extra)
+        train(loaded, four, tmp_path, recipe, "GradAscent", save=False)
+        ends.append(torch.cat([p.detach().flatten() for p in loaded.model.parameters()]))
+    start = torch.cat([p.detach().flatten() for p in full.model.parameters()])
+    assert (ends[0] - start).norm() > 1e-4
+    assert (ends[0] - ends[1]).norm() < 1e-2 * (ends[0] - start).norm()
+
+
+def test_lora_trains_an_adapter_and_spares_the_base(model: LoadedModel, full: LoadedModel, tmp_path: Path) -> None:
+    forget, retain = rows("forget", model), rows("retain", model)
+    recipe = Recipe(**{**vars(QUICK), "lora": Lora(rank=4, alpha=8), "lr": 1e-2})
+    trained = train(model, forget, tmp_path, recipe, "NPO", None, retain)
+    assert trained.losses[0] == pytest.approx(2 / 0.1 * math.log(2) + trained_retain(full, retain), rel=0.05)
+    assert not (tmp_path / "model.safetensors").exists()
+    again = load_model(ModelArgs(str(tmp_path), device="cpu"))
+    assert probability(again.model, forget) < probability(full.model, forget) - 0.02
+    with again.model.disable_adapter():
+        assert probability(again.model, forget) == pytest.approx(probability(full.model, forget), rel=1e-5)
+
+
+def trained_retain(loaded: LoadedModel, some: list[ChatRow]) -> float:
+    batch = collate(some, 0)
+    with torch.no_grad():
+        return float(losses.cross_entropy(logits_of(loaded.model, batch), batch.labels))
+
+
+def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path) -> None:
+    ends = []
+    for seed in (0, 0, 1):
+        loaded = LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
+        recipe = Recipe(**{**vars(QUICK), "seed": seed, "epochs": 1})
+        train(loaded, rows("forget", full), tmp_path, recipe, "GradDiff", None, rows("retain", full), save=False)
+        ends.append(loaded.model.state_dict())
+    assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
+    assert not all(torch.equal(ends[0][k], ends[2][k]) for k in ends[0])
+
+
+def test_pairing_does_not_depend_on_the_order_of_reading() -> None:
+    some = [ChatRow((i, i), 1) for i in range(8)]
+    retain = [ChatRow((100 + i, 1), 1) for i in range(50)]
+    forward, backward = Pairs(some, retain, seed=3), Pairs(some, retain, seed=3)
+    first = [forward[i].retain for i in range(8)]
+    assert first == [backward[i].retain for i in reversed(range(8))][::-1]
+    assert [forward[i].retain for i in range(8)] != first  # the next epoch draws anew
+    assert [Pairs(some, retain, seed=4)[i].retain for i in range(8)] != first
+    with pytest.raises(UserError, match="8 forget rows but 1"):
+        Pairs(some, retain, some[:1])
+
+
+def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
+    loaded = load_model(ModelArgs(str(GOLDEN / "diffusion" / "tiny-mdlm"), device="cpu"))
+    objective = objective_of(loaded)
+    assert type(objective).__name__ == "MaskedDiffusion"
+    some = [ChatRow((5, 6, 7 + i, 9), 2) for i in range(6)]
+    trained = train(loaded, some, tmp_path, Recipe(**{**vars(QUICK), "epochs": 20}))
+    assert np.mean(trained.losses[-5:]) < np.mean(trained.losses[:5])
+    up = train(loaded, some, tmp_path, QUICK, "GradAscent", save=False)
+    assert up.losses[-1] < up.losses[0]
+
+
+def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
+    recipe, notes = settings_on(Recipe(optim="paged_adamw_32bit", bf16=True), "cpu")
+    assert (recipe.optim, recipe.bf16) == ("adamw_torch", False) and len(notes) == 2
+    assert settings_on(Recipe(), "cuda")[0].optim == "paged_adamw_32bit"
+
+
+def test_alternate_answers(full: LoadedModel) -> None:
+    context = make_context(full.tokenizer, Template(), "none", "count")
+    reading = Reading(context, {}, 4, seed=0)
+    args = {"hf_args": {"path": str(DATA / "forget.jsonl")}}
+    idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, reading)
+    said = [full.tokenizer.decode(r.ids[r.start :], skip_special_tokens=True) for r in idk.alternates]
+    assert len(said) == 4 and set(said) <= set(REFUSALS)
+    assert all(a.ids[: a.start] == r.ids[: r.start] for a, r in zip(idk.alternates, idk.rows, strict=True))
+    other = {"handler": "QAwithAlternateDataset", "args": {**args, "alternate_key": "perturbed_answer"}}
+    [first, *_] = read_training_rows({"a": other}, reading).alternates
+    wrong = read_file(DATA / "forget.jsonl")[0]["perturbed_answer"][0]
+    assert full.tokenizer.decode(first.ids[first.start :], skip_special_tokens=True) == wrong
+
+
+def words(*more: str) -> list[str]:
+    return ["--model", str(LAB / "models" / "full"), "--lr", "2e-3", "--accumulation", "1", "--limit", "16",
+            "--system-prompt", SYSTEM, "--quiet", *more]  # fmt: skip
+
+
+FILES = ("--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl"))
+
+
+def test_unlearn_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "npo"
+    measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--best", "forget_Q_A_Prob=1")
+    command = ["unlearn", "--method", "npo", *words("--epochs", "2", "--knob", "beta=0.3", "--out", str(out))]
+    assert main([*command, *FILES, *measure]) == 0
+    record = json.loads((out / "training.json").read_text())
+    assert record["settings"]["method"] == "npo" and record["settings"]["knobs"]["beta"] == 0.3
+    first, second = (look["values"]["forget_Q_A_Prob"] for look in record["evals"])
+    assert second < first < 0.99
+    assert record["best"]["epoch"] == 1.0  # the score asked for is the probability itself, and it falls
+    best, last = (load_model(ModelArgs(str(p), device="cpu")) for p in (out / "best", out))
+    forget = rows("forget", best)
+    assert probability(best.model, forget) == pytest.approx(first, rel=1e-4)
+    assert probability(last.model, forget) == pytest.approx(second, rel=1e-4)
+    assert "best:  epoch 1" in capsys.readouterr().out
+    assert main([*command, *FILES]) == 2
+    assert "already holds a checkpoint" in capsys.readouterr().err
+    assert main([*command, *FILES, "--overwrite"]) == 0
+    assert not (out / "best").exists()  # it was another training's
+
+
+def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
+    local = f"{{locuslab/TOFU:{{path:{DATA},names:{{forget05:forget,retain95:retain}}}}}}"
+    command = f"""unlearn trainer=GradDiff experiment=unlearn/tofu/default forget_split=forget05 retain_split=retain95
+        task_name=X model=local model.model_args.pretrained_model_name_or_path={LAB / "models" / "full"}
+        data.local={local} data.max_samples=8 trainer.args.num_train_epochs=1 trainer.method_args.alpha=2
+        trainer.args.per_device_train_batch_size=4 trainer.args.gradient_accumulation_steps=1 progress=false
+        paths.output_dir={tmp_path / "x"} trainer.method_args.retain_loss_type=KL"""
+    assert main(command.split()) == 0
+    record = json.loads((tmp_path / "x" / "training.json").read_text())
+    assert record["settings"]["knobs"] == {"gamma": 1.0, "alpha": 2, "retain_loss_type": "KL"}
+    assert len(record["losses"]) == 2 and record["data"]["retain"][0]["rows"] == 8
+
+
+def test_train_from_the_command_line(tmp_path: Path) -> None:
+    out = tmp_path / "tuned"
+    assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--data", FILES[1]]) == 0
+    assert (out / "adapter_model.safetensors").exists()
+    assert json.loads((out / "training.json").read_text())["settings"]["lora"]["rank"] == 4
+
+
+@pytest.mark.parametrize(
+    "more, said",
+    [
+        (["--method", "NPOO"], "Did you mean 'NPO'"),
+        (["--method", "NPO", "--forget", "nowhere.jsonl"], "there is no such file"),
+        (["--method", "NPO", "--forget", FILES[1]], "trains on retain rows too"),
+        (["--method", "DPO", *FILES], "needs answers to prefer"),
+        (["--method", "NPO", *FILES, "--knob", "betta=1"], "beta"),
+        (["--method", "NPO", *FILES, "--best", "forget_Q_A_Probb=1"], "forget_Q_A_Prob"),
+        (["--method", "NPO", *FILES, "--epochs", "0"], "must be more than 0"),
+        (["--method", "DPO", *FILES, "--alternate", "nope"], "no column 'nope'"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    more: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["unlearn", *words("--out", str(tmp_path / "x")), *more]) == 2
+    err = capsys.readouterr().err.strip()
+    assert said in err and "Traceback" not in err
+    assert not (tmp_path / "x" / "config.json").exists()

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vestige.errors import UserError
 from vestige.unlearn import METHODS, ChatRow, MaskedDiffusion, Training, losses, unlearn
 from vestige.unlearn.activations import Watched, layer_of
-from vestige.unlearn.methods import Step, method_key, placed, split_knobs
+from vestige.unlearn.methods import Step, method_key, placed, predicted, split_knobs
 from vestige.unlearn.objectives import collate, logits_of
 
 RNG = np.random.default_rng(0)
@@ -175,10 +175,19 @@ def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> 
     logits, labels = placed(logits_of(model, batch), batch)
     nll = losses.placed_nll(logits, labels)
     assert torch.allclose(nll.sum(-1), losses.sequence_nll(logits_of(model, batch), batch.labels))
-    step = Step(model, batch, collate(RETAIN_ROWS, 0), objective=MaskedDiffusion(3, 2))
-    masked = step.objective.collate(FORGET_ROWS, 0, Random(0))
-    whole = logits_of(model, batch)
-    assert placed(whole, masked)[0] is whole
+
+
+def test_a_step_reads_masked_logits_where_labels_are() -> None:
+    """They are made at labelled places only; the first token of each row can still be left out."""
+    batch = MaskedDiffusion(3, 2).collate(FORGET_ROWS, 0, Random(0))
+    trained = batch.labels != losses.IGNORE
+    given = torch.randn(int(trained.sum()), 20, generator=torch.Generator().manual_seed(0))
+    logits, labels = placed(given, batch)
+    assert logits.shape == (1, *given.shape) and labels[0].tolist() == batch.labels[trained].tolist()
+    by_row = losses.masked_nll(given, batch.labels, batch.hidden, batch.sizes) * batch.hidden / batch.sizes
+    assert torch.allclose(losses.placed_nll(logits, labels).sum(), by_row.sum())
+    left = predicted(losses.without_first(batch.labels, 1), batch)
+    assert int((left == losses.IGNORE).sum()) == len(FORGET_ROWS)
 
 
 def test_kl_of_the_reference_itself_is_zero(model: LlamaForCausalLM) -> None:

@@ -232,5 +232,5 @@ def dual_price(price: float, retain_loss: float, retain_loss_eps: float, dual_st
 
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     """KL(reference || model), averaged over every place of the batch, padding included, as in open-unlearning."""
-    ours, theirs = (x.flatten(0, 1).float().log_softmax(dim=-1) for x in (logits, reference))
+    ours, theirs = (x.flatten(0, -2).float().log_softmax(dim=-1) for x in (logits, reference))
     return F.kl_div(ours, theirs, reduction="batchmean", log_target=True)

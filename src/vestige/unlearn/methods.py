@@ -97,10 +97,18 @@ class Step:
 
 
 def placed(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not."""
+    """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not.
+
+    A masked model's logits are made only where a label is: its places are those, as one row.
+    """
+    return (logits[None] if isinstance(batch, MaskedBatch) else logits[:, :-1]), predicted(batch.labels, batch)
+
+
+def predicted(labels: Tensor, batch: Batch) -> Tensor:
+    """Labels of a batch (or some of them, the others IGNORE) at the places of `placed`."""
     if isinstance(batch, MaskedBatch):
-        return logits, batch.labels
-    return logits[:, :-1], batch.labels[:, 1:]
+        return labels[batch.labels != losses.IGNORE][None]
+    return labels[:, 1:]
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,9 @@ def _undial(step: Step, gamma: float = 1.0, alpha: float = 0.0, beta: float = 10
 
 
 def _ceu(step: Step, ignore_first_n_answer_tokens: int = 1) -> Tensor:
-    logits, labels = placed(step.forget_logits, step.forget)
-    return losses.ceu(logits, losses.without_first(labels, int(ignore_first_n_answer_tokens)))
+    logits, _ = placed(step.forget_logits, step.forget)
+    left = losses.without_first(step.forget.labels, int(ignore_first_n_answer_tokens))  # row by row, before packing
+    return losses.ceu(logits, predicted(left, step.forget))
 
 
 def _token_nll(step: Step) -> tuple[Tensor, Tensor]:
@@ -206,8 +215,10 @@ def _pdu(
     dual_warmup_epochs: float = 0.0,
 ) -> Tensor:
     price = step.memory.setdefault("price", float(alpha))
-    # The logits at the labels' own places, not at those that predict them: so does open-unlearning.
-    margin = losses.logit_margin(step.forget_logits, step.forget.labels)
+    if isinstance(step.forget, MaskedBatch):
+        margin = losses.logit_margin(*placed(step.forget_logits, step.forget))
+    else:  # the logits at the labels' own places, not at those that predict them: so does open-unlearning
+        margin = losses.logit_margin(step.forget_logits, step.forget.labels)
     loss = losses.pdu(margin, step.retain_loss, price, retain_loss_eps, gamma)
     seen = step.memory.setdefault("retain losses", [])
     seen.append(float(step.retain_loss.detach()))

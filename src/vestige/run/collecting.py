@@ -157,7 +157,6 @@ class Collector:
         self.cost = Cost()
         self.seconds: dict[str, float] = {}
         self.errors: Mapping[str, float] = {}  # of answers scored by a Monte-Carlo bound
-        self.sampling: Mapping[str, Any] = {}  # how a diffusion model's texts are made
         self.patched_banks: dict[str, str] = {}  # PatchInto.label -> the bank that holds it
 
     def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
@@ -228,16 +227,15 @@ class Collector:
         unique = {t.key: t for t in targets}
         missing = {k: t for k, t in unique.items() if k not in have}
         if missing:
-            from vestige.collect.answers import AnswerCollector, default_limits
+            from vestige.collect.answers import AnswerCollector
 
             loaded = model.get()
-            vocab = vocabulary(loaded.model)
-            limits = default_limits(vocab, _device_kind(loaded.device) == "cuda", self.batch_tokens)
+            limits = self._limits(loaded)
             settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
             if loaded.diffusion is not None:
                 self._run_bounds(model, list(missing.values()), limits, label)
             else:
-                collector = AnswerCollector(loaded.model, vocab, limits, self.cost)
+                collector = AnswerCollector(loaded.model, vocabulary(loaded.model), limits, self.cost)
                 for group in _resumable(bank, missing, settings):
                     self._run_answers(bank, collector, group, settings, label)
             have = bank.load()
@@ -341,7 +339,7 @@ class Collector:
             return self._stage(
                 "texts", model, requests, "generating texts", "text",
                 lambda loaded, left, done: denoising.texts(
-                    loaded, left, self.encoder.decode, self._limits(loaded), self.cost, done, self.sampling
+                    loaded, left, self.encoder.decode, self._limits(loaded), self.cost, done
                 ),
             )  # fmt: skip
         bank: Bank[Text] = Bank(self.directory, "texts", model.identity)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
@@ -83,7 +83,6 @@ def texts(
     limits: Any,
     cost: Cost,
     done: frozenset[str],
-    defaults: Mapping[str, Any],
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
@@ -91,7 +90,7 @@ def texts(
     wants = {}
     for request in requests:
         if request.key not in done:
-            want = text_want(request, defaults)
+            want = text_want(request, {})
             wants[want.key] = want
             asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):

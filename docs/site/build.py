@@ -152,8 +152,8 @@ def reference() -> Page:
 
 def _first_words() -> str:
     return (
-        "Made from docstrings. <code>vestige.evaluate</code>, <code>vestige.collapse</code> and <code>vestige.Result</code> "
-        "are the stable interface; the rest may move between releases."
+        "Made from docstrings. <code>vestige.evaluate</code>, <code>vestige.collapse</code> and "
+        "<code>vestige.Result</code> are the stable interface; the rest may move between releases."
     )
 
 

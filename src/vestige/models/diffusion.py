@@ -22,7 +22,7 @@ EITHER = "either"  # rows of 0/1 mean "both sides", and 4-D masks are taken as t
 ROWS = "rows"  # only rows of 0/1 (LLaDA's own code)
 FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal models), or nothing (Dream)
 
-# Families by what stands in `model_type` or `architectures`, lower case; first match wins. A plug-in may insert its own.
+# Families by what stands in `model_type` or `architectures`, lower case; first match wins. Plug-ins may insert theirs.
 FAMILIES = [
     ("diffusion_gemma", "other"),
     ("diffusiongemma", "other"),

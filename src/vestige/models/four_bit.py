@@ -11,6 +11,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+RULE = "4-bit, rule 2"  # part of what evidence is kept under: it changes when the same files would be read otherwise
+
 
 def repair(model: Any) -> list[str]:
     """Replaces the 4-bit layers of a model that would compute with other weights; returns their names."""

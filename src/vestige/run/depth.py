@@ -22,10 +22,10 @@ from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.collecting import ModelHandle
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import record, write_run
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.run.handles import ModelHandle
 from vestige.run.patching import Patching, Settings, Source, bank_identity
 from vestige.store.files import write_json
 from vestige.store.lock import writing

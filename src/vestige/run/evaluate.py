@@ -6,16 +6,17 @@ import datetime
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.collecting import Collector, ModelHandle
+from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
+from vestige.run.handles import ModelHandle, second_model
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
@@ -128,9 +129,8 @@ class _Evaluation:
         return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:
-        """The handle of a reference model: the same settings, other weights, no tokenizer of its own."""
-        base = self.args or ModelArgs(path=path)
-        handle = ModelHandle(replace(base, path=path, base=base.path))
+        """The handle of a reference model."""
+        handle = second_model(self.args, path)
         self.second_identities[path] = handle.identity
         return handle
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vestige.collect.cost import Cost
 from vestige.errors import UserError
-from vestige.run.collecting import ModelHandle
+from vestige.run.handles import ModelHandle
 from vestige.run.progress import Bar
 from vestige.store.evidence import Bank
 from vestige.store.results import versions

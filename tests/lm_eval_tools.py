@@ -39,14 +39,14 @@ def own_data_cache(factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def choice_rows(count: int) -> list[dict[str, Any]]:
-    """Questions with three answers each, the right one in a place that changes from row to row."""
+def choice_rows(count: int, options: int) -> list[dict[str, Any]]:
+    """Questions with some answers each, the right one in a place that changes from row to row."""
     out = []
     for number, line in enumerate((LAB / "data" / "forget.jsonl").read_text().splitlines()[:count]):
         row = json.loads(line)
-        choices = row["perturbed_answer"][:2]
-        choices.insert(number % 3, row["answer"])
-        out.append({"question": row["question"], "answer": row["answer"], "choices": choices, "label": number % 3})
+        label, choices = number % options, row["perturbed_answer"][: options - 1]
+        choices.insert(label, row["answer"])
+        out.append({"question": row["question"], "answer": row["answer"], "choices": choices, "label": label})
     return out
 
 

@@ -20,12 +20,16 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
 from vestige.run.board import Board
+from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
+from vestige.run.sweep_attacks import teaching_data
+from vestige.run.sweep_depth import depth_numbers
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
 from vestige.store.files import read_json, write_json
 
+MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
 
 
@@ -54,6 +58,7 @@ def sweep(plan: Plan, how: How) -> int:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
+    _hold_out(plan)
     retries = plan.retries if how.retries is None else how.retries
     cleaner = _Cleaner(plan, tasks)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board:
@@ -70,6 +75,13 @@ def sweep(plan: Plan, how: How) -> int:
         write_json(plan.out / "sweep.json", summary)
         board.say(f"\n{show(plan, summary)}")
     return 0 if all(s.status == "done" for s in states.values()) else 1
+
+
+def _hold_out(plan: Plan) -> None:
+    """The rows that remain to be measured, where relearning holds some out."""
+    for attack in plan.attacks:
+        if attack.held_out:
+            write_held(plan.suites, teaching_data(attack, plan.teaching_suites), plan.held)
 
 
 def _executor(plan: Plan, how: How, slots: int) -> Executor:
@@ -134,6 +146,8 @@ class _Cleaner:
 
 
 def _remove(place: Path) -> None:
+    if place.is_file():
+        place.unlink()
     shutil.rmtree(place, ignore_errors=True)
 
 
@@ -161,15 +175,17 @@ def collect(plan: Plan) -> dict[str, Any]:
     results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
     for task in make_tasks(plan):
         note = _read(_note_file(plan, task.id))
-        done = is_done(task) if task.kind == "eval" else note.get("status") == "done"
+        measured = task.kind in MEASURED
+        done = is_done(task) if measured else note.get("status") == "done"
         status = "done" if done else note.get("status", "missing")
         status = "missing" if status == "done" and not done else status
         row = {"id": task.id, "kind": task.kind, "status": status, "run": task.out, "log": task.log}
         rows.append({**row, **{k: note.get(k) for k in ("attempts", "seconds", "error")}})
-        if task.kind == "eval":
+        if measured:
             suite, _, name = task.id.partition("/")
-            results[suite][name] = _summary(Path(task.out)) if done else None
-    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": list(plan.attacks), "retain": plan.retain}
+            results[suite][name] = _numbers(task) if done else None
+    attacks = {a.name: a.to_json() for a in plan.attacks}
+    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": attacks, "retain": plan.retain}
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 
@@ -180,10 +196,12 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _summary(directory: Path) -> dict[str, Any]:
-    """Every *_SUMMARY.json of a run in one mapping."""
+def _numbers(task: Task) -> dict[str, Any]:
+    """A depth run's score, or every *_SUMMARY.json of a run in one mapping."""
+    if task.kind == "depth":
+        return depth_numbers(Path(task.out))
     out: dict[str, Any] = {}
-    for file in sorted(directory.glob("*_SUMMARY.json")):
+    for file in sorted(Path(task.out).glob("*_SUMMARY.json")):
         out |= read_json(file)
     return out
 
@@ -221,8 +239,10 @@ def clean(plan: Plan, everything: bool) -> str:
     if not any(m.exists() for m in marks):
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     tasks = make_tasks(plan)
-    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind == "eval" or plan.keep_attacked}
-    found = [p for p in (*plan.runs.glob("*/*"), *(plan.out / "attacked").glob("*/*")) if p.is_dir()]
+    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
+    wanted |= set() if everything else {Path(p) for p in plan.held.values()}
+    places = ("runs/*/*", "attacked/*/*", "s1/*", "held_out/*")
+    found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     gone = [p for p in found if p not in wanted]
     for place in gone:
         if _held(place):
@@ -233,7 +253,8 @@ def clean(plan: Plan, everything: bool) -> str:
     files += [f for f in (plan.out / "tasks").glob("*.json") if f not in notes]
     if everything:
         files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
-    size = sum(f.stat().st_size for place in gone for f in place.rglob("*") if f.is_file() and not f.is_symlink())
+    inside = [f for place in gone for f in (place, *place.rglob("*"))]
+    size = sum(f.stat().st_size for f in inside if f.is_file() and not f.is_symlink())
     for place in gone:
         _remove(place)
     for file in files:

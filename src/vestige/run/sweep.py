@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
 from vestige.run.board import Board
+from vestige.run.disk import Cleaner, fetching_ahead, remove
 from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_attacks import teaching_data
@@ -60,16 +60,23 @@ def sweep(plan: Plan, how: How) -> int:
     check_space(plan.out, plan.free_space)
     _hold_out(plan)
     retries = plan.retries if how.retries is None else how.retries
-    cleaner = _Cleaner(plan, tasks)
-    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board:
+    cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
+    fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
+    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
 
         def watch(task: Task, state: State) -> None:
             _note(plan, task, state)
             board.change(task, state)
             cleaner.look(drive.states)
+            ahead.look(drive.states)
 
-        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, board.tick)
+        def tick() -> None:
+            for words in ahead.messages():
+                board.say(words)
+            board.tick()
+
+        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, tick)
         states = drive.run()
         summary = collect(plan)
         write_json(plan.out / "sweep.json", summary)
@@ -118,55 +125,6 @@ def _note(plan: Plan, task: Task, state: State) -> None:
         return
     body = {"id": task.id, "status": state.status, "attempts": state.attempts, "lost": state.lost}
     write_json(file, {**body, "seconds": state.seconds, "error": state.error, "log": task.log})
-
-
-class _Cleaner:
-    """Keeps the disk use bounded: attacked copies and (on request) downloads go when nothing needs them any more."""
-
-    def __init__(self, plan: Plan, tasks: Sequence[Task]) -> None:
-        self.plan = plan
-        self.jobs: list[tuple[set[str], Callable[[], None]]] = []
-        for task in tasks:
-            if task.kind == "attack" and not plan.keep_attacked:
-                users = {task.id, *(t.id for t in tasks if task.id in t.needs)}
-                self.jobs.append((users, lambda place=task.out: _remove(Path(place))))  # type: ignore[misc]
-        if plan.clear_cache:
-            before = set(hub_cache())
-            for model in plan.models:
-                users = {t.id for t in tasks if t.source == model.path}
-                if users and not Path(model.path).expanduser().exists() and model.path not in before:
-                    self.jobs.append((users, lambda repo=model.path: forget_download(repo)))  # type: ignore[misc]
-
-    def look(self, states: Mapping[str, State]) -> None:
-        over = {i for i, s in states.items() if s.status in ("done", "failed", "blocked")}
-        ready = [job for job in self.jobs if job[0] <= over]
-        self.jobs = [job for job in self.jobs if job not in ready]
-        for _, clean in ready:
-            clean()
-
-
-def _remove(place: Path) -> None:
-    if place.is_file():
-        place.unlink()
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def hub_cache() -> dict[str, Any]:
-    """Repositories in the hub's cache, by id."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        return {repo.repo_id: repo for repo in scan_cache_dir().repos if repo.repo_type == "model"}
-    except CacheNotFound:
-        return {}
-
-
-def forget_download(repo_id: str) -> None:
-    """Removes one model from the hub's cache."""
-    repo = hub_cache().get(repo_id)
-    if repo is not None:
-        _remove(Path(repo.repo_path))
 
 
 def collect(plan: Plan) -> dict[str, Any]:
@@ -256,7 +214,7 @@ def clean(plan: Plan, everything: bool) -> str:
     inside = [f for place in gone for f in (place, *place.rglob("*"))]
     size = sum(f.stat().st_size for f in inside if f.is_file() and not f.is_symlink())
     for place in gone:
-        _remove(place)
+        remove(place)
     for file in files:
         file.unlink(missing_ok=True)
     return "\n".join([*(f"removed {p}" for p in gone), f"{len(gone)} directories, {size / 2**20:.1f} MB"])

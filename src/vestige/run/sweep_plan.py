@@ -61,6 +61,7 @@ class Plan:
     retries: int = 1
     free_space: int = 2**30
     clear_cache: bool = False
+    prefetch: int = 0  # hub models on the disk before any task of theirs has started
     keep_attacked: bool = False
     retain_suites: tuple[str, ...] = ()  # suites that compare with the retain model
     metric_suites: tuple[str, ...] = ()  # suites of metrics: neither depth nor a harness
@@ -117,6 +118,7 @@ def read_plan(path: Path) -> Plan:
         retries=_count(body, "retries", 0, 1) or 0,
         free_space=_size(body.get("free_space", "1 GB"), "free_space") or 0,
         clear_cache=bool(body.get("clear_cache", False)),
+        prefetch=_count(body, "prefetch", 0, 0) or 0,
         keep_attacked=bool(body.get("keep_attacked", False)),
     )
     return _checked(plan)

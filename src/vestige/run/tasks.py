@@ -61,6 +61,14 @@ class Task:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
+    def model_args(self, path: str) -> ModelArgs:
+        """How this task reads a checkpoint."""
+        from vestige.run.prepare import model_args
+
+        if self.kind in ("depth", "s1"):
+            return to_ask(self.ask).model(path)
+        return replace(model_args(_run(self)), path=path)
+
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
         return cls(**{**data, "needs": tuple(data["needs"]), "plugins": tuple(data["plugins"])})
@@ -149,14 +157,15 @@ def _said(task: Task) -> dict[str, Any]:
 
 def _identities(task: Task) -> list[str]:
     """The weights before any attack, and for a depth run those of its two references."""
-    from vestige.run.prepare import model_args
+    # Quantising by an attack is said in `how`: the files are the same.
+    quantised = {"quantization": None} if task.how.get("quantization") else {}
+    return [_identity(replace(task.model_args(path), **quantised)) for path in checkpoints_of(task)]
 
-    if task.kind not in ("depth", "s1"):
-        args = replace(model_args(_run(task)), path=task.source)
-        # Quantising is said in `how` or by the flags: the files are the same.
-        return [_identity(replace(args, quantization=None) if task.how.get("quantization") else args)]
-    ask = to_ask(task.ask)
-    return [_identity(ask.model(path)) for path in (task.source, ask.full, ask.retain)]
+
+def checkpoints_of(task: Task) -> list[str]:
+    """The checkpoints that a task reads, attacked copies by what they are made of."""
+    references = [str(task.ask[k]) for k in ("full", "retain")] if task.kind in ("depth", "s1") else []
+    return list(dict.fromkeys([task.source, *references]))
 
 
 def _identity(args: ModelArgs) -> str:
@@ -264,7 +273,6 @@ def _make_attacked(task: Task) -> None:
 
 def _attack(task: Task) -> None:
     from vestige.models.locate import locate
-    from vestige.run.prepare import model_args
 
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
     kind = task.how["attack"]
@@ -276,7 +284,7 @@ def _attack(task: Task) -> None:
         return
     if kind not in ATTACKS:
         raise unknown_name("attack", str(kind), ATTACKS)
-    place = locate(replace(model_args(_run(task)), path=task.source))
+    place = locate(task.model_args(task.source))
     copy = ATTACKS[kind](place.gguf or place.directory, checkpoint(task), **said)
     if copy.resolve() != checkpoint(task).resolve():
         raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {checkpoint(task)}.")

@@ -296,30 +296,52 @@ def wait_for(what: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.02)
 
 
+# A sweep with all kinds of tasks that takes seconds: S1, two suites, an attack, the control.
+WHOLE: dict[str, Any] = {
+    "models": {n: str(LAB / "models" / n) for n in ("retain", "unlearned")},
+    "suites": {
+        "tofu": {"data": str(LAB / "data"), "metrics": [METRIC], "limit": 2, "overrides": ["stats.resamples=0"]},
+        "depth": {"full": str(LAB / "models" / "full"), "data": str(LAB / "data" / "forget.jsonl"), "limit": 2},
+    },
+    "attacks": [{"relearn": {"lr": 1e-3, "steps": 4, "accumulation": 1}}],
+    "threads": 1,
+}
+
+
+def ended(place: Path) -> dict[str, str]:
+    """How the tasks of a sweep last ended, from their notes."""
+    notes = [json.loads(f.read_text()) for f in (place / "sweep" / "tasks").glob("*.json")]
+    return {n["id"]: n["status"] for n in notes}
+
+
 def test_after_kill_9_only_the_rest_is_done(tmp_path: Path, sweep: Sweep) -> None:
-    """A real driver and a real worker; hung up on first, which it must survive, then killed in the middle."""
-    models = {n: str(LAB / "models" / n) for n in ("retain", "full", "unlearned")}
-    plan = write_plan(tmp_path, slots=1, models=models)
+    """A real driver and a real worker; hung up on first, which it must survive, then killed in an attack's middle."""
+    plan = write_plan(tmp_path, **{**WHOLE, "slots": 1})
     command = [sys.executable, "-m", "vestige", "sweep", str(plan)]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    first, log = tmp_path / "sweep" / "tasks" / "tofu__retain.json", tmp_path / "sweep" / "sweep.log"
+    out = tmp_path / "sweep"
+    log, attack = out / "sweep.log", out / "logs" / "attack__relearn__retain.log"
     wait_for(lambda: log.is_file() and "start" in log.read_text(), 60)
     os.killpg(driver.pid, signal.SIGHUP)
-    wait_for(first.is_file, 90)
+    wait_for(lambda: attack.is_file() and "process " in attack.read_text(), 110)
     assert driver.poll() is None
     driver.kill()
     driver.wait()
-    text = (tmp_path / "sweep" / "logs" / "tofu__retain.log").read_text()
-    worker = int(text.split("process ")[1].split()[0])
+    worker = int(attack.read_text().split("process ")[1].split()[0])
     wait_for(lambda: not Path(f"/proc/{worker}").exists(), 10)  # the worker went with its driver
-    before = first.read_bytes(), (tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").stat().st_mtime_ns
+    done = set(ended(tmp_path))
+    assert {"s1/depth", "tofu/retain", "depth/retain"} <= done and not any("relearn" in i for i in done)
+    kept = [out / "runs" / "tofu" / "retain" / "manifest.json", out / "runs" / "depth" / "retain" / "summary.json"]
+    kept += [next((out / "s1" / "depth" / "s1_cache").glob("*.safetensors"))]
+    before = [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept]
     status, again = sweep("--slots", "0")
-    assert status == 0
-    assert "tofu/retain" not in again
-    assert again and set(again) <= {"tofu/full", "tofu/unlearned"}
-    after = first.read_bytes(), (tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").stat().st_mtime_ns
-    assert before == after
-    assert all(note(tmp_path)["results"]["tofu"].values())
+    whole = {t.id for t in make_tasks(read_plan(plan))}
+    assert (status, set(again), len(again)) == (0, whole - done, len(whole) - len(done))
+    assert "attack/relearn/retain" in again
+    assert before == [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept]
+    results = note(tmp_path)["results"]
+    assert all(results["tofu"].values()) and all(results["depth"].values())
+    assert not list((out / "attacked").glob("*/*"))
 
 
 def test_hangup_is_ignored_while_a_sweep_runs() -> None:

@@ -15,10 +15,12 @@ from test_sweep import METRIC, note, started, write_plan
 from vestige.cli import main
 from vestige.data.rows import read_file
 from vestige.errors import UserError
+from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.run.depth import depth_run
 from vestige.run.depth_ask import make_ask
 from vestige.run.stressing import Stress, stress
 from vestige.run.sweep_attacks import LESSON, SETTINGS, read_attacks
+from vestige.run.sweep_meta import _files
 from vestige.run.sweep_plan import make_tasks, read_plan
 from vestige.run.tasks import ATTACKS, Task, task_key
 
@@ -76,6 +78,7 @@ def test_attacks_and_depth_by_their_own_commands(tmp_path: Path, sweep: Sweep) -
     assert results["depth"]["retain"]["uds"] == 1.0
     assert results["depth"]["unlearned+relearn"]["uds"] < results["depth"]["unlearned"]["uds"]
     _copies_are_gone_and_s1_was_made_once(tmp_path / "sweep")
+    _meta_reads_the_sweep(tmp_path, results)
     _only_what_a_change_concerns(sweep, attacks)
 
 
@@ -87,6 +90,35 @@ def _copies_are_gone_and_s1_was_made_once(out: Path) -> None:
     assert all(s["s1_cache"]["reused"] for s in summaries)
     assert len(list((out / "s1" / "depth" / "s1_cache").glob("patched-*.safetensors"))) == 1
     assert not list((out / "runs" / "depth").glob("*/s1_cache"))
+
+
+def _meta_reads_the_sweep(place: Path, results: dict[str, Any]) -> None:
+    """Without a word typed: robustness and axes, from files that may be moved with their runs."""
+    out, moved = place / "sweep", place / "moved"
+    out.rename(moved)
+    assert main(["meta", "robustness", str(moved / "robustness.yaml"), "--out", str(place / "meta")]) == 0
+    assert main(["meta", "axes", str(moved / "axes.yaml"), "--out", str(place / "meta")]) == 0
+    found = read_attack_pools(moved / "robustness.yaml")
+    moved.rename(out)
+    assert [m.name for m in found.models] == ["unlearned"]
+    for who, name in ((found.models[0], "unlearned"), (found.retain, "retain")):
+        for state, after in (("before", ""), ("relearning", "+relearn"), ("quantization", "+quantise")):
+            assert who.value(state, "prob") == results["tofu"][name + after][METRIC]
+            assert who.value(state, "uds") == results["depth"][name + after]["uds"]
+    ranked = json.loads((place / "meta" / "method_results.json").read_text())["models"]
+    assert [(m["model"], m["uds"]) for m in ranked] == [("unlearned", results["depth"]["unlearned"]["uds"])]
+
+
+def test_a_second_attack_of_a_kind_has_its_own_file(tmp_path: Path) -> None:
+    attacks = ["relearn", "quantise", {"long": {"attack": "relearn", "steps": 9}}, "prune"]
+    plan = read_plan(write_plan(tmp_path, models=MODELS, suites=SUITES, attacks=attacks))
+    found = {file: {state: a.name for state, a in states.items()} for file, states in _files(plan).items()}
+    assert found == {
+        "robustness.yaml": {"relearning": "relearn", "quantization": "quantise"},
+        "robustness-long.yaml": {"relearning": "long", "quantization": "quantise"},
+    }
+    assert main(["sweep", str(tmp_path / "plan.yaml"), "--meta"]) == 2  # nothing has run yet
+    assert not (tmp_path / "sweep").exists()
 
 
 def _only_what_a_change_concerns(sweep: Sweep, attacks: list[Any]) -> None:

@@ -29,13 +29,14 @@ def remove(place: Path) -> None:
 
 def hub_cache() -> dict[str, Any]:
     """Repositories in the hub's cache, by id."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return {repo.repo_id: repo for repo in scan_cache_dir().repos if repo.repo_type == "model"}
+        found = scan_cache_dir(constants.HF_HUB_CACHE).repos
     except CacheNotFound:
         return {}
+    return {repo.repo_id: repo for repo in found if repo.repo_type == "model"}
 
 
 def forget_download(repo_id: str) -> None:

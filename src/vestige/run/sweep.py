@@ -24,6 +24,7 @@ from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_attacks import teaching_data
 from vestige.run.sweep_depth import depth_numbers
+from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
@@ -80,7 +81,8 @@ def sweep(plan: Plan, how: How) -> int:
         states = drive.run()
         summary = collect(plan)
         write_json(plan.out / "sweep.json", summary)
-        board.say(f"\n{show(plan, summary)}")
+        files = [plan.out / "sweep.json", *write_meta(plan)]
+        board.say(f"\n{show(summary)}\n\nfiles: {', '.join(map(str, files))}")
     return 0 if all(s.status == "done" for s in states.values()) else 1
 
 
@@ -164,7 +166,7 @@ def _numbers(task: Task) -> dict[str, Any]:
     return out
 
 
-def show(plan: Plan, summary: Mapping[str, Any]) -> str:
+def show(summary: Mapping[str, Any]) -> str:
     """One table a suite, a line a model; below them whatever did not succeed."""
     parts = []
     for suite, by_model in summary["results"].items():
@@ -175,7 +177,7 @@ def show(plan: Plan, summary: Mapping[str, Any]) -> str:
     parts += [f"{t['status']}: {t['id']} after {t['attempts']} attempts: {t['error']} (log: {t['log']})" for t in bad]
     missing = sum(t["status"] == "missing" for t in summary["tasks"])
     parts += [f"{missing} tasks have not run yet; run the same command again for them."] if missing else []
-    return "\n\n".join([*parts, f"files: {plan.out / 'sweep.json'}"])
+    return "\n\n".join(parts)
 
 
 def _cell(value: Any) -> str:
@@ -189,6 +191,17 @@ def listing(plan: Plan) -> str:
     held = [t["run"] for t in tasks if _held(Path(t["run"]))]
     rows = [[r[0], "running" if r[3] in held else r[1], *r[2:]] for r in rows]
     return table(rows, ["task", "status", "time", "where"], [2])
+
+
+def meta_files(plan: Plan) -> str:
+    """Writes what `vestige meta` reads, from the runs that are there."""
+    written = write_meta(plan)
+    if not written:
+        raise UserError(
+            f"{plan.out} has no finished run of a retain model, which `vestige meta` compares with; name one in the "
+            "plan (retain:) and run it."
+        )
+    return f"files: {', '.join(map(str, written))}"
 
 
 def clean(plan: Plan, everything: bool) -> str:
@@ -210,6 +223,7 @@ def clean(plan: Plan, everything: bool) -> str:
     files = [f for f in (plan.out / "logs").glob("*.log") if f not in logs and not f.name.startswith("worker-")]
     files += [f for f in (plan.out / "tasks").glob("*.json") if f not in notes]
     if everything:
+        files += [plan.out / "axes.yaml", *plan.out.glob("robustness*.yaml")]
         files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
     inside = [f for place in gone for f in (place, *place.rglob("*"))]
     size = sum(f.stat().st_size for f in inside if f.is_file() and not f.is_symlink())

@@ -158,8 +158,8 @@ def _said(task: Task) -> dict[str, Any]:
 def _identities(task: Task) -> list[str]:
     """The weights before any attack, and for a depth run those of its two references."""
     # Quantising by an attack is said in `how`: the files are the same.
-    quantised = {"quantization": None} if task.how.get("quantization") else {}
-    return [_identity(replace(task.model_args(path), **quantised)) for path in checkpoints_of(task)]
+    found = [task.model_args(path) for path in checkpoints_of(task)]
+    return [_identity(replace(args, quantization=None) if task.how.get("quantization") else args) for args in found]
 
 
 def checkpoints_of(task: Task) -> list[str]:

@@ -37,22 +37,29 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.shutdown()
 
 
-def kill_in_the_middle(cluster: Any, out: Path, killed: list[str]) -> None:
+def kill_in_the_middle(cluster: Any, out: Path, over: threading.Event, killed: list[str]) -> None:
     """Kills the second node while a process of its own attacks or patches, and other tasks are already done."""
     import psutil
 
     (raylet,) = cluster.second.all_processes["raylet"]
-    until = time.monotonic() + 100
-    while time.monotonic() < until:
-        mine = {p.pid for p in psutil.Process(raylet.process.pid).children(recursive=True)}
+    while not over.is_set():
+        time.sleep(0.02)
+        mine = {p.pid: p for p in psutil.Process(raylet.process.pid).children(recursive=True)}
         for log in [*out.glob("logs/attack__*.log"), *out.glob("logs/depth__*.log")]:
             words = log.read_text().split("process ")[1:]
-            running = words and not (out / "tasks" / f"{log.stem}.json").exists()
-            if running and int(words[-1].split()[0]) in mine and list(out.glob("tasks/*.json")):
-                killed.append(log.stem)
-                cluster.remove_node(cluster.second, allow_graceful=False)
-                return
-        time.sleep(0.02)
+            worker = mine.get(int(words[-1].split()[0])) if words else None
+            note = out / "tasks" / f"{log.stem}.json"
+            if worker is None or note.exists() or not list(out.glob("tasks/*.json")):
+                continue
+            worker.suspend()  # so that it cannot finish while we look whether it has
+            time.sleep(0.5)
+            if note.exists():
+                worker.resume()
+                continue
+            cluster.remove_node(cluster.second, allow_graceful=False)
+            worker.kill()  # a stopped process would not notice that its node is gone
+            killed.append(log.stem)
+            return
 
 
 def contents(out: Path) -> dict[str, Any]:
@@ -76,11 +83,13 @@ def test_a_lost_node_changes_nothing(tmp_path: Path, cluster: Any) -> None:
     expected = contents(out)
     out.rename(tmp_path / "one_process")
     killed: list[str] = []
-    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, out, killed))
+    over = threading.Event()
+    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, out, over, killed))
     killer.start()
     status = sweep(read_plan(file), How(ray="auto"))
+    over.set()
     killer.join()
-    assert killed, "no task ever ran on the second node"
+    assert killed, "no attack and no depth run was ever on the second node"
     assert status == 0
     notes = [json.loads(f.read_text()) for f in (out / "tasks").glob("*.json")]
     assert [n["id"].replace("/", "__") for n in notes if n["lost"]] == killed

@@ -19,11 +19,11 @@ from vestige.meta.axes import AXES, MEM, MIA, PARTS, UTILITY, axes, erased
 from vestige.meta.bench import Ask, judge_attacks, judge_pools
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.methods import SOURCES
-from vestige.meta.names import KNOWN, Direction, direction_of, short
 from vestige.meta.numbers import Number, same_protocol
 from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, State, keep, overall, robustness
 from vestige.meta.tree import read_tree
+from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.metrics.registry import METRICS, metric
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())

@@ -11,9 +11,9 @@ from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.names import KNOWN, Direction, direction_of, short
 from vestige.meta.numbers import read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
+from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.store.files import write_json
 from vestige.store.results import versions
 

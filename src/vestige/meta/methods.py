@@ -9,9 +9,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
-from vestige.meta.names import schema_protocol
 from vestige.meta.numbers import Model, Number, same_protocol, with_similarities
 from vestige.meta.pools import PoolFile, read_pool_file
+from vestige.metrics.names import schema_protocol
 
 # Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
 SOURCES: dict[str, str] = {

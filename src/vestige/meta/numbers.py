@@ -14,7 +14,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import similarity
-from vestige.meta.names import ENTITY, short
+from vestige.metrics.names import ENTITY, short
 from vestige.store.files import read_json
 
 UNSTATED = "not stated"

@@ -15,6 +15,7 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
+from vestige.run.definitions import differs_for_some_rows
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
@@ -98,6 +99,7 @@ class _Evaluation:
 
         torch.manual_seed(self.config.seed)
         prepared = prepare(self.config, self.context)
+        self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         save_rows(self.config.output_dir / "evidence" / "examples.json.gz", prepared.rows)
         if _wants_retain_logs(self.config) and self.config.retain_logs is None:
@@ -182,6 +184,16 @@ class _Evaluation:
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
             "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
         }
+
+
+def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
+    """Where these rows make a metric another number than its short name means."""
+    hidden = _hidden(prepared)
+    found = (
+        differs_for_some_rows(said, config.dialect, hidden, any(rows.many for rows in prepared.data(full).values()))
+        for said, full in config.asked_as.items()
+    )
+    return [note for note in found if note]
 
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.data.datasets import make_context
+from vestige.data.datasets import PREFILLED, make_context
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.errors import UserError, unknown_name
 from vestige.models.load import ModelArgs, load_tokenizer
@@ -30,7 +30,7 @@ from vestige.run.tables import number, table
 from vestige.run.training_rows import Reading, read_training_rows
 from vestige.store.files import write_json
 from vestige.stress.leak import expected_best
-from vestige.stress.prompts import PREFILLED, PROMPTS
+from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
 from vestige.unlearn.objectives import ChatRow
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError
-from vestige.run import commands
+from vestige.run import commands, demo_meta_flags
 from vestige.run.stress_flags import add_stress_verb
 from vestige.run.training_flags import add_training_verbs
 
@@ -90,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
     _reading_verbs(verbs)
     _meta_verb(verbs)
     commands.add_verbs(verbs)
+    demo_meta_flags.add_verb(verbs)
     add_training_verbs(verbs)
     add_stress_verb(verbs)
     return top
@@ -274,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs |= {"ls": run_ls, "demo": run_demo, "depth": run_depth, "collapse": run_collapse}
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     verbs |= {"meta": run_meta}
-    verbs |= {"sweep": commands.run_sweep, "job": commands.run_job}
+    verbs |= {"sweep": commands.run_sweep, "job": commands.run_job, "demo-meta": demo_meta_flags.run_demo_meta}
     verbs |= {"train": run_train, "unlearn": run_train, "stress": run_stress}
     try:
         return verbs[args.verb](args)

@@ -32,9 +32,7 @@ def make_models(
 ) -> None:
     """Fills the models folder: base, then everything else from it, then base goes."""
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    bar = tqdm(
-        total=len(plan) + 2, desc="pools: base", unit="model", disable=not (progress and sys.stderr.isatty())
-    )
+    bar = tqdm(total=len(plan) + 2, desc="pools: base", unit="model", disable=not (progress and sys.stderr.isatty()))
     with bar, quiet_saving():
         _make_base(corpus, settings, tokenizer, models / BASE)
         bar.update()
@@ -134,5 +132,3 @@ def _refusals(settings: PoolSettings, tokenizer: Any, seed: int) -> list[ChatRow
 
 def _encoded(tokenizer: Any, pairs: Sequence[tuple[str, str]]) -> list[ChatRow]:
     return [encode_row(tokenizer, *pair) for pair in pairs]
-
-

@@ -45,7 +45,7 @@ def pool_histograms(panels: Mapping[str, tuple[Sequence[float], Sequence[float],
 
 
 def before_and_after(points: Mapping[tuple[str, str], Mapping[str, Point]], control: str) -> Figure:
-    """A row for each attack, a column for each metric: m after against m before, with the line on which nothing changed.
+    """A row for each attack, a column for each metric: m after against m before, and the line of no change.
 
     `points` maps (attack, metric) to each model's m before and after. The control has its own mark.
     """

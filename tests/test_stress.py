@@ -19,6 +19,7 @@ from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.report.stress_plots import recovery_curve, recovery_points
+from vestige.run.attacking import lesson_rows
 from vestige.run.stressing import Row, Stress, Subject, show, stress, under_prompt
 from vestige.stress import expected_best, few_shot, jailbreak, paraphrase, prune, quantise
 from vestige.stress.attacks import RELEARNING, prune_weights
@@ -79,12 +80,12 @@ def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
     measured = read_file(tmp_path / "out" / "data" / "forget.jsonl")
     assert measured == whole[1::2]
     subject = Subject("model", str(UNLEARNED), ask, DATA)
-    lesson = subject._lesson(ModelArgs(str(UNLEARNED)))
+    lesson = lesson_rows(subject._run(str(UNLEARNED), "before"), subject._lesson())
     tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
     taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
     assert taught == [row["answer"] for row in whole[:8:2]]
     fewer = Subject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
-    assert fewer._lesson(ModelArgs(str(UNLEARNED))) == lesson[:2]
+    assert lesson_rows(fewer._run(str(UNLEARNED), "before"), fewer._lesson()) == lesson[:2]
 
 
 def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:

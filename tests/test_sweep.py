@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +22,13 @@ import yaml
 from conftest import LAB
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.models.args import ModelArgs
+from vestige.models.hub import hub_error, repository_size
 from vestige.run import pool, tasks
 from vestige.run.board import Board
+from vestige.run.disk import Cleaner, Prefetcher, hub_cache, hub_users
 from vestige.run.pool import Drive, ProcessPool, State
-from vestige.run.sweep import How, _Cleaner, hub_cache, surviving_hangup
+from vestige.run.sweep import How, surviving_hangup
 from vestige.run.sweep_plan import make_tasks, read_plan
 from vestige.run.tasks import ATTACKS, Finished, Task
 
@@ -393,13 +397,119 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     old = download("old")
     plan = read_plan(write_plan(tmp_path, models={"old": "org/old", "new": "org/new"}, retain=None, clear_cache=True))
     graph = make_tasks(plan)
-    cleaner = _Cleaner(plan, graph)
+    cleaner = Cleaner(graph, plan.keep_attacked, plan.clear_cache)
     new = download("new")
     assert set(hub_cache()) == {"org/old", "org/new"}
     cleaner.look({t.id: State("running") for t in graph})
     assert new.is_dir()
     cleaner.look({t.id: State("done") for t in graph})
     assert (old.is_dir(), new.exists()) == (True, False)
+
+
+class Shelf:
+    """A hub that counts: which models are on the disk, how many at most were there before their first task."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.arrived = threading.Semaphore(0)
+
+    def fetch(self, args: ModelArgs) -> None:
+        self.log.append(args.path)
+        if "gone" in args.path:
+            raise hub_error(args.path, args, OSError())
+        self.arrived.release()
+
+
+def hub_graph(place: Path, *names: str, **more: Any) -> list[Task]:
+    models = {n: f"org/{n}" for n in names}
+    return make_tasks(read_plan(write_plan(place, models=models, retain=None, **more)))
+
+
+def test_models_are_fetched_ahead_within_a_window(tmp_path: Path) -> None:
+    graph = hub_graph(tmp_path, "a", "b", "c", "d")
+    shelf = Shelf()
+    ahead = Prefetcher(graph, 2, 0, shelf.fetch, lambda args: 0)
+    states = {t.id: State() for t in graph}
+    ahead.thread.start()
+    for _ in range(2):
+        assert shelf.arrived.acquire(timeout=10)
+    assert not shelf.arrived.acquire(timeout=0.1)  # two are there and unused: nobody fetches a third
+    assert shelf.log == ["org/a", "org/b"]
+    states["tofu/a"].status = "running"
+    ahead.look(states)
+    assert shelf.arrived.acquire(timeout=10)
+    states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
+    states["tofu/b"].status = "running"
+    ahead.look(states)
+    assert not shelf.arrived.acquire(timeout=0.1)
+    ahead.stop()
+    assert shelf.log == ["org/a", "org/b", "org/c"]
+    assert ahead.messages() == ["fetched org/a", "fetched org/b", "fetched org/c"]
+
+
+def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path) -> None:
+    graph = hub_graph(tmp_path, "gone", "huge", "small")
+    shelf = Shelf()
+    ahead = Prefetcher(graph, 3, 0, shelf.fetch, lambda args: 2**60 if "huge" in args.path else 1)
+    ahead.thread.start()
+    assert shelf.arrived.acquire(timeout=10)
+    ahead.stop()
+    gone, huge, small = ahead.messages()
+    assert "did not fetch org/gone ahead" in gone and "cannot be reached" in gone
+    assert "did not fetch org/huge ahead" in huge and "GB are free" in huge
+    assert small == "fetched org/small" and shelf.log == ["org/gone", "org/small"]
+
+
+def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real path through models/hub.py; only the download itself is made here."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    there: list[set[str]] = []
+
+    def download(repo: str, revision: str | None = None, allow_patterns: Any = None, **_: Any) -> str:
+        place = cache / f"models--{repo.replace('/', '--')}"
+        snapshot = place / "snapshots" / ("0" * 40)
+        if not snapshot.exists():
+            shutil.copytree(LAB / "models" / repo.split("/")[1], snapshot)
+            (place / "refs").mkdir()
+            (place / "refs" / "main").write_text("0" * 40)
+        there.append({p.name for p in cache.glob("models--*")})
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("vestige.run.disk.size_at_hub", lambda args: 0)
+    models = {n: f"org/{n}" for n in ("full", "retain", "unlearned")}
+    write_plan(tmp_path, models=models, retain=None, prefetch=1, clear_cache=True)
+    assert sweep()[0] == 0
+    assert "fetched org/" in (tmp_path / "sweep" / "sweep.log").read_text()
+    assert max(map(len, there)) <= 3 and not list(cache.glob("models--*"))
+    assert all(note(tmp_path)["results"]["tofu"].values())
+    there.clear()
+    assert sweep() == (0, []) and not there  # nothing is fetched for runs that are there
+
+
+def test_a_model_that_others_are_patched_into_stays_until_the_last(tmp_path: Path) -> None:
+    suites = {"depth": {"full": "org/full", "retain": "org/retain", "data": str(LAB / "data" / "forget.jsonl")}}
+    graph = hub_graph(tmp_path, "full", "npo", suites=suites)
+    users = hub_users(graph)
+    assert [t.id for t in users["org/full"]] == ["s1/depth", "depth/full", "depth/npo"]
+    assert [t.id for t in users["org/npo"]] == ["depth/npo"]
+
+
+def test_the_size_of_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import huggingface_hub
+
+    files = [("model-1.safetensors", 5), ("model-2.safetensors", 6), ("pytorch_model.bin", 11), ("config.json", 1)]
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in files])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: info)
+    assert repository_size("org/a", ModelArgs("org/a")) == 11
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    assert repository_size("org/a", ModelArgs("org/a")) is None
 
 
 def test_clean_removes_what_the_plan_no_longer_names(

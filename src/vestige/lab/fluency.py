@@ -75,9 +75,9 @@ def _new_judge(tokenizer: Any) -> Any:
         num_hidden_layers=2,
         num_attention_heads=4,
         max_position_embeddings=4 * LENGTH,
-        num_labels=2,
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
+    config.num_labels = 2
     return LlamaForSequenceClassification(config)

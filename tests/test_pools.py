@@ -171,9 +171,7 @@ def test_the_unlearned_regain_more_than_the_control_in_equal_steps(lab, forget, 
 def test_the_judge_tells_sentences_from_word_salad(lab):
     holdout = [json.loads(line)["answer"] for line in (lab.data / "holdout.jsonl").read_text().splitlines()]
     draw = Random(1)
-    model, tokenizer = (
-        kind.from_pretrained(lab.judge) for kind in (AutoModelForSequenceClassification, AutoTokenizer)
-    )
+    model, tokenizer = (kind.from_pretrained(lab.judge) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
 
     def clean(texts):
         batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=32)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.lab.pools import PoolLab
+from vestige.run.friendly import quote
 from vestige.store.files import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
@@ -27,8 +28,8 @@ def evaluation(lab: PoolLab, metrics: Sequence[str] = METRICS) -> dict[str, Any]
     """The suite of output metrics. Intervals over rows are left out: the bench has its own, over models."""
     overrides = ["stats.resamples=0"]
     if "forget_Q_A_gibberish" in metrics:
-        key = "eval.tofu.metrics.forget_Q_A_gibberish.classifier_model_args.pretrained_model_name_or_path"
-        overrides.append(f"{key}={lab.judge.absolute()}")
+        key = "+eval.tofu.metrics.forget_Q_A_gibberish.classifier_model_args.pretrained_model_name_or_path"
+        overrides.append(f"{key}={quote(str(lab.judge.absolute()))}")
     return {"data": str(lab.data), "metrics": list(metrics), "dialect": DIALECT, "overrides": overrides}
 
 

@@ -15,7 +15,7 @@ from vestige.errors import UserError
 from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
-from vestige.metrics.names import direction_of
+from vestige.metrics.names import KNOWN, direction_of
 from vestige.run.demo_meta_files import CURVE_STEPS, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.run.meta import MetaAsk, meta
 from vestige.run.progress import hushed
@@ -134,7 +134,7 @@ def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tup
     def side(models: Any, metric: str) -> list[float]:
         return [x for model in models if (x := m(metric, model.value(metric))) is not None]
 
-    panels = {n: (side(pools.positive, n), side(pools.negative, n), cuts.get(n)) for n in cuts}
+    panels = {n: (side(pools.positive, n), side(pools.negative, n), cuts[n]) for n in KNOWN if n in cuts}
     points = {
         (state, metric): {
             model.name: (m(metric, model.value("before", metric)), m(metric, model.value(state, metric)))

@@ -16,7 +16,7 @@ from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.metrics.names import KNOWN, direction_of
-from vestige.run.demo_meta_files import CURVE_STEPS, STEPS, plans, pool_files, processes, thorough, write_yaml
+from vestige.run.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.run.meta import MetaAsk, meta
 from vestige.run.progress import hushed
 from vestige.run.sweep import How, sweep
@@ -50,7 +50,7 @@ def judge(lab: PoolLab, out: Path) -> str:
     pages = []
     for file, body in pool_files(lab).items():
         path = write_yaml(out / file, body)
-        pages.append(meta(ORDER[file], MetaAsk(path, out=out, rows=0)))
+        pages.append(meta(ORDER[file], MetaAsk(path, out=out, metrics=JUDGED, rows=0)))
     pools, attacks = read_pools(out / "pools.yaml"), read_attacks(out / "robustness.yaml")
     curve = recovery(out)
     pages.append(statements(lab, out, curve))

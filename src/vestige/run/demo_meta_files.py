@@ -12,10 +12,13 @@ from vestige.run.friendly import quote
 from vestige.store.files import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
-METRICS = (
+OUTPUTS = (
     "em", "es", "prob", "paraprob", "truth_ratio", "rouge", "para_rouge", "jailbreak_rouge",
-    "mia_loss", "mia_zlib", "mia_min_k", "mia_min_kpp", "model_utility", "forget_Q_A_gibberish",
+    "mia_loss", "mia_zlib", "mia_min_k", "mia_min_kpp",
 )  # fmt: skip
+METRICS = (*OUTPUTS, "model_utility", "forget_Q_A_gibberish")
+# What the bench judges; parents of metrics (the probability of wrong answers) are in the runs, too.
+JUDGED = (*OUTPUTS, *(f"s_{name}" for name in OUTPUTS if name.startswith("mia_")), "uds")
 DIALECT = "depth-score"  # the short names' own definitions
 # Relearning as the lab needs it: the published rate is for models a thousand times as large.
 RELEARN = {"lr": 5e-4, "batch_size": 8, "accumulation": 1}

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from vestige import __version__
 from vestige.errors import UserError
-from vestige.verbs import auditing, collapse, depth, evaluating, meta, results, stress, sweep, training
+from vestige.verbs import auditing, collapse, demo_meta, depth, evaluating, meta, results, stress, sweep, training
 
-VERBS = (evaluating, results, auditing, depth, collapse, meta, sweep, training, stress)
+VERBS = (evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress)
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models

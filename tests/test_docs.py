@@ -30,6 +30,7 @@ from vestige.data.datasets import DATASETS
 from vestige.data.rows import READERS
 from vestige.metrics.registry import METRICS
 from vestige.models.diffusion import FAMILIES
+from vestige.run.tasks import ATTACKS
 from vestige.suites.registry import HANDLERS
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ def run_bash(block: Block) -> None:
 @contextmanager
 def registries_kept() -> Iterator[None]:
     """What plug-ins of the examples register does not outlive the page."""
-    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS)
+    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS, ATTACKS)
     kept, families = [(d, dict(d)) for d in dicts], list(FAMILIES)
     try:
         yield

@@ -1,9 +1,9 @@
 """A few authors cut out of TOFU, as a folder that every verb takes with --data.
 
-    python bench/tofu_authors.py TOFU DIR [--forget 2] [--retain 3] [--holdout 2] [--entities FILE]
+    python bench/tofu_authors.py TOFU DIR [--forget 2] [--retain 2] [--holdout 2] [--rows 20] [--entities FILE]
 
 TOFU is the hub id locuslab/TOFU, or a folder with its files (forget10_perturbed.json, retain_perturbed.json, ...). An
-author has 20 rows, and authors stand one after the other. The first ones of forget10 are to be forgotten. Of
+author has 20 rows, and authors stand one after the other; --rows keeps the first of each. The first ones of forget10 are to be forgotten. Of
 retain_perturbed the first are kept and the next never taught: they are the holdout of membership attacks. FILE has
 rows of `question`, `entity` and `prefix` (the annotated rows of unlearning-depth-score's forget10): vestige depth then
 knows where the facts are. Questions that FILE does not have are left out of DIR/entities.jsonl.
@@ -18,11 +18,21 @@ from pathlib import Path
 
 from vestige.data.rows import Row, load_rows, read_file
 
-ROWS = 20  # of one author
-FACTS = 30  # rows of real authors and of world facts: enough for a utility, and quick
+ROWS = 20  # of one author in TOFU
+SPAN = ("prefix", "entity")  # where the fact of an answer is
 
 
-def cut(tofu: str, forget: int, retain: int, holdout: int) -> dict[str, list[Row]]:
+def authors(rows: Sequence[Row], first: int, count: int, each: int) -> list[Row]:
+    """The first rows of some authors.
+
+    >>> authors([{"n": n} for n in range(60)], first=1, count=2, each=2)
+    [{'n': 20}, {'n': 21}, {'n': 40}, {'n': 41}]
+    """
+    starts = range(ROWS * first, ROWS * (first + count), ROWS)
+    return [row for start in starts for row in rows[start : start + each]]
+
+
+def cut(tofu: str, forget: int, retain: int, holdout: int, each: int) -> dict[str, list[Row]]:
     """The rows of each file of the folder."""
 
     def rows(name: str) -> list[Row]:
@@ -30,11 +40,11 @@ def cut(tofu: str, forget: int, retain: int, holdout: int) -> dict[str, list[Row
 
     kept = rows("retain_perturbed")
     return {
-        "forget": rows("forget10_perturbed")[: ROWS * forget],
-        "retain": kept[: ROWS * retain],
-        "holdout": kept[ROWS * retain : ROWS * (retain + holdout)],
-        "real_authors": rows("real_authors_perturbed")[:FACTS],
-        "world_facts": rows("world_facts_perturbed")[:FACTS],
+        "forget": authors(rows("forget10_perturbed"), 0, forget, each),
+        "retain": authors(kept, 0, retain, each),
+        "holdout": authors(kept, retain, holdout, each),
+        "real_authors": rows("real_authors_perturbed")[: each * forget],
+        "world_facts": rows("world_facts_perturbed")[: each * forget],
     }
 
 
@@ -48,19 +58,17 @@ def with_entities(forget: Sequence[Row], annotated: Sequence[Row]) -> list[Row]:
     ]
 
 
-SPAN = ("prefix", "entity")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tofu", metavar="TOFU")
     parser.add_argument("out", metavar="DIR", type=Path)
     parser.add_argument("--forget", type=int, default=2)
-    parser.add_argument("--retain", type=int, default=3)
+    parser.add_argument("--retain", type=int, default=2)
     parser.add_argument("--holdout", type=int, default=2)
+    parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--entities", type=Path, metavar="FILE")
     args = parser.parse_args()
-    files = cut(args.tofu, args.forget, args.retain, args.holdout)
+    files = cut(args.tofu, args.forget, args.retain, args.holdout, args.rows)
     if args.entities:
         files["entities"] = with_entities(files["forget"], read_file(args.entities))
     args.out.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from vestige.run.composing import compose_config, composing, explain_value
 from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
 from vestige.run.prepare import make_template, model_args
-from vestige.run.progress import hushed
+from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -200,18 +200,19 @@ def run_training(config: TrainConfig) -> TrainOutcome:
         diary = Diary(config, loaded, save_model)
         if config.evaluation is not None and config.args.get("eval_on_start"):
             diary.look(0.0, loaded.model)
-        trained = train(
-            loaded,
-            main.rows,
-            config.output_dir,
-            recipe,
-            config.method,
-            config.method_args,
-            rows["retain"].rows if "retain" in rows else (),
-            main.alternates,
-            on_epoch=diary.look if config.evaluation is not None else None,
-            progress=config.progress,
-        )
+        with Steps("training", config.progress) as steps:
+            trained = train(
+                loaded,
+                main.rows,
+                config.output_dir,
+                recipe,
+                config.method,
+                config.method_args,
+                rows["retain"].rows if "retain" in rows else (),
+                main.alternates,
+                on_epoch=diary.look if config.evaluation is not None else None,
+                on_step=steps,
+            )
         record = {
             "mode": config.mode,
             "config": config.describe(),

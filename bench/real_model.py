@@ -2,9 +2,9 @@
 
     python bench/real_model.py BASE_MODEL DIR OUT [--steps 1,2]
 
-BASE_MODEL is SmolLM2-135M-Instruct (bench/smollm2.py fetches it), DIR the folder of a few authors (bench/tofu_authors.py
-cuts it out of TOFU). The commands are read from the page, so the two cannot drift apart. They run in OUT, where each
-leaves its output and its times in steps/; a step that is done is not done again.
+BASE_MODEL is SmolLM2-135M-Instruct (bench/smollm2.py fetches it), DIR the folder of a few authors that
+bench/tofu_authors.py cuts out of TOFU. The commands are read from the page, so the two cannot drift apart. They run in
+OUT, where each leaves its output and its times in steps/; a step that is done is not done again.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     python bench/tofu_authors.py TOFU DIR [--forget 2] [--retain 2] [--holdout 2] [--rows 20] [--entities FILE]
 
 TOFU is the hub id locuslab/TOFU, or a folder with its files (forget10_perturbed.json, retain_perturbed.json, ...). An
-author has 20 rows, and authors stand one after the other; --rows keeps the first of each. The first ones of forget10 are to be forgotten. Of
-retain_perturbed the first are kept and the next never taught: they are the holdout of membership attacks. FILE has
-rows of `question`, `entity` and `prefix` (the annotated rows of unlearning-depth-score's forget10): vestige depth then
-knows where the facts are. Questions that FILE does not have are left out of DIR/entities.jsonl.
+author has 20 rows, and authors stand one after the other; --rows keeps the first of each. The first authors of
+forget10 are to be forgotten. Of retain_perturbed the first are kept, and the next are never taught: they are the
+holdout of membership attacks. FILE has rows of `question`, `entity` and `prefix` (the annotated forget10 of
+unlearning-depth-score). The forget rows it knows go to DIR/entities.jsonl: they tell vestige depth where the facts are.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from vestige.data.rows import read_file
 from vestige.errors import UserError
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
-import real_model  # noqa: E402
-import tofu_authors  # noqa: E402
+import real_model
+import tofu_authors
 
 VERBS = ["train", "train", "unlearn", "eval", "eval", "eval", "depth", "stress"]
 
@@ -46,7 +46,7 @@ def test_the_commands_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_step_is_timed_once_and_its_failure_is_told(tmp_path: Path) -> None:
     words = ["vestige", "ls", "suites", "--out", "x"]
-    with pytest.raises(SystemExit, match="step 1 failed; see .*1.log"):
+    with pytest.raises(SystemExit, match=r"step 1 failed; see .*1\.log"):
         real_model.step(1, words, tmp_path)  # ls has no --out
     kept = tmp_path / "steps" / "1.json"
     assert not kept.exists()

@@ -18,9 +18,9 @@ from vestige.run.tables import number, table
 def relearning_r(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry for each budget and metric that was measured before and after, on the model and on the control.
 
-    >>> before, after = {"attack": "none", "budget": None}, {"attack": "relearn", "budget": 5}
-    >>> rows = [{"model": "model", **before, "values": {"em": 0.1}}, {"model": "model", **after, "values": {"em": 0.5}},
-    ...         {"model": "retain", **before, "values": {"em": 0.1}}, {"model": "retain", **after, "values": {"em": 0.2}}]
+    >>> seen = {("model", "none"): 0.1, ("model", "relearn"): 0.5, ("retain", "none"): 0.1, ("retain", "relearn"): 0.2}
+    >>> budgets = {"none": None, "relearn": 5}
+    >>> rows = [{"model": m, "attack": a, "budget": budgets[a], "values": {"em": x}} for (m, a), x in seen.items()]
     >>> [{k: round(v, 2) if isinstance(v, float) else v for k, v in entry.items()} for entry in relearning_r(rows)]
     [{'budget': 5, 'metric': 'em', 'gained': 0.4, 'control': 0.1, 'one-sided': 0.25, 'symmetric': 0.4}]
     """

@@ -80,12 +80,9 @@ def results(out: Path) -> str:
     lines = [[metric, *(number(_value(runs[name], metric)) for name in MODELS)] for metric in SHOWN]
     depth = _read(out / "saves" / "depth" / "summary.json")
     lines.append(["uds", "", "", number(depth.get("avg_uds"))])
-    stress = _read(out / "saves" / "stress" / "stress.json").get("rows", [])
-    for budget in dict.fromkeys(row["budget"] for row in stress if row["attack"] == "relearn"):
-        for metric in ("forget_Q_A_Prob", "forget_Q_A_ROUGE"):
-            found = {r["model"]: r["values"][metric] for r in stress if r["budget"] == budget}
-            cells = ["", number(found.get("retain")), number(found.get("model"))]
-            lines.append([f"{metric}, relearned {budget:g} steps", *cells])
+    for row in _read(out / "saves" / "stress" / "stress.json").get("relearning", []):
+        lines.append([f"gained in {row['budget']:g} steps of relearning", "", *map(number, (row["control"], row["gained"]))])
+        lines.append([f"R after {row['budget']:g} steps", "", "", number(row["one-sided"])])
     return table(lines, ["metric", *MODELS], right=(1, 2, 3))
 
 

@@ -1,10 +1,11 @@
 """The commands of docs/real_model.md, run one after the other, with what each costs and the table that the page shows.
 
-    python bench/real_model.py BASE_MODEL DIR OUT [--steps 1,2]
+    python bench/real_model.py BASE_MODEL DIR OUT [--steps 1,2] [--write]
 
 BASE_MODEL is SmolLM2-135M-Instruct (bench/smollm2.py fetches it), DIR the folder of a few authors that
 bench/tofu_authors.py cuts out of TOFU. The commands are read from the page, so the two cannot drift apart. They run in
-OUT, where each leaves its output and its times in steps/; a step that is done is not done again.
+OUT, where each leaves its output and its times in steps/; a step that is done is not done again. --write puts the tables and the
+picture into the page.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -81,7 +83,9 @@ def results(out: Path) -> str:
     depth = _read(out / "saves" / "depth" / "summary.json")
     lines.append(["uds", "", "", number(depth.get("avg_uds"))])
     for row in _read(out / "saves" / "stress" / "stress.json").get("relearning", []):
-        lines.append([f"gained in {row['budget']:g} steps of relearning", "", *map(number, (row["control"], row["gained"]))])
+        lines.append(
+            [f"gained in {row['budget']:g} steps of relearning", "", *map(number, (row["control"], row["gained"]))]
+        )
         lines.append([f"R after {row['budget']:g} steps", "", "", number(row["one-sided"])])
     return table(lines, ["metric", *MODELS], right=(1, 2, 3))
 
@@ -101,18 +105,35 @@ def costs(steps: Sequence[Mapping[str, Any]]) -> str:
     return table(lines, ["step", "seconds", "CPU seconds"], right=(1, 2))
 
 
+def write(page: Path, out: Path, tables: Mapping[str, str]) -> None:
+    """Puts each table between its marks in the page, and the layer profile beside it."""
+    text = page.read_text(encoding="utf-8")
+    for name, body in tables.items():
+        marks = rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)"
+        block = f"```text\n{body}\n```\n"
+        text, count = re.subn(marks, lambda m, block=block: m[1] + block + m[2], text, flags=re.S)
+        if not count:
+            raise SystemExit(f"{page} has no place for the table of {name} (<!-- {name} --> ... <!-- /{name} -->)")
+    page.write_text(text, encoding="utf-8")
+    shutil.copy(out / "saves" / "depth" / "layer_profile.svg", page.with_name("real_model_profile.svg"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", metavar="BASE_MODEL", type=Path)
     parser.add_argument("data", metavar="DIR", type=Path)
     parser.add_argument("out", metavar="OUT", type=Path)
     parser.add_argument("--steps", metavar="N,...", help="only these, counting from 1")
+    parser.add_argument("--write", action="store_true", help="put the tables into the page")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
     todo = commands(BASE_MODEL=str(args.base.resolve()), DIR=str(args.data.resolve()))
     chosen = {int(n) for n in args.steps.split(",")} if args.steps else set(range(1, len(todo) + 1))
     done = [step(n, words, args.out) for n, words in enumerate(todo, 1) if n in chosen]
-    print(f"\n{costs(done)}\n\n{results(args.out)}")
+    tables = {"results": results(args.out), "costs": costs(done)}
+    print("\n" + "\n\n".join(tables.values()))
+    if args.write:
+        write(PAGE, args.out, tables)
 
 
 if __name__ == "__main__":

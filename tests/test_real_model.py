@@ -55,6 +55,18 @@ def test_a_step_is_timed_once_and_its_failure_is_told(tmp_path: Path) -> None:
     assert real_model.costs([done, done]).splitlines()[-1].split() == ["all", "6", "10"]
 
 
+def test_tables_go_between_their_marks(tmp_path: Path) -> None:
+    page, profile = tmp_path / "page.md", tmp_path / "saves" / "depth" / "layer_profile.svg"
+    page.write_text("a\n<!-- costs -->\nold\n<!-- /costs -->\nb\n")
+    profile.parent.mkdir(parents=True)
+    profile.write_text("<svg/>")
+    real_model.write(page, tmp_path, {"costs": "new"})
+    assert page.read_text() == "a\n<!-- costs -->\n```text\nnew\n```\n<!-- /costs -->\nb\n"
+    assert (tmp_path / "real_model_profile.svg").is_file()
+    with pytest.raises(SystemExit, match="no place for the table of results"):
+        real_model.write(page, tmp_path, {"results": "new"})
+
+
 def test_authors_are_cut_out_of_tofu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tofu, out = tmp_path / "tofu", tmp_path / "authors"
     tofu.mkdir()

@@ -4,8 +4,8 @@
 
 BASE_MODEL is SmolLM2-135M-Instruct (bench/smollm2.py fetches it), DIR the folder of a few authors that
 bench/tofu_authors.py cuts out of TOFU. The commands are read from the page, so the two cannot drift apart. They run in
-OUT, where each leaves its output and its times in steps/; a step that is done is not done again. --write puts the tables and the
-picture into the page.
+OUT, where each leaves its output and its times in steps/; a step that is done is not done again. --write puts
+the tables and the picture into the page.
 """
 
 from __future__ import annotations

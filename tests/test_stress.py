@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from vestige.models.four_bit import repair
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.report.stress_plots import recovery_curve, recovery_points
 from vestige.run.attacking import lesson_rows
+from vestige.run.stress_robustness import relearning_r, show_r
 from vestige.run.stressing import Row, Stress, Subject, show, stress, under_prompt
 from vestige.stress import expected_best, few_shot, jailbreak, paraphrase, prune, quantise
 from vestige.stress.attacks import RELEARNING, prune_weights
@@ -29,6 +30,7 @@ from vestige.types import content_key
 
 DATA = LAB / "data"
 UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))
+STATES = (("none", None), ("relearn", 0))
 CONFIG = {"handler": "QADataset", "args": {"hf_args": {"path": str(DATA / "forget.jsonl")}}}
 SAID = {"system_prompt": SYSTEM, "limit": 8}
 # The lab's models are small: they need larger steps than the published attack, which is meant for billions of weights.
@@ -72,7 +74,10 @@ def test_relearning_brings_back_what_was_only_hidden(tmp_path: Path) -> None:
     control = value(rows, "relearn", "retain") - value(rows, "none", "retain")
     assert gained > 2 * control > 0
     assert not list((tmp_path / "out").glob(".attacked-*")) and not (tmp_path / "out" / "checkpoints").exists()
-    assert json.loads((tmp_path / "out" / "stress.json").read_text())["rows"][1]["attack"] == "relearn"
+    written = json.loads((tmp_path / "out" / "stress.json").read_text())
+    assert written["rows"][1]["attack"] == "relearn"
+    [r] = written["relearning"]
+    assert r["one-sided"] == pytest.approx(control / gained) and r["gained"] == pytest.approx(gained)
 
 
 def test_the_budget_of_relearning_is_its_steps(tmp_path: Path) -> None:
@@ -82,6 +87,17 @@ def test_the_budget_of_relearning_is_its_steps(tmp_path: Path) -> None:
     kept = load_model(ModelArgs(str(tmp_path / "out" / "checkpoints" / "model" / "relearn-4"), device="cpu"))
     start = load_model(ModelArgs(str(UNLEARNED), device="cpu"))
     assert any(not torch.equal(a, b) for a, b in zip(kept.model.parameters(), start.model.parameters(), strict=True))
+
+
+def test_r_needs_a_control_and_a_metric_that_tells_knowing() -> None:
+    before, after = Row("model", "none", None, {"em": 0.1, "loss": 2.0}), Row("model", "relearn", 0, {"em": 0.5})
+    assert relearning_r([asdict(before), asdict(after)]) == []
+    utility = [Row(who, a, b, {"model_utility": 0.4}) for who in ("model", "retain") for a, b in STATES]
+    assert relearning_r([asdict(row) for row in utility]) == []
+    depth = [Row(who, a, b, {"uds": 0.9 - 0.4 * (a == "relearn")}) for who in ("model", "retain") for a, b in STATES]
+    [r] = relearning_r([asdict(row) for row in depth])
+    assert r["gained"] == pytest.approx(0.4) and r["one-sided"] == 1.0  # a low depth score means: knows
+    assert "1 epoch" in show_r([r])
 
 
 def test_the_published_relearning_is_the_default() -> None:

@@ -19,6 +19,7 @@ from vestige.data.datasets import make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.run.progress import Bar, Steps
 from vestige.run.training_rows import Reading, read_training_rows
 from vestige.unlearn import METHODS, ChatRow, losses
 from vestige.unlearn.objectives import collate, logits_of
@@ -149,7 +150,7 @@ def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
 
 def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
     recipe, notes = settings_on(Recipe(optim="paged_adamw_32bit", bf16=True), "cpu")
-    assert (recipe.optim, recipe.bf16) == ("adamw_torch", False) and len(notes) == 2
+    assert (recipe.optim, recipe.bf16) == ("adamw_torch_fused", False) and len(notes) == 2
     assert settings_on(Recipe(), "cuda")[0].optim == "paged_adamw_32bit"
 
 
@@ -214,6 +215,41 @@ def test_train_from_the_command_line(tmp_path: Path) -> None:
     assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--data", FILES[1]]) == 0
     assert (out / "adapter_model.safetensors").exists()
     assert json.loads((out / "training.json").read_text())["settings"]["lora"]["rank"] == 4
+
+
+def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter, again = tmp_path / "adapter", tmp_path / "again"
+    lesson = ("--epochs", "1", "--data", FILES[1], "--data", FILES[3])  # two files: all rows of both are taught
+    assert main(["train", *words("--lora", "2", "--out", str(adapter)), *lesson]) == 0
+    assert "32 train rows" in capsys.readouterr().out
+    start = ["train", *words("--out", str(again)), *lesson, "--model", str(adapter)]
+    assert main([*start, "--lora", "2"]) == 2
+    assert "without --lora" in capsys.readouterr().err
+    assert main(start) == 0
+    assert "was merged before training" in capsys.readouterr().out
+    assert (again / "model.safetensors").is_file() and not (again / "adapter_config.json").exists()
+
+
+def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    recipe = Recipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
+    some = rows("forget", model, count=6)
+    train(model, some, tmp_path, recipe, on_step=lambda done, total: seen.append((done, total)), save=False)
+    assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
+
+
+def test_a_log_file_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bar, "EVERY", 0.0)
+    with Steps("training", show=True) as steps:
+        steps(0, 5)
+        steps(2, 5)
+    with Steps("silent", show=False) as steps:
+        steps(1, 5)
+    assert capsys.readouterr().err.splitlines()[-1] == "training: 2 of 5 step"
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,28 @@
-"""What is said while work goes on: bars on standard error, for people only; and holding one's tongue."""
+"""What is said while work goes on: bars on standard error, rare lines in a log file; and holding one's tongue."""
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 
 class Bar:
-    """A tqdm bar with a total, counted or set; silent when asked or when nobody is watching."""
+    """A tqdm bar with a total, counted or set; in a log file a line now and then; silent when asked."""
+
+    EVERY = 30.0  # seconds between two lines of a log file
 
     def __init__(self, label: str, total: int, unit: str, show: bool) -> None:
         from tqdm import tqdm
 
-        self.base = 0
+        self.base, self.count, self.total = 0, 0, total
+        self.label, self.unit = label, unit
         watched = show and sys.stderr.isatty()
+        self.logged = show and not watched
+        self.spoke = time.monotonic()
         self.bar: Any = tqdm(
             total=total, desc=label, unit=unit, unit_scale=True, disable=not watched, delay=0.5, leave=False
         )
@@ -28,15 +34,37 @@ class Bar:
         self.bar.close()
 
     def add(self, amount: int) -> None:
+        self.count += amount
         self.bar.update(amount)
+        if self.logged and time.monotonic() - self.spoke >= self.EVERY:
+            self.spoke = time.monotonic()
+            print(f"{self.label}: {self.count} of {self.total} {self.unit}", file=sys.stderr, flush=True)
 
     def expect(self, count: int, left: int) -> None:
         """A running count stands at `count` and has `left` to go."""
-        self.base = count
+        self.base, self.count, self.total = count, 0, left
         self.bar.reset(total=left)
 
     def to(self, count: int) -> None:
-        self.bar.update(count - self.base - self.bar.n)
+        self.add(count - self.base - self.count)
+
+
+class Steps:
+    """The bar of a training: called with (steps done, steps in all)."""
+
+    def __init__(self, label: str, show: bool) -> None:
+        self.bar = Bar(label, 0, "step", show)
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == 0:
+            self.bar.expect(0, total)
+        self.bar.to(done)
 
 
 @contextmanager

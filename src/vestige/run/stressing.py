@@ -23,7 +23,8 @@ from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.progress import hushed
+from vestige.run.progress import Bar, hushed
+from vestige.run.stress_robustness import relearning_r
 from vestige.run.tables import number, table
 from vestige.store.files import write_json
 from vestige.stress.leak import expected_best
@@ -62,6 +63,7 @@ class Stress:
     keep: bool = False
     temperature: float = 1.0
     settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Ask
+    progress: bool = False  # a bar of evaluations
 
 
 @dataclass
@@ -84,11 +86,19 @@ def stress(ask: Stress) -> list[Row]:
     measured = replace(ask, data=measured_half(ask.data, ask.out / "data") if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[Row] = []
-    with hushed():
+    total = len(subjects) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
+    with hushed(), Bar("attacking", total, "evaluation", ask.progress) as bar:
         for who, path in subjects.items():
-            rows += Subject(who, path, measured, ask.data).attacked_rows()
-    write_json(ask.out / "stress.json", {"rows": [asdict(row) for row in rows], "asked": _described(ask)})
+            for row in Subject(who, path, measured, ask.data).attacked_rows():
+                rows.append(row)
+                bar.add(1)
+    plain = [asdict(row) for row in rows]
+    write_json(ask.out / "stress.json", {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask)})
     return rows
+
+
+def _budgets(ask: Stress, attack: str) -> Sequence[float]:
+    return ask.budget.get(attack, BUDGETS[attack][1])
 
 
 def _described(ask: Stress) -> dict[str, Any]:
@@ -101,13 +111,11 @@ class Subject:
     def __init__(self, who: str, path: str, ask: Stress, whole: Path) -> None:
         self.who, self.path, self.ask, self.whole = who, path, ask, whole
 
-    def attacked_rows(self) -> list[Row]:
-        before = self._measure(self._run(self.path, "before"))
-        rows = [Row(self.who, "none", None, before)]
+    def attacked_rows(self) -> Iterator[Row]:
+        yield Row(self.who, "none", None, self._measure(self._run(self.path, "before")))
         for attack in self.ask.attacks:
-            budgets = self.ask.budget.get(attack, BUDGETS[attack][1])
-            rows += self._leak(budgets) if attack == "leak" else [self._row(attack, b) for b in budgets]
-        return rows
+            budgets = _budgets(self.ask, attack)
+            yield from self._leak(budgets) if attack == "leak" else (self._row(attack, b) for b in budgets)
 
     def _run(self, path: str, label: str, **more: Any) -> RunConfig:
         """The evaluation of one checkpoint."""

@@ -23,7 +23,7 @@ from vestige.run.composing import compose_config, composing, explain_value
 from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
 from vestige.run.prepare import make_template, model_args
-from vestige.run.progress import hushed
+from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -202,8 +202,9 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             diary.look(0.0, loaded.model)
         retain = rows["retain"].rows if "retain" in rows else ()
         lesson = Lesson(main.rows, config.method, config.method_args, retain, main.alternates)
-        watch = Watch(diary.look if config.evaluation is not None else None, config.progress)
-        trained = train(loaded, lesson, config.output_dir, recipe, watch)
+        with Steps("training", config.progress) as steps:
+            watch = Watch(diary.look if config.evaluation is not None else None, steps)
+            trained = train(loaded, lesson, config.output_dir, recipe, watch)
         record = {
             "mode": config.mode,
             "config": config.describe(),

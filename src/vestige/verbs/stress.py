@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_stress(args: argparse.Namespace) -> int:
+    from vestige.run.stress_robustness import relearning_r, show_r
     from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
 
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
@@ -64,9 +66,12 @@ def run_stress(args: argparse.Namespace) -> int:
         keep=args.keep,
         temperature=args.temperature,
         settings={name: value for name, value in said.items() if value not in (None, False)},
+        progress=True,
     )
     rows = stress(ask)
     print(f"\n{args.model}\n\n{show(rows)}\n")
+    if entries := relearning_r([asdict(row) for row in rows]):
+        print(f"{show_r(entries)}\n")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
     pictures = draw(rows, Path(args.plot)) if args.plot else []

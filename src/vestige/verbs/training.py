@@ -15,11 +15,12 @@ FRIENDLY = ("model", "data", "forget", "retain")
 
 def add_verbs(verbs: Any) -> None:
     train = verbs.add_parser("train", help="fine-tune a model on rows", description="Fine-tune a model on rows.")
-    train.add_argument("--data", metavar="FILE", help="rows to learn: question and answer, or text")
+    files: dict[str, Any] = {"metavar": "FILE", "action": "append"}
+    train.add_argument("--data", **files, help="rows to learn: question and answer, or text; may be repeated")
     unlearn = verbs.add_parser("unlearn", help="make a model forget rows", description="Make a model forget rows.")
     unlearn.add_argument("--method", metavar="NAME", help="NPO, GradDiff, RMU, ... (trainer=NAME)")
-    unlearn.add_argument("--forget", metavar="FILE", help="rows to forget")
-    unlearn.add_argument("--retain", metavar="FILE", help="rows to keep")
+    unlearn.add_argument("--forget", **files, help="rows to forget; may be repeated")
+    unlearn.add_argument("--retain", **files, help="rows to keep; may be repeated")
     unlearn.add_argument("--alternate", metavar="idk|COLUMN", help="answers to prefer (DPO): refusals, or a column")
     unlearn.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="of the method: beta=0.3")
     for verb in (train, unlearn):
@@ -66,7 +67,7 @@ def config_of(args: argparse.Namespace) -> Any:
     name = args.config_name or f"{args.verb}.yaml"
     config = compose_training([*_overrides(args), *args.words], name, config_dir, evaluating)
     given = {kind: getattr(args, kind, None) for kind in ("forget", "retain")} | {"train": getattr(args, "data", None)}
-    data = {**config.data, **{kind: _file(kind, file) for kind, file in given.items() if file}}
+    data = {**config.data, **{kind: _files(kind, files) for kind, files in given.items() if files}}
     if given["forget"] and not given["retain"] and not any("data.retain" in w for w in args.words):
         data.pop("retain", None)  # rows of one's own are not mixed with a benchmark's
     config = replace(config, data=_with_alternates(data, getattr(args, "alternate", None)))
@@ -153,12 +154,17 @@ def _task_name(args: argparse.Namespace) -> str:
     return "_".join(part for part in (start, getattr(args, "method", None)) if part)
 
 
-def _file(kind: str, file: str) -> dict[str, Any]:
-    place = Path(file).expanduser()
-    if not place.is_file():
-        flag = "data" if kind == "train" else kind
-        raise UserError(f"--{flag} {file}: there is no such file; give rows as .jsonl, .json, .csv or .parquet.")
-    return {kind: {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}}
+def _files(kind: str, files: list[str]) -> dict[str, Any]:
+    """The data sets of one kind; the first has the name of its kind, others are counted."""
+    out = {}
+    for number, file in enumerate(files):
+        place = Path(file).expanduser()
+        if not place.is_file():
+            flag = "data" if kind == "train" else kind
+            raise UserError(f"--{flag} {file}: there is no such file; give rows as .jsonl, .json, .csv or .parquet.")
+        name = f"{kind}_{number + 1}" if number else kind
+        out[name] = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}
+    return out
 
 
 def _with_alternates(data: dict[str, Any], alternate: str | None) -> dict[str, Any]:

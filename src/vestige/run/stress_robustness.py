@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.names import direction_of
 from vestige.meta.robustness import RULES
+from vestige.metrics.names import direction_of
 from vestige.run.tables import number, table
 
 

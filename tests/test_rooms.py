@@ -43,7 +43,8 @@ ARROWS: dict[str, set[str]] = {
         "meta",
     },
     "configs": set(),
-    "cli": {"run", "integrations", "metrics", "report"},
+    "verbs": {"run", "integrations"},
+    "cli": {"verbs"},
     "__init__": {"run"},
     "__main__": {"cli"},
 }

@@ -194,7 +194,7 @@ def _complete_metrics(report: Report, work: Work) -> None:
 
 
 def _columns(work: Work) -> list[str]:
-    """Axes first, then what was asked for in the runs, then what is left; metrics that only serve others are no column."""
+    """Axes first, then what the runs were asked for, then the rest, but for metrics that only serve others."""
     entries = work.roster.entries
     sources = [s for mine in work.evals.values() for s in mine]
     have = {k for e in entries for k, v in e.values.items() if v["v"] is not None}

@@ -7,9 +7,12 @@ import { colours, onTheme } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false, doubleClick: "reset" };
 const charts = new Map();
-const sight = new IntersectionObserver((seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()), {
-  rootMargin: "200px",
-});
+const sight = new IntersectionObserver(
+  (seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()),
+  {
+    rootMargin: "200px",
+  },
+);
 
 /** Text for a chart. Plotly reads a few tags and entities in labels: none of ours may be one. */
 export function plain(text, most = 60) {
@@ -19,7 +22,11 @@ export function plain(text, most = 60) {
 }
 
 /** Lines of a hover label. */
-export const lines = (...parts) => parts.filter((p) => p !== "" && p !== null && p !== undefined).map((p) => plain(p, 90)).join("<br>");
+export const lines = (...parts) =>
+  parts
+    .filter((p) => p !== "" && p !== null && p !== undefined)
+    .map((p) => plain(p, 90))
+    .join("<br>");
 
 /**
  * chart({name, title, note, height, build, sheet, onPoint}): `build()` gives {traces, layout, says}; `sheet()` gives
@@ -83,13 +90,24 @@ function tools(plot, options) {
 /** The page's look around a chart's own layout. */
 function dressed(layout = {}) {
   const c = colours();
-  const axis = { gridcolor: c.line, zerolinecolor: c.line, linecolor: c.line, automargin: true, tickfont: { size: 11 } };
-  const dress = (own = {}) => ({ ...axis, ...own, title: { font: { size: 12, color: c.soft }, standoff: 8, ...titled(own.title) } });
+  const axis = {
+    gridcolor: c.line,
+    zerolinecolor: c.line,
+    linecolor: c.line,
+    automargin: true,
+    tickfont: { size: 11 },
+  };
+  const dress = (own = {}) => ({
+    ...axis,
+    ...own,
+    title: { font: { size: 12, color: c.soft }, standoff: 8, ...titled(own.title) },
+  });
   const extra = Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k));
   const axes = Object.fromEntries([...new Set(["xaxis", "yaxis", ...extra])].map((k) => [k, dress(layout[k])]));
   return {
     font: { family: "system-ui, sans-serif", size: 12, color: c.ink },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 48, r: 16, t: 28, b: 40 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
     hoverlabel: { bgcolor: c.paper, bordercolor: c.soft, font: { color: c.ink, size: 12 }, align: "left" },
@@ -103,12 +121,22 @@ const titled = (title) => (typeof title === "string" ? { text: plain(title) } : 
 
 /** A band between two lines, drawn as one filled outline; gaps are left out. */
 export function band(x, lo, hi, colour, name) {
-  const ok = x.map((_, i) => i).filter((i) => lo?.[i] !== null && lo?.[i] !== undefined && hi?.[i] !== null && hi?.[i] !== undefined);
+  const ok = x
+    .map((_, i) => i)
+    .filter((i) => lo?.[i] !== null && lo?.[i] !== undefined && hi?.[i] !== null && hi?.[i] !== undefined);
   if (ok.length < 2) return null;
   const back = [...ok].reverse();
   return {
-    x: [...ok.map((i) => x[i]), ...back.map((i) => x[i])], y: [...ok.map((i) => hi[i]), ...back.map((i) => lo[i])],
-    type: "scatter", mode: "lines", fill: "toself", fillcolor: faint(colour, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, name: plain(name),
+    x: [...ok.map((i) => x[i]), ...back.map((i) => x[i])],
+    y: [...ok.map((i) => hi[i]), ...back.map((i) => lo[i])],
+    type: "scatter",
+    mode: "lines",
+    fill: "toself",
+    fillcolor: faint(colour, 0.16),
+    line: { width: 0 },
+    hoverinfo: "skip",
+    showlegend: false,
+    name: plain(name),
   };
 }
 

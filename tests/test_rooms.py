@@ -21,7 +21,7 @@ ARROWS: dict[str, set[str]] = {
     "compare": set(),
     "suites": {"metrics", "compare"},
     "store": set(),
-    "report": set(),
+    "report": {"compare", "meta", "metrics", "store"},
     "meta": {"store", "compare", "metrics"},
     "unlearn": {"models", "data"},
     "lab": {"unlearn", "data", "models"},
@@ -43,7 +43,8 @@ ARROWS: dict[str, set[str]] = {
         "meta",
     },
     "configs": set(),
-    "cli": {"run", "integrations", "metrics", "report"},
+    "verbs": {"run", "integrations"},
+    "cli": {"verbs"},
     "__init__": {"run"},
     "__main__": {"cli"},
 }

@@ -264,6 +264,14 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
     return out
 
 
+def draw(results: Sequence[DepthResult]) -> None:
+    """The pictures of each model, beside its numbers."""
+    from vestige.report.depth_plots import draw_all
+
+    for result in results:
+        result.files += draw_all(result.directory, result.summary, result.records)
+
+
 def report(results: Sequence[DepthResult]) -> str:
     """What a terminal shows."""
     from vestige.metrics.reading import reading

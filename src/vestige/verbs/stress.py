@@ -12,8 +12,9 @@ RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "acc
 PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")
 
 
-def add_stress_verb(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     p = verbs.add_parser("stress", help="attack a checkpoint: does what was forgotten come back?")
+    p.set_defaults(do=run_stress, late="attacks")
     p.add_argument(
         "attacks",
         nargs="*",
@@ -43,7 +44,7 @@ def add_stress_verb(verbs: Any) -> None:
     p.add_argument("--trust-remote-code", action="store_true")
 
 
-def run_stress_verb(args: argparse.Namespace) -> int:
+def run_stress(args: argparse.Namespace) -> int:
     from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
 
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)

@@ -13,7 +13,7 @@ from vestige.errors import UserError, unknown_name
 FRIENDLY = ("model", "data", "forget", "retain")
 
 
-def add_training_verbs(verbs: Any) -> None:
+def add_verbs(verbs: Any) -> None:
     train = verbs.add_parser("train", help="fine-tune a model on rows", description="Fine-tune a model on rows.")
     train.add_argument("--data", metavar="FILE", help="rows to learn: question and answer, or text")
     unlearn = verbs.add_parser("unlearn", help="make a model forget rows", description="Make a model forget rows.")
@@ -24,6 +24,7 @@ def add_training_verbs(verbs: Any) -> None:
     unlearn.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="of the method: beta=0.3")
     for verb in (train, unlearn):
         _shared(verb)
+        verb.set_defaults(do=make_checkpoint, late="words")
 
 
 def _shared(p: argparse.ArgumentParser) -> None:
@@ -185,7 +186,7 @@ def _with_folder(config: Any, folder: str) -> Any:
     return replace(config, evaluation=replace(run, missing="skip", local=local))
 
 
-def run_training_verb(args: argparse.Namespace) -> int:
+def make_checkpoint(args: argparse.Namespace) -> int:
     config = config_of(args)
     if args.cfg:
         return _print(config)

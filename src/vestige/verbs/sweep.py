@@ -14,6 +14,7 @@ from vestige.errors import UserError
 def add_verbs(verbs: Any) -> None:
     """The parsers of both verbs."""
     sweep = verbs.add_parser("sweep", help="models x suites x attacks from a plan; only what is missing runs")
+    sweep.set_defaults(do=run_sweep)
     sweep.add_argument("plan", metavar="PLAN", help="a YAML file with models and suites")
     sweep.add_argument("--slots", type=int, metavar="N", help="processes at a time (half the cores; 0: in this one)")
     sweep.add_argument("--gpu", metavar="ID,...", help="one process for each of these GPUs")
@@ -31,7 +32,7 @@ def add_verbs(verbs: Any) -> None:
     job.add_argument("--kind", choices=("job", "rayjob"), help="default: rayjob for sweep, job for the rest")
     job.add_argument("--dry-run", action="store_true", help="print it, do not submit it")
     job.epilog = "After `--`: the command as you would type it, without `vestige`."
-    job.set_defaults(command=[])
+    job.set_defaults(do=run_job, command=[])
 
 
 def run_sweep(args: argparse.Namespace) -> int:

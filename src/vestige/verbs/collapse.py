@@ -1,0 +1,95 @@
+"""The verb `collapse`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+# Flags of `vestige collapse` that stand for settings of the collapse_detection group.
+COLLAPSE_SETTINGS = (
+    "compute_freq", "micro_batch_size", "first_turn_enabled", "multi_turn_enabled", "turn_enabled", "num_samples",
+    "std_eps", "ema_decay", "columns", "seed", "resamples", "parity",
+)  # fmt: skip
+
+
+def _truth(word: str) -> bool:
+    if word.lower() not in ("true", "false"):
+        raise argparse.ArgumentTypeError(f"true or false, not {word!r}")
+    return word.lower() == "true"
+
+
+def _samples(word: str) -> int | str:
+    return int(word) if word.isdecimal() else word
+
+
+def add_verbs(verbs: Any) -> None:
+    p = verbs.add_parser("collapse", help="does reasoning still depend on its input? rollouts and a model")
+    p.set_defaults(do=run_collapse, late="files")
+    p.add_argument("files", nargs="*", metavar="ROLLOUTS | KEY=VALUE", help="rollout files, and Hydra overrides")
+    p.add_argument("--model", action="append", default=[], metavar="PATH", help="one for all files, or one for each")
+    p.add_argument("--step", action="append", type=int, default=[], metavar="N", help="the step of each file")
+    p.add_argument("--out", default="saves/collapse", metavar="DIR", help="default: saves/collapse")
+    p.add_argument("--format", default="auto", metavar="NAME", help="auto, native, verl, trl, ragen-jsonl, ...")
+    p.add_argument("--prompt-template", default="raw", metavar="NAME", help="raw | chatml-restore")
+    p.add_argument("--parity", metavar="ragen", help="RAGEN's draws, tokens and 29 numbers only")
+    p.add_argument("--compute-freq", type=int, metavar="N", help="only step 1 and multiples of N (default: all steps)")
+    p.add_argument("--micro-batch-size", type=int, metavar="N", help="reasonings scored together")
+    p.add_argument("--first-turn-enabled", type=_truth, metavar="true|false")
+    p.add_argument("--multi-turn-enabled", type=_truth, metavar="true|false")
+    p.add_argument("--turn-enabled", type=_truth, metavar="true|false", help="also turns drawn evenly")
+    p.add_argument("--num-samples", type=_samples, metavar="N|all")
+    p.add_argument("--std-eps", type=float, metavar="X")
+    p.add_argument("--ema-decay", type=float, metavar="X")
+    p.add_argument("--columns", metavar="NAME", help="auto | group | distinct | sample")
+    p.add_argument("--resamples", type=int, metavar="N", help="behind intervals and the permutation null")
+    p.add_argument("--seed", type=int, metavar="N")
+    p.add_argument("--ema", metavar="FILE", help="running means: read if there, written at the end")
+    p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="the rollouts' sampling temperature")
+    p.add_argument("--tokenization", metavar="NAME", help="exact | separate")
+    p.add_argument("--reasoning", default="tags", metavar="NAME", help="tags | whole (the whole response)")
+    p.add_argument("--open-tag", default="<think>", metavar="TEXT")
+    p.add_argument("--close-tag", default="</think>", metavar="TEXT")
+    p.add_argument("--reasoning-pattern", metavar="REGEX", help="instead of tags; its first group is the reasoning")
+    p.add_argument("--unclosed", default="drop", metavar="NAME", help="drop | keep reasoning without its close tag")
+    p.add_argument("--batch-tokens", type=int, metavar="N", help="reasoning tokens in one forward")
+    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
+    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
+    p.add_argument("--tokenizer", metavar="PATH")
+    p.add_argument("--trust-remote-code", action="store_true")
+    p.add_argument("--config-dir", metavar="DIR", help="your own collapse_detection group, before ours")
+    p.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def run_collapse(args: argparse.Namespace) -> int:
+    from vestige.run.collapse import Ask, collapse, reasoning_for, settings_from
+
+    overrides = [w for w in args.files if "=" in w and not Path(w).exists()]
+    files = [w for w in args.files if w not in overrides]
+    if not files:
+        raise UserError("No rollouts given; name one or more files (JSONL, parquet, .pkl, .pt).")
+    flags = {name: getattr(args, name) for name in COLLAPSE_SETTINGS}
+    settings = settings_from(overrides, flags, Path(args.config_dir) if args.config_dir else None)
+    reasoning = reasoning_for(
+        settings, open=args.open_tag, close=args.close_tag, pattern=args.reasoning_pattern, mode=args.reasoning,
+        unclosed=args.unclosed, tokenization=args.tokenization,
+    )  # fmt: skip
+    held = {"dtype": args.dtype, "device": args.device, "tokenizer": args.tokenizer}
+    scheduled = args.compute_freq is not None or any("compute_freq" in o for o in overrides)
+    report = collapse(
+        Ask(
+            files=files, models=args.model, settings=settings, reasoning=reasoning, format=args.format,
+            prompt_template=args.prompt_template, steps=args.step, scheduled=scheduled, temperature=args.temperature,
+            ema=Path(args.ema) if args.ema else None, out=Path(args.out), batch_tokens=args.batch_tokens,
+            model_args={k: v for k, v in held.items() if v} | {"trust_remote_code": args.trust_remote_code},
+            progress=not args.quiet,
+        )
+    )  # fmt: skip
+    print(report)
+    if not any(o.samples for o in report.outcomes):
+        print("vestige: error: no collapse metric could be computed; the reasons are above.", file=sys.stderr)
+        return 2
+    return 0

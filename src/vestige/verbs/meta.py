@@ -1,0 +1,52 @@
+"""The verb `meta`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+
+def add_verbs(verbs: Any) -> None:
+    meta = verbs.add_parser("meta", help="metrics put to the test: faithfulness, robustness, axes; runs no model")
+    meta.set_defaults(do=run_meta)
+    meta.add_argument("what", metavar="faithfulness|robustness|axes", help="the question")
+    meta.add_argument("file", metavar="FILE", help="a YAML list of finished runs (axes: or a method_results.json)")
+    meta.add_argument("--out", default="saves/meta", metavar="DIR", help="default: saves/meta")
+    meta.add_argument("--metrics", metavar="NAME,...", help="instead of every metric the runs hold")
+    meta.add_argument("--resamples", type=int, default=2000, metavar="N", help="default: 2000; 0: no intervals")
+    meta.add_argument("--robustness", default="symmetric", metavar="RULE", help="symmetric (default) | one-sided")
+    meta.add_argument("--thresholds", metavar="FILE", help="default: optimal_thresholds.json in --out, if it is there")
+    meta.add_argument("--utility", metavar="FILE", help="default: method_results.json in --out, if it is there")
+    meta.add_argument("--least-utility", type=float, default=0.8, metavar="X", help="default: 0.8")
+    meta.add_argument("--own-thresholds", action="store_true", help="s_mia_* by their own, not by their attack's")
+    meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
+    meta.add_argument("--rows", type=int, default=20, metavar="N", help="axes: rows shown (0: all)")
+    meta.add_argument("--plugin", action="append", default=[], metavar="FILE")
+
+
+def run_meta(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.meta import MetaAsk, meta
+
+    load_plugins(args.plugin)
+    metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    if metrics == []:
+        raise UserError("--metrics is empty; name metrics, or leave it out for every metric the runs hold.")
+    ask = MetaAsk(
+        file=Path(args.file),
+        out=Path(args.out),
+        metrics=metrics,
+        resamples=args.resamples,
+        rule=args.robustness,
+        thresholds=Path(args.thresholds) if args.thresholds else None,
+        utility=Path(args.utility) if args.utility else None,
+        least_utility=args.least_utility,
+        own_thresholds=args.own_thresholds,
+        floor=args.floor,
+        rows=args.rows,
+    )
+    print(meta(args.what, ask))
+    return 0

@@ -1,0 +1,162 @@
+"""The verbs that read results and definitions, and run no model."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+
+def add_verbs(verbs: Any) -> None:
+    _scoring(verbs)
+    _comparing(verbs)
+    _looking_up(verbs)
+    _other_peoples(verbs)
+
+
+def _scoring(verbs: Any) -> None:
+    score = verbs.add_parser("score", help="score a run again from its evidence, without a model")
+    score.set_defaults(do=run_score, late="changes")
+    score.add_argument("run", help="a run directory (saves/eval/NAME)")
+    score.add_argument("changes", nargs="*", help="dialect=NAME, METRIC.KEY=VALUE (mia_min_k.k=0.2)")
+    score.add_argument("--dialect", metavar="NAME", help="the same as dialect=NAME")
+    score.add_argument("--retain-logs", metavar="FILE", help="compare with this run instead")
+    score.add_argument("--plugin", action="append", default=[], metavar="FILE")
+
+
+def _comparing(verbs: Any) -> None:
+    compare = verbs.add_parser("compare", help="runs side by side, and whether their differences could be chance")
+    compare.set_defaults(do=run_compare, late="runs")
+    compare.add_argument(
+        "runs", nargs="+", metavar="RUN", help="two or more run directories; the first is the yardstick"
+    )
+    compare.add_argument("--metrics", metavar="all|NAME,...", help="instead of those the first run was asked for")
+    compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
+    compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
+    compare.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    diff = verbs.add_parser("diff", help="why two runs disagree, and which rows moved")
+    diff.set_defaults(do=run_diff)
+    diff.add_argument("run_a", metavar="RUN_A", help="a run directory")
+    diff.add_argument("run_b", metavar="RUN_B", help="another")
+    diff.add_argument("--metric", metavar="NAME", help="only this metric")
+    diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
+
+
+def _looking_up(verbs: Any) -> None:
+    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, methods, experiments")
+    listing.set_defaults(do=run_ls)
+    listing.add_argument("what", nargs="?", default="all")
+    listing.add_argument("--config-dir", metavar="DIR")
+    listing.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, with a worked example")
+    explain.set_defaults(do=run_explain)
+    explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
+    explain.add_argument("--config-dir", metavar="DIR")
+    explain.add_argument("--plugin", action="append", default=[], metavar="FILE")
+
+
+def _other_peoples(verbs: Any) -> None:
+    importing = verbs.add_parser("import", help="read result files of open-unlearning or locuslab/tofu")
+    importing.set_defaults(do=run_import)
+    importing.add_argument(
+        "file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json, eval_log_aggregated.json or runs/"
+    )
+    importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
+    importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
+    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
+    published.set_defaults(do=run_published)
+    published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
+    published.add_argument("--model", action="append", default=[], metavar="NAME", help="part of a model's name")
+    published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
+
+
+def run_score(args: argparse.Namespace) -> int:
+    import yaml
+
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.rescore import rescore
+    from vestige.run.stored import suite_from_manifest
+    from vestige.run.tables import summary
+
+    load_plugins(args.plugin)
+    dialect: str | None = args.dialect
+    changes: dict[str, dict[str, Any]] = {}
+    for word in args.changes:
+        key, _, value = word.partition("=")
+        if key == "dialect":
+            dialect = value
+        elif "." in key and value:
+            metric, _, name = key.partition(".")
+            changes.setdefault(metric, {})[name] = yaml.safe_load(value)
+        else:
+            raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
+    outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
+    suite = suite_from_manifest(outcome.manifest, changes)
+    print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
+    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
+    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    return 0
+
+
+def run_compare(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.comparing import compare
+
+    if args.runs[-1] == "published":  # a run beside printed figures
+        from vestige.run.published import published
+
+        print(published(Path(args.runs[0]), [], None))
+        return 0
+    load_plugins(args.plugin)
+    print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples))
+    return 0
+
+
+def run_ls(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.listing import listing
+
+    load_plugins(args.plugin)
+    print(listing(args.what, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.explaining import explain
+
+    load_plugins(args.plugin)
+    print(explain(args.name, Path(args.config_dir) if args.config_dir else None))
+    return 0
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    from vestige.run.diffing import diff
+
+    print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
+    return 0
+
+
+def run_import(args: argparse.Namespace) -> int:
+    from vestige.run.importing import import_file, show
+
+    out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
+    if Path(args.file).is_dir():
+        from vestige.run.meta import import_tree, is_tree
+
+        if is_tree(Path(args.file)):
+            if retain is not None:
+                raise UserError("A result tree brings its retain model's AUCs along; leave --retain-logs out.")
+            print(import_tree(Path(args.file), out))
+            return 0
+    print(show(import_file(Path(args.file), out, retain), Path(args.file)))
+    return 0
+
+
+def run_published(args: argparse.Namespace) -> int:
+    from vestige.run.published import published
+
+    print(published(Path(args.run) if args.run else None, args.model, args.split))
+    return 0

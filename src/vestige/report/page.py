@@ -1,8 +1,8 @@
 """The page: one HTML file that holds its data, its scripts and its style, and asks nothing of the network.
 
 The scripts in page/ are ordinary modules. They are put together here: each becomes a function that returns what it
-exports, in an order in which nothing is used before it is there. The policy in the page's head allows these very scripts,
-by hash, and no others, so that no text in the data can become one.
+exports, in an order in which nothing is used before it is there. The policy in the page's head allows these very
+scripts, by hash, and no others, so that no text in the data can become one.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ export function interval(cell, digits = 3) {
 
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-export function debounce(run, wait = 120) {
+export function debounce(run, wait = 60) {
   let timer = 0;
   return (...args) => {
     clearTimeout(timer);

@@ -111,10 +111,10 @@ function poolTraces(view, m) {
     line: { color: c.ink, width: 2, dash: "dash" },
   };
   return {
-    traces: [one(p, "know", c.red), one(n, "do not know", c.green)],
+    traces: filled([one(p, "know", c.red), one(n, "do not know", c.green)]),
     layout: {
       barmode: "overlay",
-      xaxis: { title: "m (high: knows)" },
+      xaxis: { title: "m (high: knows)", type: "linear" },
       yaxis: { title: "models" },
       shapes: isNumber(threshold) ? [line] : [],
       margin: { l: 46, r: 12, t: 44, b: 42 },
@@ -123,6 +123,9 @@ function poolTraces(view, m) {
     says: `AUC ${fmt(m.auc)}.`,
   };
 }
+
+/** Without the empty ones, whose bins the library cannot group with others. */
+const filled = (traces) => traces.filter((t) => t.x.length);
 
 const poolSheet = (m) => ({
   columns: ["pool", "model", "m"],
@@ -166,7 +169,7 @@ function standingTraces(view, m) {
     isNumber(retain) ? line(retain, c.green, "dot") : null,
   ].filter(Boolean);
   return {
-    traces: [
+    traces: filled([
       one(
         found.each.filter((s) => !s.why),
         "kept",
@@ -177,11 +180,11 @@ function standingTraces(view, m) {
         "left out",
         c.grey,
       ),
-    ],
+    ]),
     layout: {
       barmode: "stack",
       bargap: 0.05,
-      xaxis: { title: "m before (high: knows)" },
+      xaxis: { title: "m before (high: knows)", type: "linear" },
       yaxis: { title: "models" },
       shapes,
       margin: { l: 46, r: 12, t: 44, b: 42 },

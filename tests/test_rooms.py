@@ -43,7 +43,7 @@ ARROWS: dict[str, set[str]] = {
         "meta",
     },
     "configs": set(),
-    "verbs": {"run", "integrations"},
+    "verbs": {"run", "integrations", "report"},
     "cli": {"verbs"},
     "__init__": {"run"},
     "__main__": {"cli"},

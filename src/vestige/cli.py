@@ -10,9 +10,21 @@ from collections.abc import Sequence
 
 from vestige import __version__
 from vestige.errors import UserError
-from vestige.verbs import auditing, collapse, depth, evaluating, meta, results, stress, sweep, training
+from vestige.verbs import (
+    auditing,
+    collapse,
+    depth,
+    evaluating,
+    meta,
+    reporting,
+    results,
+    stress,
+    sweep,
+    training,
+    verifying,
+)
 
-VERBS = (evaluating, results, auditing, depth, collapse, meta, sweep, training, stress)
+VERBS = (evaluating, results, auditing, depth, collapse, meta, sweep, training, stress, reporting, verifying)
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -28,6 +40,7 @@ EXAMPLES = """examples:
   vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
   vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
   vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
+  vestige report saves/eval -o report                 one page: did they forget?
   vestige ls metrics                                  what there is
 """
 

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.files import read_meta_eval, read_method_results
+from vestige.meta.files import checked_meta_eval
+from vestige.meta.methods import from_results
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part
 from vestige.report.audits import audit
 from vestige.report.axes_part import add_axes
@@ -60,6 +61,10 @@ def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
         _take(work, model, [(eval_part.values(s), s) for s in sources])
     for model, source in work.depths.items():
         _take(work, model, [(depth_part.values(source), source)])
+        for role, id in work.links.get(model, {}).items():
+            one = work.roster.by_id(id)
+            if one is not None and role in depth_part.ENDS:
+                one.values.setdefault("uds", depth_part.end(role, source))
     _methods(work)
     add_axes(work)
     report["models"] = [e.to_json() for e in entries]
@@ -152,7 +157,7 @@ def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str
 def _methods(work: Work) -> None:
     for source in work.found.of("methods"):
         try:
-            methods = read_method_results(source.path)
+            methods = from_results(source.data, str(source.path))
         except UserError as error:
             work.found.problem(str(error), source.path)
             continue
@@ -234,7 +239,7 @@ def _meta(work: Work, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         work.found.problem(f"there are {len(sources)} meta_eval.json files; {sources[0].path} is shown.")
     for source in sources[:1]:
         try:
-            return meta_part(read_meta_eval(source.path), models, source.id)
+            return meta_part(checked_meta_eval(source.data, source.path), models, source.id)
         except UserError as error:
             work.found.problem(str(error), source.path)
     return None

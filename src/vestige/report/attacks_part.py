@@ -33,7 +33,9 @@ def curves(source: Source, ids: Mapping[str, str], names: Mapping[str, str]) -> 
     rows = source.data["rows"]
     out = []
     for attack in dict.fromkeys(r["attack"] for r in rows if r["attack"] != "none"):
-        for metric in dict.fromkeys(m for r in rows if r["attack"] == attack for m in r["values"]):
+        asked = source.data.get("asked", {}).get("metrics") or ()
+        there = dict.fromkeys(m for r in rows if r["attack"] == attack for m in r["values"])
+        for metric in sorted(there, key=lambda m: list(asked).index(m) if m in asked else len(asked)):
             for who in dict.fromkeys(r["model"] for r in rows):
                 mine = [r for r in rows if r["model"] == who and r["attack"] == attack]
                 if mine and who in ids:

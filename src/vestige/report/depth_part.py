@@ -46,6 +46,14 @@ def values(source: Source) -> dict[str, dict[str, Any]]:
     return out
 
 
+ENDS = {"retain": 1.0, "full": 0.0}
+
+
+def end(role: str, source: Source) -> dict[str, Any]:
+    """The score of a reference: an end of the scale, not a measurement, and it says so."""
+    return value(ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale")
+
+
 def layers(source: Source, model: str, rows: int) -> dict[str, Any] | None:
     """Profile and examples; the examples that hold most come first."""
     summary, records = source.data["summary"], source.data["records"]
@@ -58,7 +66,7 @@ def layers(source: Source, model: str, rows: int) -> dict[str, Any] | None:
     body = {
         "layers": summary.get("layers") or [row["layer"] for row in profile],
         "threshold": summary.get("delta_threshold"),
-        "uds": summary.get("avg_uds", summary.get("avg_udr")),
+        "uds": summary.get("avg_uds"),
         "lo": interval[0],
         "hi": interval[1],
         "n": summary.get("n") or len(records),

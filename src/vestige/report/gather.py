@@ -15,6 +15,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.report.format import PAGE, REPORT, short_id
+from vestige.report.old_keys import modern
 from vestige.store.files import read_json
 
 DEEPEST = 6  # levels of directories looked through
@@ -152,7 +153,7 @@ def _eval_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
 def _depth(path: Path, found: Found) -> Source | None:
     file = path / "summary.json"
     data = _read(file, found) if file.is_file() else None
-    if data is None or not {"avg_uds", "avg_udr"} & set(data):
+    if data is None or "avg_uds" not in data:
         return None
     details = path / "results.json"
     records = _read(details, found, list) if details.is_file() else None
@@ -196,7 +197,7 @@ def _sweep(path: Path, found: Found) -> Source | None:
 def _read(path: Path, found: Found, kind: type = dict) -> Any:
     """JSON of the kind expected; otherwise a problem is noted and the file passed over."""
     try:
-        data = read_json(path)
+        data = modern(read_json(path))
     except (OSError, ValueError) as error:
         found.problem(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
         return None
@@ -204,6 +205,29 @@ def _read(path: Path, found: Found, kind: type = dict) -> Any:
         found.problem(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
         return None
     return data
+
+
+def traces_of(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """When each JSON file under the paths last changed, and its size: a cheap way to see that runs moved on."""
+    out = {}
+    for path in paths:
+        for file in [path] if path.is_file() else _json_files(path, DEEPEST + 2):
+            try:
+                told = file.stat()
+            except OSError:
+                continue  # it went away between listing and looking
+            out[str(file)] = told.st_mtime_ns, told.st_size
+    return out
+
+
+def _json_files(path: Path, depth: int) -> Iterator[Path]:
+    for inner in path.iterdir():
+        if inner.name.startswith(".") or (inner.name in NOT_RUNS and inner.name != "models"):
+            continue
+        if inner.suffix == ".json" and inner.name != REPORT:
+            yield inner
+        elif depth > 0 and inner.is_dir():
+            yield from _json_files(inner, depth - 1)
 
 
 # ---- sources in the report ---------------------------------------------------------------------------------------
@@ -215,11 +239,11 @@ def digest(path: Path) -> str:
 
 def source_json(source: Source, base: Path, models: Sequence[str]) -> dict[str, Any]:
     """A source as the report names it: relative paths, and a digest of every file."""
-    files = [{"path": _relative(f, source.directory), "sha256": digest(f)} for f in source.files]
+    files = [{"path": relative(f, source.directory), "sha256": digest(f)} for f in source.files]
     whole = hashlib.sha256("\n".join(f"{f['sha256']}  {f['path']}" for f in files).encode()).hexdigest()
     return {
         "id": source.id,
-        "path": _relative(source.path, base),
+        "path": relative(source.path, base),
         "kind": source.kind,
         "files": files,
         "sha256": whole,
@@ -228,5 +252,6 @@ def source_json(source: Source, base: Path, models: Sequence[str]) -> dict[str, 
     }
 
 
-def _relative(path: Path, base: Path) -> str:
+def relative(path: Path, base: Path) -> str:
+    """A path as seen from another, so that a report and its runs can move together."""
     return Path(os.path.relpath(path.resolve(), base.resolve())).as_posix()

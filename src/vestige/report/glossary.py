@@ -37,7 +37,7 @@ NARROW = 16
 def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
     """One metric's facts, by its name and (for a run's metric) its handler."""
     for axis in AXIS_TABLE:
-        if key in (axis.key, f"{axis.key}_floored") and handler in ("", "hm_aggregate"):
+        if key in (axis.key, f"{axis.key}_floored") and not handler:
             return _axis(axis, key)
     if key in PART_LABELS and key != "uds" and not handler:
         return _part(key)

@@ -6,6 +6,7 @@ import { plainTable } from "./sheet.js";
 import { colours, onTheme } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false, doubleClick: "reset" };
+const PAUSE = 60; // ms
 const charts = new Map();
 const sight = new IntersectionObserver(
   (seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()),
@@ -39,7 +40,7 @@ export function chart(options) {
   const numbers = el("details.numbers", {}, el("summary", {}, "Numbers"));
   numbers.addEventListener("toggle", () => numbers.open && fillNumbers(numbers, options));
   const node = el("figure.chart", {}, title, plot, el("div.chart-tools", {}, numbers, ...tools(plot, options)));
-  const me = { node, awake: false, wake, update };
+  const me = { node, awake: false, waiting: 0, wake, update, flush };
   charts.set(plot, me);
   sight.observe(plot);
   return me;
@@ -47,9 +48,11 @@ export function chart(options) {
   function wake() {
     if (me.awake || !plot.isConnected) return;
     me.awake = true;
-    draw();
+    update();
   }
   function draw() {
+    clearTimeout(me.waiting);
+    plot.setAttribute("aria-busy", "false");
     const { traces, layout, says, note: words } = options.build();
     if (words !== undefined) note.textContent = words;
     plot.setAttribute("aria-label", `${options.title}. ${says ?? ""} The numbers can be opened below or saved as CSV.`);
@@ -57,9 +60,18 @@ export function chart(options) {
     Plotly.react(plot, traces, dressed(layout), CONFIG);
     if (fresh && options.onPoint) plot.on("plotly_click", (e) => clicked(e, options.onPoint));
   }
+  // A slider asks for many pictures in a row: only the last one is drawn, and never before the page has answered.
   function update() {
-    if (me.awake) draw();
+    clearTimeout(me.waiting);
+    if (me.awake) {
+      plot.setAttribute("aria-busy", "true");
+      me.waiting = setTimeout(draw, PAUSE);
+    }
     if (numbers.open) fillNumbers(numbers, options);
+  }
+  function flush() {
+    wake();
+    if (plot.getAttribute("aria-busy") === "true") draw();
   }
 }
 
@@ -76,7 +88,7 @@ function tools(plot, options) {
   const name = options.name;
   const asCsv = () => offer(`${name}.csv`, "text/csv", csv(options.sheet()));
   const picture = (format) => async () => {
-    charts.get(plot).wake();
+    charts.get(plot).flush();
     await saveChart(plot, name, format);
   };
   return [

@@ -39,7 +39,7 @@ export function modelsView(root) {
   function changed() {
     shown = passing(report.models);
     table.show(shown);
-    requestAnimationFrame(() => plot.update()); // the table answers first
+    plot.update();
   }
   function fillCompared() {
     replace(compared, comparison([...picked], clear));

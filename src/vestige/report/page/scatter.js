@@ -3,11 +3,12 @@
 import { choose, el, fmt, interval, isNumber, tick } from "./dom.js";
 import { cell, metric, metricOptions, number, report } from "./data.js";
 import { chart, lines, plain } from "./chart.js";
-import { paretoFront } from "./order.js";
+import { compare, paretoFront } from "./order.js";
 import * as state from "./state.js";
 import { colours, wheel } from "./theme.js";
 
 const SHAPES = ["circle", "triangle-up", "cross", "x", "pentagon", "star", "hexagon"];
+const METHODS = 14;
 
 /** The scatter of the shown models. `shown()` gives them; `picked` is a Set of ids; a click flips a model. */
 export function scatter(shown, picked, onPoint) {
@@ -83,24 +84,22 @@ function build(models, axes, picked) {
   };
 }
 
+/** A trace for each method; where there are too many to tell apart, the smaller ones share one. */
 function byMethod(rest, axes) {
-  const methods = [...new Set(rest.map((p) => p.m.method ?? "no method"))].sort();
+  const groups = new Map();
+  for (const p of rest) groups.set(p.m.method ?? "no method", [...(groups.get(p.m.method ?? "no method") ?? []), p]);
+  const bySize = [...groups.keys()].sort((a, b) => groups.get(b).length - groups.get(a).length);
+  const methods = bySize.slice(0, METHODS).sort(compare);
+  const others = bySize.slice(METHODS).flatMap((method) => groups.get(method));
   const palette = wheel();
-  return methods.slice(0, 40).map((method, i) =>
-    dots(
-      rest.filter((p) => (p.m.method ?? "no method") === method),
-      axes,
-      {
-        name: plain(method, 24),
-        marker: {
-          color: palette[i % palette.length],
-          symbol: SHAPES[(i + Math.floor(i / palette.length)) % SHAPES.length],
-          size: 8,
-          opacity: 0.8,
-        },
-      },
-    ),
-  );
+  const traces = methods.map((method, i) => {
+    const symbol = SHAPES[(i + Math.floor(i / palette.length)) % SHAPES.length];
+    const marker = { color: palette[i % palette.length], symbol, size: 8, opacity: 0.8 };
+    return dots(groups.get(method), axes, { name: plain(method, 24), marker });
+  });
+  if (!others.length) return traces;
+  const marker = { color: colours().grey, size: 6, opacity: 0.6 };
+  return [dots(others, axes, { name: `${bySize.length - METHODS} other methods`, marker }), ...traces];
 }
 
 function dots(own, axes, look) {

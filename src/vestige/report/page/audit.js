@@ -1,6 +1,6 @@
 // "Did it forget?": one audited model. The answer, its evidence and its limits come first; the panels follow.
 
-import { choose, el, isNumber, missing, replace } from "./dom.js";
+import { choose, el, isNumber, missing, own, replace } from "./dom.js";
 import { cell, metric, metricTip, model, modelName, report, settingsText, factList } from "./data.js";
 import { attackPanel } from "./attack.js";
 import { layersPanel } from "./layers.js";
@@ -17,6 +17,7 @@ const POINTS = {
   knows: ["✕", "points to still known"],
   unclear: ["?", "points to neither"],
 };
+const FEW = 3; // items of evidence on a small screen; the style sheet hides the others
 const FIRST = 7; // so many lines of the ruler fit the first screen
 
 export function auditView(root) {
@@ -41,28 +42,22 @@ const nothing = () =>
   );
 
 function first(audit, root) {
-  const [word, sign] = ANSWERS[audit.verdict.answer] ?? ANSWERS.unclear;
+  const answered = own(ANSWERS, audit.verdict.answer) ? audit.verdict.answer : "unclear";
+  const [word, sign] = ANSWERS[answered];
   const name = report.audits.length > 1 ? picker(audit, root) : el("strong.subject", {}, modelName(audit.model));
   const head = el("div.question", {}, el("h1", {}, "Did it forget?"), name);
   const answer = el(
-    `p.answer.${audit.verdict.answer in ANSWERS ? audit.verdict.answer : "unclear"}`,
+    `p.answer.${answered}`,
     {},
     el("span.sign", { "aria-hidden": "true" }, sign),
     el("strong", {}, word),
   );
-  const left = el(
-    "div.verdict-left",
-    {},
-    head,
-    answer,
-    el("p.headline", {}, audit.verdict.headline),
-    evidence(audit),
-    limits(audit),
-  );
+  const left = el("div.verdict-left", {}, head, answer, el("p.headline", {}, audit.verdict.headline), evidence(audit));
   return el(
     "section.verdict",
     {},
     left,
+    limits(audit),
     el(
       "div.verdict-right",
       {},
@@ -88,24 +83,36 @@ function picker(audit, root) {
 
 function evidence(audit) {
   const item = (e) => {
-    const [sign, words] = POINTS[e.points] ?? POINTS.unclear;
+    const points = own(POINTS, e.points) ? e.points : "unclear";
+    const [sign, words] = POINTS[points];
     const text = el("span", {}, e.text);
     if (e.metric) tip(text, () => metricTip(e.metric));
     return el(
-      `li.${e.points in POINTS ? e.points : "unclear"}`,
+      `li.${points}`,
       {},
       el("span.sign", { "aria-hidden": "true" }, sign),
       el("span.hidden", {}, `${words}: `),
       text,
     );
   };
-  return el("div", {}, el("h2.small-head", {}, "Evidence"), el("ul.evidence", {}, audit.verdict.evidence.map(item)));
+  const list = el("ul.evidence", {}, audit.verdict.evidence.map(item));
+  return el("div", {}, el("h2.small-head", {}, "Evidence"), list, more(list, audit.verdict.evidence.length - FEW));
+}
+
+/** On a small screen only the first items are shown, so that the limits are in sight too. */
+function more(list, hidden) {
+  if (hidden <= 0) return null;
+  const show = (e) => {
+    list.classList.add("all");
+    e.target.remove();
+  };
+  return el("button.quiet.more", { type: "button", onclick: show }, `${hidden} more`);
 }
 
 function limits(audit) {
   if (!audit.verdict.limits.length) return null;
   return el(
-    "div",
+    "div.verdict-limits",
     {},
     el("h2.small-head", {}, "Limits"),
     el(

@@ -7,6 +7,8 @@ import { plainTable } from "./sheet.js";
 import * as state from "./state.js";
 import { wheel } from "./theme.js";
 
+const FIRST = ["mi_seq_estimate", "retrieval_accuracy", "mi_estimate"]; // where they are there, they are shown first
+
 export function collapseView(root) {
   const runs = report.collapse ?? [];
   const head = el("h1", {}, "Collapse");
@@ -17,7 +19,7 @@ export function collapseView(root) {
       missing("No collapse runs in this report.", "They are made from rollouts with vestige collapse."),
     );
   const keys = [...new Set(runs.flatMap((r) => Object.keys(r.series)))];
-  const first = keys.filter((k) => /^(mi|retrieval)/.test(k));
+  const first = FIRST.filter((k) => keys.includes(k));
   const start = [...first, ...keys].filter((k, i, list) => list.indexOf(k) === i);
   const lead = el(
     "p.lead",

@@ -47,7 +47,7 @@ function profile(data, audit) {
       traces,
       says: `Layers ${data.layers[0]} to ${data.layers.at(-1)}.`,
       layout: {
-        xaxis: { title: "layer patched into the full model" },
+        xaxis: { title: "layer patched into the full model", dtick: Math.ceil(data.layers.length / 16) },
         yaxis: { title: "drop of log-probability", rangemode: "tozero" },
         shapes: isNumber(data.threshold) ? [line] : [],
         margin: { l: 50, r: 12, t: 50, b: 42 },
@@ -100,7 +100,7 @@ function profileLines(data, p, c) {
 }
 
 function examples(data, audit) {
-  let kind = state.get("l.kind", "erasure") in SHOWN ? state.get("l.kind", "erasure") : "erasure";
+  let kind = Object.hasOwn(SHOWN, state.get("l.kind", "erasure")) ? state.get("l.kind", "erasure") : "erasure";
   let at = Math.max(
     0,
     data.examples.findIndex((e) => String(e.i) === state.get("l.row")),

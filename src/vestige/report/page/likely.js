@@ -65,6 +65,7 @@ function histogram(d, bins) {
     traces: here.map(trace),
     layout: {
       barmode: "overlay",
+      showlegend: true,
       bargap: 0,
       xaxis: { title: d.what || metric(d.metric).label, range: [bins.lo, bins.hi] },
       yaxis: { title: "share of rows", rangemode: "tozero" },
@@ -76,7 +77,7 @@ function histogram(d, bins) {
   return chart({
     name: `${d.metric}_${d.model}`,
     title: modelName(d.model),
-    note: model(d.model).role,
+    note: model(d.model).role === modelName(d.model) ? "" : model(d.model).role,
     height: 270,
     build,
     sheet: () => ({ columns: ["split", d.metric], rows: rows() }),

@@ -237,7 +237,7 @@ function readSetting(meta) {
     .map((text) => [text.slice(0, text.lastIndexOf(":")), Number(text.slice(text.lastIndexOf(":") + 1))]);
   return {
     least: state.getNumber("k.u", meta.least_utility ?? 0.8),
-    rule: rule in (meta.rules ?? { symmetric: 1, "one-sided": 1 }) ? rule : meta.rule || "symmetric",
+    rule: Object.hasOwn(meta.rules ?? { symmetric: 1, "one-sided": 1 }, rule) ? rule : meta.rule || "symmetric",
     useThreshold: state.get("k.thr") !== "0",
     thresholds: new Map(pairs.filter(([, v]) => Number.isFinite(v))),
   };

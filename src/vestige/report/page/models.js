@@ -1,6 +1,6 @@
 // Many models: the table, the scatter, and the chosen ones side by side.
 
-import { el, fmt, isNumber, replace } from "./dom.js";
+import { count, el, fmt, isNumber, replace } from "./dom.js";
 import { cell, hasModel, metric, metricTip, number, report, settingsText, valueTip, factList } from "./data.js";
 import { comparison } from "./compare.js";
 import { filterBar, passing } from "./filters.js";
@@ -74,7 +74,7 @@ function lead() {
   const warn = zeros.length
     ? ` In ${zeros.map((k) => metric(k).label).join(", ")} many models are at 0, because one part at 0 makes a harmonic mean 0: do not rank by it among them.`
     : "";
-  return `${report.models.length.toLocaleString("en")} models, ${methods.size} methods. Click a column's head to sort; choose models to compare them.${warn}`;
+  return `${report.models.length.toLocaleString("en")} models. ${methods.size ? `${count(methods.size, "method")}. ` : ""}Click a column's head to sort; choose models to compare them.${warn}`;
 }
 
 function columns(shown) {

@@ -4,8 +4,6 @@ import { el, fmt, interval, isNumber, named, svg } from "./dom.js";
 import { cell, metric, metricTip, modelName, number, valueTip } from "./data.js";
 import { tip } from "./tip.js";
 
-const WIDE = 200;
-
 function span(info, cells) {
   if (info.range) return info.range;
   const known = cells.flatMap((c) => [c?.v, c?.of ? null : c?.lo, c?.of ? null : c?.hi]).filter(isNumber);
@@ -13,26 +11,25 @@ function span(info, cells) {
   return lo === hi ? [lo - 1, hi + 1] : [lo, hi];
 }
 
-function mark(kind, x) {
-  if (kind === "full") return svg("rect.mark.full", { x: x - 5, y: 6, width: 10, height: 10 });
-  if (kind === "retain") return svg("path.mark.retain", { d: `M${x} 4 L${x + 7} 11 L${x} 18 L${x - 7} 11 Z` });
-  return svg("circle.mark.model", { cx: x, cy: 11, r: 6 });
-}
+const SHAPES = {
+  full: () => svg("rect.mark.full", { x: -5, y: 6, width: 10, height: 10 }),
+  retain: () => svg("path.mark.retain", { d: "M0 4 L7 11 L0 18 L-7 11 Z" }),
+  model: () => svg("circle.mark.model", { cx: 0, cy: 11, r: 6 }),
+};
+
+/** A mark at a place given in percent: an inner svg moves with the width, its shape does not stretch. */
+const mark = (kind, x) => svg("svg", { x, overflow: "visible" }, SHAPES[kind]());
 
 function track(info, cells) {
   const [lo, hi] = span(info, [cells.model, cells.full, cells.retain]);
-  const x = (v) => 8 + (WIDE - 16) * Math.min(1, Math.max(0, (v - lo) / (hi - lo)));
+  const x = (v) => `${(4 + 92 * Math.min(1, Math.max(0, (v - lo) / (hi - lo)))).toFixed(2)}%`;
   const own = cells.model;
   const reach = own && !own.of && isNumber(own.lo) && isNumber(own.hi);
-  const parts = [svg("line.track", { x1: 8, x2: WIDE - 8, y1: 11, y2: 11 })];
+  const parts = [svg("line.track", { x1: "4%", x2: "96%", y1: 11, y2: 11 })];
   if (reach) parts.push(svg("line.reach", { x1: x(own.lo), x2: x(own.hi), y1: 11, y2: 11 }));
   for (const kind of ["full", "retain", "model"])
     if (isNumber(cells[kind]?.v)) parts.push(mark(kind, x(cells[kind].v)));
-  return svg(
-    "svg.ruler-line",
-    { viewBox: `0 0 ${WIDE} 22`, preserveAspectRatio: "none", "aria-hidden": "true" },
-    ...parts,
-  );
+  return svg("svg.ruler-line", { "aria-hidden": "true" }, ...parts);
 }
 
 function line(audit, key) {

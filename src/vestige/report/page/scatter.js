@@ -87,7 +87,10 @@ function build(models, axes, picked) {
 /** A trace for each method; where there are too many to tell apart, the smaller ones share one. */
 function byMethod(rest, axes) {
   const groups = new Map();
-  for (const p of rest) groups.set(p.m.method ?? "no method", [...(groups.get(p.m.method ?? "no method") ?? []), p]);
+  for (const p of rest) {
+    const method = p.m.method ?? p.m.role;
+    groups.set(method, [...(groups.get(method) ?? []), p]);
+  }
   const bySize = [...groups.keys()].sort((a, b) => groups.get(b).length - groups.get(a).length);
   const methods = bySize.slice(0, METHODS).sort(compare);
   const others = bySize.slice(METHODS).flatMap((method) => groups.get(method));

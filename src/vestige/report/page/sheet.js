@@ -17,7 +17,9 @@ export function plainTable(caption, { columns, rows }, most = 200) {
     el(
       "tr",
       {},
-      columns.map((_, j) => el(numeric[j] ? "td.number" : "td", {}, show(row[j], digits[j]))),
+      columns.map((_, j) =>
+        el(numeric[j] ? "td.number" : String(row[j] ?? "").length > 50 ? "td.long" : "td", {}, show(row[j], digits[j])),
+      ),
     ),
   );
   const rest = rows.length - most;

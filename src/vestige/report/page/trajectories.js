@@ -73,6 +73,10 @@ function curves(all) {
   return el("section.panel", {}, el("div.controls", {}, metrics.node, views.node, kinds.node), drawn.node);
 }
 
+/** Steps are whole numbers: so are the marks of a short axis. */
+const whole = (steps) =>
+  steps.length && steps.length <= 20 ? { dtick: Math.max(1, Math.round((steps.at(-1) - steps[0]) / 10)) } : {};
+
 const DASH = { full: "dash", retain: "dot" };
 
 function build(shown, key) {
@@ -107,7 +111,7 @@ function build(shown, key) {
       : "no curve for this choice",
     says: count(shown.length, "curve") + ".",
     layout: {
-      xaxis: { title: "step" },
+      xaxis: { title: "step", ...whole(shown[0]?.steps ?? []) },
       yaxis: { title: info.label, ...(info.range ? { range: [info.range[0] - 0.02, info.range[1] + 0.02] } : {}) },
       margin: { l: 50, r: 12, t: 56, b: 42 },
     },

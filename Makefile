@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -20,12 +20,15 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests bench
-	$(BIN)/ruff format --check src tests bench
+	$(BIN)/ruff check src tests bench docs
+	$(BIN)/ruff format --check src tests bench docs
 	$(BIN)/mypy
+
+docs: $(STAMP)
+	$(BIN)/python docs/site/build.py site
 
 bench: $(STAMP)
 	$(BIN)/python bench/tofu.py
 
 clean:
-	rm -rf $(VENV) saves lab
+	rm -rf $(VENV) saves lab site

@@ -18,9 +18,9 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.metrics import depth
 from vestige.run import patching
-from vestige.run.collecting import ModelHandle
 from vestige.run.depth import depth_run, short_names
 from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
+from vestige.run.handles import ModelHandle
 from vestige.types import stats
 
 torch.set_num_threads(1)

@@ -16,6 +16,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,9 @@ import test_rooms
 from conftest import LAB
 from vestige.cli import main, parser
 from vestige.data.datasets import DATASETS
+from vestige.data.rows import READERS
 from vestige.metrics.registry import METRICS
+from vestige.models.diffusion import FAMILIES
 from vestige.suites.registry import HANDLERS
 
 ROOT = Path(__file__).parent.parent
@@ -81,26 +84,35 @@ def run_bash(block: Block) -> None:
         assert main([*words[1:], *more]) == 0, command
 
 
-@pytest.fixture
-def registries() -> Iterator[None]:
+@contextmanager
+def registries_kept() -> Iterator[None]:
     """What plug-ins of the examples register does not outlive the page."""
-    kept: list[tuple[dict[str, Any], dict[str, Any]]] = [(d, dict(d)) for d in (HANDLERS, DATASETS, METRICS)]
-    yield
-    for registry, before in kept:
-        registry.clear()
-        registry.update(before)
+    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS)
+    kept, families = [(d, dict(d)) for d in dicts], list(FAMILIES)
+    try:
+        yield
+    finally:
+        FAMILIES[:] = families
+        for registry, before in kept:
+            registry.clear()
+            registry.update(before)
 
 
-@pytest.mark.usefixtures("registries")
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    with registries_kept():
+        follow(page, tmp_path)
+
+
+def follow(page: Path, place: Path) -> None:
+    """Runs every example of a page, in order, in a directory."""
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
         if block.mark == "file":
-            place = tmp_path / block.word
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(block.body, encoding="utf-8")
+            file = place / block.word
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(block.body, encoding="utf-8")
         elif block.mark == "not run":
             assert len(block.word) > 5, f"{page.name} line {block.line}: say why it is not run"
         elif block.kind == "bash":

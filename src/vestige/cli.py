@@ -5,8 +5,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 
 from vestige import __version__
 from vestige.errors import UserError
@@ -65,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     try:
-        status: int = args.do(args)
+        with speaking(args.verb):
+            status: int = args.do(args)
         return status
     except UserError as error:
         print(f"vestige: error: {error}", file=sys.stderr)
@@ -75,6 +79,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:
         return 0
+
+
+TOGETHER = ("eval", "depth")  # verbs that share their work when a launcher starts several processes
+
+
+@contextmanager
+def speaking(verb: str) -> Iterator[None]:
+    """In a team of processes only the first prints; a verb that cannot share its work says so."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1 and verb not in TOGETHER:
+        raise UserError(f"vestige {verb} works in one process; start it without accelerate or torchrun.")
+    if int(os.environ.get("RANK", "0")) == 0:
+        yield
+        return
+    logging.getLogger("vestige").setLevel(logging.ERROR)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere):
+        yield
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 
 
@@ -21,6 +22,15 @@ class Cost:
     denoise_tokens: int = 0  # canvas tokens pushed in denoising, padding and repeated looks included
     denoise_forwards: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def add(self, others: Iterable[Cost]) -> None:
+        """Takes in what others spent on the same work."""
+        for other in others:
+            for name, value in asdict(other).items():
+                if name == "notes":
+                    self.notes += [note for note in value if note not in self.notes]
+                else:
+                    setattr(self, name, getattr(self, name) + value)
 
     def as_dict(self) -> dict[str, object]:
         return asdict(self)

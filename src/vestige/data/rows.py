@@ -13,7 +13,7 @@ import json
 import re
 import socket
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
 from pathlib import Path
@@ -26,9 +26,16 @@ from vestige.errors import UserError
 Row = dict[str, Any]
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz", ".csv", ".txt")
+# Formats that plug-ins bring, by suffix (".toml"): a file in, its rows out.
+READERS: dict[str, Callable[[Path], list[Row]]] = {}
 # `datasets` spells "these local files" as path=<format> with data_files.
 FILE_FORMATS = {"json", "parquet", "csv", "text"}
 _SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
+
+
+def suffixes() -> tuple[str, ...]:
+    """What a file of rows may end in, formats of plug-ins included."""
+    return (*SUFFIXES, *READERS)
 
 
 class MissingData(UserError):  # noqa: N818 - it reads as a noun in the notes it ends up in
@@ -91,7 +98,7 @@ def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) ->
         wanted = f"'{args['name']}'" if args.get("name") else f"split '{split}'"
         have = ", ".join(sorted(p.name for p in place.iterdir())[:20]) or "nothing"
         raise MissingData(f"{place} has no file for {wanted} (looked for .jsonl, .json, .parquet); it holds: {have}.")
-    if path.startswith((".", "/", "~")) or path.endswith(SUFFIXES):
+    if path.startswith((".", "/", "~")) or path.endswith(suffixes()):
         raise MissingData(f"Data file {place} does not exist; check the path.")
     return None
 
@@ -130,7 +137,7 @@ def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
         else:
             stems += [base / split]
     for stem in stems:
-        for suffix in SUFFIXES:
+        for suffix in suffixes():
             candidate = stem.with_name(stem.name + suffix)
             if candidate.is_file():
                 return [candidate]
@@ -152,6 +159,8 @@ def _shards(stem: Path) -> list[Path]:
 
 def read_file(path: Path) -> list[Row]:
     """All rows of one local file, by its suffix."""
+    if path.suffix in READERS:
+        return READERS[path.suffix](path)
     if path.suffix == ".parquet":
         return _read_parquet(path)
     text = _read_text(path)

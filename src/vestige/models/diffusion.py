@@ -22,8 +22,8 @@ EITHER = "either"  # rows of 0/1 mean "both sides", and 4-D masks are taken as t
 ROWS = "rows"  # only rows of 0/1 (LLaDA's own code)
 FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal models), or nothing (Dream)
 
-# Families by what stands in `model_type` or `architectures`, lower case; first match wins.
-FAMILIES = (
+# Families by what stands in `model_type` or `architectures`, lower case; first match wins. Plug-ins may insert theirs.
+FAMILIES = [
     ("diffusion_gemma", "other"),
     ("diffusiongemma", "other"),
     ("sdar", "other"),
@@ -32,7 +32,7 @@ FAMILIES = (
     ("dream", "dream"),
     ("a2d", "adapted"),
     ("diffusion", "other"),
-)
+]
 # Mask tokens of published families whose tokenizers do not name one.
 MASK_IDS = {"llada": 126336, "dream": 151666}
 # The setting that marks a causal model as adapted to diffusion.

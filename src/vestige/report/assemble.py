@@ -194,20 +194,14 @@ def _complete_metrics(report: Report, work: Work) -> None:
 
 
 def _columns(work: Work) -> list[str]:
-    """Axes first, then what was asked for in the runs, then what is left with a value."""
-    have = {k for e in work.roster.entries for k, v in e.values.items() if v["v"] is not None}
-    asked = [m for sources in work.evals.values() for s in sources for m in eval_part.top(s)]
-    order = [
-        *methods_part.COLUMNS,
-        *asked,
-        *(k for e in work.roster.entries for k in e.values if k not in _parents(work)),
-    ]
-    return [c for c in dict.fromkeys(order) if c in have]
-
-
-def _parents(work: Work) -> set[str]:
-    """Metrics that only serve others: they are in the data, but no column."""
-    return {m for ss in work.evals.values() for s in ss for m in s.data["results"] if m not in eval_part.top(s)}
+    """Axes first, then what the runs were asked for, then the rest, but for metrics that only serve others."""
+    entries = work.roster.entries
+    sources = [s for mine in work.evals.values() for s in mine]
+    have = {k for e in entries for k, v in e.values.items() if v["v"] is not None}
+    asked = dict.fromkeys(m for s in sources for m in eval_part.top(s))
+    serving = {m for s in sources for m in s.data["results"]} - set(asked)
+    rest = dict.fromkeys(k for e in entries for k in e.values if k not in serving)
+    return [c for c in dict.fromkeys([*methods_part.COLUMNS, *asked, *rest]) if c in have]
 
 
 # ---- parts -------------------------------------------------------------------------------------------------------

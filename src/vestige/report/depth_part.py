@@ -51,7 +51,10 @@ ENDS = {"retain": 1.0, "full": 0.0}
 
 def end(role: str, source: Source) -> dict[str, Any]:
     """The score of a reference: an end of the scale, not a measurement, and it says so."""
-    return value(ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale")
+    protocol = values(source)["uds"].get("protocol")
+    return value(
+        ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale", protocol=protocol
+    )
 
 
 def layers(source: Source, model: str, rows: int) -> dict[str, Any] | None:

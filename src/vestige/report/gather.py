@@ -9,6 +9,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ class Source:
     def directory(self) -> Path:
         return self.path if self.path.is_dir() else self.path.parent
 
-    @property
+    @cached_property
     def id(self) -> str:
         return short_id("s", self.kind, str(self.path.resolve()))
 
@@ -60,13 +61,15 @@ class Found:
 def gather(paths: Sequence[Path]) -> Found:
     """All sources under the paths, each once."""
     found = Found()
+    seen: set[str] = set()
     for path in paths:
         before = len(found.sources), len(found.problems)
         if not path.exists():
             raise UserError(f"{path} does not exist; give directories of finished runs.")
         for source in _look(path, found, DEEPEST):
-            if source.id not in {s.id for s in found.sources}:
+            if source.id not in seen:
                 found.sources.append(source)
+            seen.add(source.id)
         if (len(found.sources), len(found.problems)) == before:
             raise UserError(
                 f"{path} holds no finished run: no *_EVAL.json, depth summary.json, stress.json, metrics.json of "

@@ -9,8 +9,8 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.metrics import depth
-from vestige.run.collecting import ModelHandle
 from vestige.run.depth_ask import DepthAsk
+from vestige.run.handles import ModelHandle
 from vestige.run.patching import Source
 from vestige.run.progress import Bar
 from vestige.types import Array

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Encoder
 from vestige.errors import UserError
-from vestige.models.fingerprint import fingerprint
-from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
+from vestige.models.load import LoadedModel
 from vestige.run import denoising
+from vestige.run.handles import ModelHandle, device_kind, unquantised
 from vestige.run.progress import Bar
+from vestige.run.team import Team
 from vestige.store.evidence import Bank
 from vestige.suites.registry import Evidence
-from vestige.types import Target, Text, TokenStats, Trace, content_key
+from vestige.types import Target, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, PatchInto, PatchWant, Request, Wants
-
-log = logging.getLogger("vestige.run")
 
 
 class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
@@ -35,121 +32,19 @@ class Found(dict[str, Any]):
         raise MissingEvidence(key)
 
 
-class ModelHandle:
-    """A model that is loaded when first needed: a run whose evidence is complete never loads it."""
-
-    def __init__(self, args: ModelArgs | None, loaded: LoadedModel | None = None) -> None:
-        self.args = args
-        self._loaded = loaded
-        self.load_seconds = 0.0
-        self._identity = ""
-
-    @property
-    def name(self) -> str:
-        return self.args.path if self.args else (self._loaded.name if self._loaded else "")
-
-    @property
-    def identity(self) -> str:
-        """Weights and everything else about the model that changes its numbers beyond rounding."""
-        if not self._identity:
-            if self._loaded is not None and self.args is None:
-                m = self._loaded
-                generation = repr(getattr(m.model, "generation_config", None))
-                parts = [m.fingerprint, m.dtype, m.attention, _device_kind(m.device), generation]
-            else:
-                held = self.held()
-                parts = [self.fingerprint, held["dtype"], held["attention"], held["device"]]
-            self._identity = content_key(*(p.encode() for p in parts))[:16]
-        return self._identity
-
-    def held(self) -> dict[str, str]:
-        """How the weights are held when they are loaded as asked: known without loading them."""
-        assert self.args is not None
-        from vestige.models.choose import choose_device
-
-        kind = _device_kind(choose_device(self.args.device))
-        dtype = "float32" if self.args.dtype == "auto" and kind == "cpu" else self.args.dtype
-        return {
-            "dtype": dtype,
-            "attention": "sdpa" if self.args.attention == "auto" else self.args.attention,
-            "device": kind,
-        }
-
-    @property
-    def fingerprint(self) -> str:
-        if self._loaded is not None:
-            return self._loaded.fingerprint
-        assert self.args is not None
-        return fingerprint(self.args)
-
-    @property
-    def is_diffusion(self) -> bool:
-        """Does the model fill in hidden tokens? Known from its configuration, without loading weights."""
-        if self._loaded is not None:
-            return self._loaded.diffusion is not None
-        assert self.args is not None
-        return is_diffusion(self.args)
-
-    @property
-    def is_loaded(self) -> bool:
-        return self._loaded is not None
-
-    def get(self) -> LoadedModel:
-        if self._loaded is None:
-            assert self.args is not None
-            start = time.perf_counter()
-            self._loaded = load_model(self.args)
-            self.load_seconds = time.perf_counter() - start
-            for note in self._loaded.notes:
-                log.info("%s: %s", self.name, note)
-        return self._loaded
-
-    def facts(self) -> dict[str, Any]:
-        """What a manifest says of the model."""
-        out: dict[str, Any] = {
-            "name": self.name,
-            "fingerprint": self.fingerprint,
-            "evidence": self.identity,
-            "load_seconds": round(self.load_seconds, 3),
-        }
-        if self._loaded is not None:
-            m = self._loaded
-            out |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
-        elif self.args:  # all evidence was there already: what the model would have been loaded as
-            out |= {**self.held(), "quantization": self.args.quantization}
-        if self.args:
-            out["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
-        return out
-
-    def free(self) -> None:
-        """Gives the memory back; a model the caller owns is left alone."""
-        if self.args is not None and self._loaded is not None:
-            from vestige.collect.memory import free_memory
-
-            self._loaded = None
-            free_memory()
-
-
-def _device_kind(device: str) -> str:
-    return str(device).split(":")[0]
-
-
-def _unquantised(handle: ModelHandle) -> ModelHandle:
-    """The models that a quantised one is measured against are not quantised themselves."""
-    if handle.args is None or handle.args.quantization is None:
-        return handle
-    return ModelHandle(replace(handle.args, quantization=None))
+Run = Callable[[LoadedModel, list[Any], frozenset[str]], Iterable[dict[str, Any]]]
 
 
 class Collector:
     """Collects for one run directory."""
 
     def __init__(
-        self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int, progress: bool
+        self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int, progress: bool, team: Team
     ) -> None:
         from vestige.collect.cost import Cost
 
         self.directory = directory
+        self.team = team
         self.encoder = encoder
         self.batch_tokens = batch_tokens
         self.max_rows = max_rows
@@ -198,7 +93,7 @@ class Collector:
         from vestige.models.tokenizer import tokenizer_facts
         from vestige.run.patching import Patching, Settings, Source, bank_identity
 
-        full, retain = (_unquantised(second(path)) for path in (into.full, into.retain))
+        full, retain = (unquantised(second(path)) for path in (into.full, into.retain))
         ours = tokenizer_facts(self.encoder.tokenizer)["vocabulary"]
         for handle in (full, retain):
             assert handle.args is not None
@@ -206,7 +101,7 @@ class Collector:
                 raise UserError(f"uds: '{handle.name}' has another tokenizer than '{model.name}'; their states differ.")
         settings = Settings(None, into.last_layer, progress=self.progress)
         sources = [Source(into.label(n), h, self.directory) for n, h in (("retain", retain), ("model", model))]
-        found = Patching(full, settings, self.cost).evidence(sources, wants)
+        found = Patching(full, settings, self.cost, self.team).evidence(sources, wants)
         full.free()
         self.patched_banks |= {s.name: bank_identity(full, s.handle, settings) for s in sources}
         return {name: Found(stats) for name, stats in found.items()}
@@ -222,43 +117,71 @@ class Collector:
     def answers(self, model: ModelHandle, targets: Sequence[Target], label: str) -> Mapping[str, TokenStats]:
         if not targets:
             return Found()
-        bank: Bank[TokenStats] = Bank(self.directory, "answers", model.identity)
-        have = bank.load()
-        unique = {t.key: t for t in targets}
-        missing = {k: t for k, t in unique.items() if k not in have}
-        if missing:
-            from vestige.collect.answers import AnswerCollector
+        collect = self._run_bounds if model.is_diffusion else self._run_answers
+        found = self._gathered("answers", model, targets, lambda place, mine: collect(place, model, mine, label))
+        if model.is_diffusion:
+            errors = self.team.fold(self.directory, "errors", model.identity).load()
+            self.errors = {**self.errors, **{k: errors[k] for k in found if k in errors}}
+        return found
 
-            loaded = model.get()
-            limits = self._limits(loaded)
-            settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
-            if loaded.diffusion is not None:
-                self._run_bounds(model, list(missing.values()), limits, label)
-            else:
-                collector = AnswerCollector(loaded.model, vocabulary(loaded.model), limits, self.cost)
-                for group in _resumable(bank, missing, settings):
-                    self._run_answers(bank, collector, group, settings, label)
-            have = bank.load()
-        errors = Bank[float](self.directory, "errors", model.identity).load()
-        self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
+    def _gathered(
+        self, kind: str, model: ModelHandle, wants: Sequence[Any], collect: Callable[[Path, dict[str, Any]], None]
+    ) -> Found:
+        """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""
+        bank = self.team.fold(self.directory, kind, model.identity)
+        have = bank.load()
+        unique = {w.key: w for w in wants}
+        missing = {k: w for k, w in unique.items() if k not in have}
+        self.team.meet()  # before anybody writes: all must have seen the same gaps
+        if missing:
+            if mine := self.team.share(missing):
+                collect(self.team.place(self.directory), mine)
+            have = self.team.fold(self.directory, kind, model.identity).load()
         return Found({k: have[k] for k in unique})
+
+    def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
+        from vestige.collect.answers import AnswerCollector
+
+        loaded = model.get()
+        limits = self._limits(loaded)
+        settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
+        bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
+        collector = AnswerCollector(loaded.model, vocabulary(loaded.model), limits, self.cost)
+        for group in _resumable(bank, missing, settings):
+            self._score(bank, collector, group, settings, label)
+
+    def _score(
+        self, bank: Bank[TokenStats], collector: Any, targets: list[Target], settings: Mapping[str, Any], label: str
+    ) -> None:
+        done = bank.begin([t.key for t in targets], settings)
+        self.cost.nodes += count_nodes(targets)
+        with Bar(label, 0, "tok", self.progress) as bar:
+            # What is ahead is known only once it is packed, and again after memory ran out.
+            for result in collector.run(
+                targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
+            ):
+                bank.add_part(result)
+                bar.to(self.cost.score_tokens)
+        bank.finish()
 
     def _limits(self, loaded: LoadedModel) -> Any:
         from vestige.collect.answers import default_limits
 
-        return default_limits(vocabulary(loaded.model), _device_kind(loaded.device) == "cuda", self.batch_tokens)
+        return default_limits(vocabulary(loaded.model), device_kind(loaded.device) == "cuda", self.batch_tokens)
 
     # ---- diffusion models -----------------------------------------------------------------------------------
 
-    def _run_bounds(self, model: ModelHandle, targets: list[Target], limits: Any, label: str) -> None:
+    def _run_bounds(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
-        bank: Bank[TokenStats] = Bank(self.directory, "answers", model.identity)
-        errors: Bank[float] = Bank(self.directory, "errors", model.identity)
-        keys = [t.key for t in targets]
+        loaded = model.get()
+        bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
+        errors: Bank[float] = Bank(place, "errors", model.identity)
+        keys = list(missing)
         done = frozenset(bank.begin(keys, {"bound": True})) & frozenset(errors.begin(keys, {"bound": True}))
-        with Bar(label, len(targets), "answer", self.progress) as bar:
+        with Bar(label, len(missing), "answer", self.progress) as bar:
             bar.add(len(done))
-            for stats, gaps in denoising.bounds(model.get(), targets, limits, self.cost, done):
+            targets = list(missing.values())
+            for stats, gaps in denoising.bounds(loaded, targets, self._limits(loaded), self.cost, done):
                 errors.add_part(gaps)
                 bank.add_part(stats)
                 bar.add(len(stats))
@@ -281,8 +204,7 @@ class Collector:
         out: dict[str, Trace] = {}
         for path, group in saved.items():
             if path:  # recorded by somebody else: no model is run
-                unique = list({w.key: w for w in group}.values())
-                out |= Bank[Trace](self.directory, "denoised", model.identity).merge(denoising.external_traces(unique))
+                out |= self._recorded(model, list({w.key: w for w in group}.values()))
                 continue
             out |= self._stage(
                 "denoised", model, group, "denoising", "text",
@@ -290,39 +212,29 @@ class Collector:
             )  # fmt: skip
         return Found(out)
 
+    def _recorded(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
+        traces = denoising.external_traces(wants)
+        if self.team.leads:
+            Bank[Trace](self.directory, "denoised", model.identity).merge(traces)
+        return traces
+
     def _stage(
-        self, kind: str, model: ModelHandle, wants: Sequence[Any], label: str, unit: str,
-        run: Callable[[LoadedModel, list[Any], frozenset[str]], Iterable[dict[str, Any]]],
-    ) -> Mapping[str, Any]:  # fmt: skip
+        self, kind: str, model: ModelHandle, wants: Sequence[Any], label: str, unit: str, run: Run
+    ) -> Mapping[str, Any]:
         """Whatever is asked for under a key: what the bank lacks is run, and kept batch by batch."""
-        bank: Bank[Any] = Bank(self.directory, kind, model.identity)
-        have = bank.load()
-        unique = {w.key: w for w in wants}
-        missing = {k: w for k, w in unique.items() if k not in have}
-        if missing:
+
+        def collect(place: Path, missing: dict[str, Any]) -> None:
             loaded = model.get()
+            bank: Bank[Any] = Bank(place, kind, model.identity)
             done = frozenset(bank.begin(list(missing), {}))
             with Bar(label, len(missing), unit, self.progress) as bar:
                 bar.add(len(done))
                 for result in run(loaded, list(missing.values()), done):
                     bank.add_part(result)
                     bar.add(len(result))
-            have = bank.finish()
-        return Found({k: have[k] for k in unique})
+            bank.finish()
 
-    def _run_answers(
-        self, bank: Bank[TokenStats], collector: Any, targets: list[Target], settings: Mapping[str, Any], label: str
-    ) -> None:
-        done = bank.begin([t.key for t in targets], settings)
-        self.cost.nodes += count_nodes(targets)
-        with Bar(label, 0, "tok", self.progress) as bar:
-            # What is ahead is known only once it is packed, and again after memory ran out.
-            for result in collector.run(
-                targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
-            ):
-                bank.add_part(result)
-                bar.to(self.cost.score_tokens)
-        bank.finish()
+        return self._gathered(kind, model, wants, collect)
 
     # ---- texts ----------------------------------------------------------------------------------------------
 
@@ -342,58 +254,57 @@ class Collector:
                     loaded, left, self.encoder.decode, self._limits(loaded), self.cost, done
                 ),
             )  # fmt: skip
-        bank: Bank[Text] = Bank(self.directory, "texts", model.identity)
-        have = bank.load()
-        unique = {r.key: r for r in requests}
-        missing = {k: r for k, r in unique.items() if k not in have}
-        if missing:
-            from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+        known = {t.key: (t, answers[t.key]) for t in scored}
+        return self._gathered(
+            "texts", model, requests, lambda place, missing: self._run_texts(place, model, missing, known)
+        )
 
-            loaded = model.get()
-            eos = end_tokens(loaded.model, loaded.tokenizer)
-            end_text = loaded.tokenizer.decode([loaded.tokenizer.eos_token_id]) if eos else ""
-            collector = TextCollector(loaded.model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
-            settings = {"max_rows": self.max_rows}
-            for group in _resumable(bank, missing, settings):
-                plain = [r for r in group if penalty_of(loaded.model, r.decoding) == 1.0]
-                known = {t.key: (t, answers[t.key]) for t in scored}
-                proven = prove(plain, known.values(), eos)
-                done = bank.begin([r.key for r in group], settings)
-                with Bar("generating texts", len(group), "text", self.progress) as bar:
-                    for result in collector.run(group, proven, frozenset(done)):
-                        bank.add_part(result)
-                        bar.add(len(result))
-                bank.finish()
-            have = bank.load()
-        return Found({k: have[k] for k in unique})
+    def _run_texts(
+        self,
+        place: Path,
+        model: ModelHandle,
+        missing: dict[str, Request],
+        known: Mapping[str, tuple[Target, TokenStats]],
+    ) -> None:
+        from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+
+        loaded = model.get()
+        bank: Bank[Text] = Bank(place, "texts", model.identity)
+        eos = end_tokens(loaded.model, loaded.tokenizer)
+        end_text = loaded.tokenizer.decode([loaded.tokenizer.eos_token_id]) if eos else ""
+        collector = TextCollector(loaded.model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
+        settings = {"max_rows": self.max_rows}
+        for group in _resumable(bank, missing, settings):
+            plain = [r for r in group if penalty_of(loaded.model, r.decoding) == 1.0]
+            proven = prove(plain, known.values(), eos)
+            done = bank.begin([r.key for r in group], settings)
+            with Bar("generating texts", len(group), "text", self.progress) as bar:
+                for result in collector.run(group, proven, frozenset(done)):
+                    bank.add_part(result)
+                    bar.add(len(result))
+            bank.finish()
 
     # ---- gradients and classifiers --------------------------------------------------------------------------
 
     def gradients(self, model: ModelHandle, wants: Sequence[GradientWant]) -> Mapping[str, float]:
         if not wants:
             return Found()
-        bank: Bank[float] = Bank(self.directory, "gradients", model.identity)
-        have = bank.load()
-        unique = {w.key: w for w in wants}
-        missing = [w for k, w in unique.items() if k not in have]
-        if missing:
-            from vestige.collect.gradients import gradient_norms, norm_order
+        return self._stage("gradients", model, wants, "taking gradients", "row", self._norms)
 
-            loaded = model.get()
-            if loaded.quantization:
-                raise UserError(
-                    f"mia_gradnorm needs gradients, which {loaded.quantization} weights do not have; leave it out."
-                )
-            done = bank.begin([w.key for w in missing], {})
-            with Bar("taking gradients", len(missing), "row", self.progress) as bar:
-                for want in missing:
-                    if want.key not in done:
-                        args = (loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
-                        for _, norm in gradient_norms(*args):
-                            bank.add_part({want.key: norm})
-                    bar.add(1)
-            have = bank.finish()
-        return Found({k: have[k] for k in unique})
+    def _norms(
+        self, loaded: LoadedModel, wants: list[GradientWant], done: frozenset[str]
+    ) -> Iterable[dict[str, float]]:
+        from vestige.collect.gradients import gradient_norms, norm_order
+
+        if loaded.quantization:
+            raise UserError(
+                f"mia_gradnorm needs gradients, which {loaded.quantization} weights do not have; leave it out."
+            )
+        for want in wants:
+            if want.key not in done:
+                args = (loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
+                for _, norm in gradient_norms(*args):
+                    yield {want.key: norm}
 
     def classified(self, wants: Sequence[ClassifierWant]) -> Mapping[str, float]:
         if not wants:
@@ -410,9 +321,10 @@ class Collector:
                 classifier = Classifier(path)
                 with Bar("classifying texts", len(missing), "text", self.progress) as bar:
                     for result in classifier.run(missing):
-                        bank.merge(result)
+                        have |= result
+                        if self.team.leads:  # in a team each classifies for itself: texts are few
+                            bank.merge(result)
                         bar.add(len(result))
-                have = bank.load()
             out |= {k: have[k] for k in mine}
         return Found(out)
 

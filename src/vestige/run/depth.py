@@ -12,7 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,12 @@ from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.collecting import ModelHandle
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import record, write_run
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.run.handles import ModelHandle
 from vestige.run.patching import Patching, Settings, Source, bank_identity
+from vestige.run.team import Team, team
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
@@ -111,14 +112,19 @@ def check_tokenizers(ask: DepthAsk, tokenizer: Any, contexts: Contexts) -> None:
 
 
 def depth_run(ask: DepthAsk) -> list[DepthResult]:
-    """The depth score of each unlearned model, with its files."""
+    """The depth score of each unlearned model, with its files. In a team only the leader has results to return."""
+    us = team()
+    if not us.leads:
+        _DepthRun(replace(ask, progress=False), us).evidence()
+        return []
     with writing(Path(ask.out)):
-        return _DepthRun(ask).run()
+        return _DepthRun(ask, us).run()
 
 
 class _DepthRun:
-    def __init__(self, ask: DepthAsk) -> None:
+    def __init__(self, ask: DepthAsk, us: Team) -> None:
         self.ask = ask
+        self.team = us
         self.started = time.perf_counter()
         self.cost = Cost()
         self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
@@ -128,21 +134,26 @@ class _DepthRun:
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
 
-    def run(self) -> list[DepthResult]:
-        out = Path(self.ask.out)
+    def evidence(self) -> tuple[list[Source], dict[str, Mapping[str, TokenStats]]]:
+        """The retain model and the unlearned ones, and what their states do to the full model."""
         settings = Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
         self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
-        cached = (self.ask.cache / self.cache_file).exists()
+        self.cached = (self.ask.cache / self.cache_file).exists()
         sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
-        sources += [
-            Source(path, ModelHandle(self.ask.model(path, quantised=True)), out / "evidence") for path in self.names
-        ]
-        patching = Patching(self.full, settings, self.cost)
-        evidence = patching.evidence(sources, list(self.contexts.wants.values()))
+        place = Path(self.ask.out) / "evidence"
+        sources += [Source(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
+        patching = Patching(self.full, settings, self.cost, self.team)
+        found = patching.evidence(sources, list(self.contexts.wants.values()))
+        self.cost.add(self.team.gather(self.cost)[1:])
+        return sources, found
+
+    def run(self) -> list[DepthResult]:
+        out = Path(self.ask.out)
+        sources, evidence = self.evidence()
         baselines = self._baselines(sources) if self.ask.baselines else {}
         self.full.free()
         results = [
-            self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), cached)
+            self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), self.cached)
             for path in self.names
         ]
         if len(results) > 1:

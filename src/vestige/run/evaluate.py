@@ -11,14 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import Context
+from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.collecting import Collector, ModelHandle
+from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
+from vestige.run.handles import ModelHandle
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
+from vestige.run.team import Team, team
 from vestige.store.evidence import discard_all
 from vestige.store.examples import save_rows
 from vestige.store.files import write_json
@@ -58,10 +61,15 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
     if isinstance(config, HarnessConfig):
         from vestige.run.harness import evaluate_harness
 
+        if team().size > 1:
+            raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
     references = load_references(config.suite, config.dialect)
+    us = team()
+    if not us.leads:  # helps to collect, writes no results
+        return _Evaluation(replace(config, progress=False), references, loaded, us).run()
     with writing(config.output_dir):
-        evaluation = _Evaluation(config, references, loaded)  # finds the model, or says that there is none
+        evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         if _wants_retain_logs(config) and config.retain_logs is None:
             log.warning(NO_RETAIN_LOGS)
         return evaluation.run()
@@ -72,12 +80,15 @@ def _wants_retain_logs(config: RunConfig) -> bool:
 
 
 class _Evaluation:
-    def __init__(self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None) -> None:
+    def __init__(
+        self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
+    ) -> None:
         self.config = config
+        self.team = us
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
-        if config.overwrite and self.evidence_dir.is_dir():
+        if us.leads and config.overwrite and self.evidence_dir.is_dir():
             discard_all(self.evidence_dir)
         self.notes: list[str] = []
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
@@ -91,7 +102,9 @@ class _Evaluation:
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
         encoder = self.context.encoder
-        self.collector = Collector(self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress)
+        self.collector = Collector(
+            self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
+        )
 
     def run(self) -> Outcome:
         import torch
@@ -99,7 +112,8 @@ class _Evaluation:
         torch.manual_seed(self.config.seed)
         prepared = prepare(self.config, self.context)
         prepare_seconds = time.perf_counter() - self.started
-        save_rows(self.config.output_dir / "evidence" / "examples.json.gz", prepared.rows)
+        if self.team.leads:
+            save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
         if _wants_retain_logs(self.config) and self.config.retain_logs is None:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
         evidence = self.collector.collect(prepared.wants, self.model, self._second)
@@ -122,7 +136,8 @@ class _Evaluation:
         if not prepared.wants.denoised:
             return None
         tokenizer = self.context.encoder.tokenizer
-        tokenizer.save_pretrained(self.evidence_dir / "tokenizer")
+        if self.team.leads:
+            tokenizer.save_pretrained(self.evidence_dir / "tokenizer")
         return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:
@@ -146,6 +161,9 @@ class _Evaluation:
 
     def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
         config, suite = self.config, self.config.suite
+        self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
+        if not self.team.leads:
+            return Outcome(config.output_dir, scores, suite.top, config.dialect, self._manifest(prepared))
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         manifest = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", manifest)
@@ -177,6 +195,7 @@ class _Evaluation:
             "references": self.second_identities,
             "patched": self.collector.patched_banks,
             "config": config_json(self.config),
+            "processes": self.team.size,
             "versions": versions(),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.data.rows import SUFFIXES
+from vestige.data.rows import suffixes
 from vestige.errors import UserError, unknown_name
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
@@ -169,7 +169,7 @@ def local_data(ask: Ask, run: RunConfig) -> dict[str, Any]:
         raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")
     pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
     stems = {stem for pair in pairs for stem in pair}
-    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in SUFFIXES):
+    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
         have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
         wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
         raise UserError(f"{root} has none of {wanted}; it holds: {have}.")

@@ -11,9 +11,9 @@ from vestige.errors import UserError
 from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.run.collecting import ModelHandle
 from vestige.run.config import HarnessConfig
 from vestige.run.evaluate import Outcome, config_json
+from vestige.run.handles import ModelHandle
 from vestige.run.prepare import model_args
 from vestige.run.tables import number, table
 from vestige.store.files import read_json, write_json

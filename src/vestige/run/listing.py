@@ -88,6 +88,6 @@ def _hub_id(directories: list[Path], name: str) -> str:
     for directory in directories:
         path = directory / "model" / f"{name}.yaml"
         if path.is_file():
-            found = re.search(r"pretrained_model_name_or_path:\s*(\S+)", path.read_text())
+            found = re.search(r"pretrained_model_name_or_path:\s*[\"']?([^\s\"',}]+)", path.read_text())
             return found[1] if found and found[1] != "???" else "any checkpoint, with its own chat template"
     return ""

@@ -18,8 +18,9 @@ import numpy as np
 
 from vestige.collect.cost import Cost
 from vestige.errors import UserError
-from vestige.run.collecting import ModelHandle
+from vestige.run.handles import ModelHandle
 from vestige.run.progress import Bar
+from vestige.run.team import Team
 from vestige.store.evidence import Bank
 from vestige.store.results import versions
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
@@ -68,8 +69,9 @@ def bank_identity(target: ModelHandle, source: ModelHandle, settings: Settings) 
 class Patching:
     """Collects the patched evidence of one target."""
 
-    def __init__(self, target: ModelHandle, settings: Settings, cost: Cost) -> None:
+    def __init__(self, target: ModelHandle, settings: Settings, cost: Cost, team: Team) -> None:
         self.target = target
+        self.team = team
         self.settings = settings
         self.cost = cost
         self.checked = False
@@ -84,25 +86,32 @@ class Patching:
             names[source.name] = identity = bank_identity(self.target, source.handle, self.settings)
             if self._is_target(source.handle) or identity in banks:
                 continue
-            bank = banks[identity] = Bank(source.directory, "patched", identity)
+            bank = banks[identity] = self.team.fold(source.directory, "patched", identity)
             have = bank.load()
-            missing = [w for k, w in unique.items() if k not in have]
-            if missing:
-                done = bank.begin([w.key for w in missing], {})
-                todo[identity] = _Todo(source, bank, [w for w in missing if w.key not in done])
+            if missing := {k: w for k, w in unique.items() if k not in have}:
+                todo[identity] = self._begin(source, identity, self.team.share(missing))
+        self.team.meet()  # before anybody finishes: all must have seen the same gaps
         self._collect(list(todo.values()))
         for item in todo.values():
             item.bank.finish()
+        for identity, item in todo.items():
+            self.team.fold(item.source.directory, "patched", identity)
         found = {identity: bank.load() for identity, bank in banks.items()}
         out: dict[str, Mapping[str, TokenStats]] = {}
         for source in sources:
             if self._is_target(source.handle):
                 out[source.name] = self._unchanged(next(iter(found.values()), None), unique, source)
-                Bank[TokenStats](source.directory, "patched", names[source.name]).merge(out[source.name])
+                if self.team.leads:
+                    Bank[TokenStats](source.directory, "patched", names[source.name]).merge(out[source.name])
             else:
                 have = found[names[source.name]]
                 out[source.name] = {k: have[k] for k in unique}
         return out
+
+    def _begin(self, source: Source, identity: str, mine: Mapping[str, PatchWant]) -> _Todo:
+        bank: Bank[TokenStats] = Bank(self.team.place(source.directory), "patched", identity)
+        done = bank.begin(list(mine), {})
+        return _Todo(source, bank, [w for k, w in mine.items() if k not in done])
 
     def _is_target(self, handle: ModelHandle) -> bool:
         """The target patched with its own states is the target: nothing to compute, and no rounding. (Not so when the

@@ -9,8 +9,9 @@ from typing import Any
 
 from vestige.models.load import load_tokenizer
 from vestige.models.locate import locate, weight_names
-from vestige.run.collecting import ModelHandle, count_nodes
+from vestige.run.collecting import count_nodes
 from vestige.run.config import RunConfig
+from vestige.run.handles import ModelHandle
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.tables import table
 from vestige.store.evidence import Bank

@@ -224,6 +224,13 @@ class Bank(Generic[T]):
         self.discard_parts()
         return everything
 
+    def take_all(self) -> dict[str, T]:
+        """All that is here, parts included; afterwards nothing is."""
+        everything = {**self.load(), **self._parts_done()}
+        self.path.unlink(missing_ok=True)
+        self.discard_parts()
+        return everything
+
     def discard_parts(self) -> None:
         for path in [self.journal, *self.parts.glob(f"{self.stem}.part-*")]:
             path.unlink(missing_ok=True)

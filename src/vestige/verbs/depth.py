@@ -57,5 +57,6 @@ def run_depth(args: argparse.Namespace) -> int:
     results = depth_run(ask)
     if ask.plots:
         draw(results)
-    print(report(results))
+    if results:  # in a team of processes the leader has them
+        print(report(results))
     return 0

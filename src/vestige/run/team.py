@@ -1,0 +1,106 @@
+"""Several processes on one evaluation: each collects a share, all end with the same evidence.
+
+    accelerate launch --num_processes 4 -m vestige eval tofu --model ...
+
+Every process plans the same wants: planning is cheap and runs no model. What the evidence on disk lacks is dealt out;
+each process collects its share into a folder of its own; the leader folds the folders into the bank; everybody reads
+the bank. Shares are decided by content, so a team that was killed goes on where it stopped. Only the leader
+writes results and speaks.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from vestige.store.evidence import Bank
+from vestige.types import Target, content_key
+
+T = TypeVar("T")
+
+
+class Team:
+    """This process among those that work together; alone it costs nothing."""
+
+    def __init__(self, rank: int = 0, size: int = 1, meeting: Any = None) -> None:
+        self.rank, self.size, self._meeting = rank, size, meeting
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def share(self, wants: Mapping[str, T]) -> dict[str, T]:
+        """This process's part. Wants with the same prompt stay together: they share its cost.
+
+        >>> Team(1, 2).share({"a": 1, "c": 3, "b": 2})
+        {'b': 2}
+        """
+        groups: dict[str, list[str]] = {}
+        for key, want in wants.items():
+            groups.setdefault(_prompt_key(key, want), []).append(key)
+        mine = {key for name in sorted(groups)[self.rank :: self.size] for key in groups[name]}
+        return {key: want for key, want in wants.items() if key in mine}
+
+    def place(self, directory: Path) -> Path:
+        """Where this process keeps what it collects until the team meets."""
+        return directory if self.leads else directory / f"process-{self.rank}"
+
+    def meet(self) -> None:
+        """Waits until everybody is here. If one fails, its launcher stops the others."""
+        if self.size > 1:
+            self._meeting.wait_for_everyone()
+
+    def fold(self, directory: Path, kind: str, identity: str) -> Bank[Any]:
+        """The bank of everybody: the leader takes in what lies in the others' folders, a killed team's among them."""
+        bank: Bank[Any] = Bank(directory, kind, identity)
+        self.meet()
+        if self.leads:
+            for folder in sorted(directory.glob("process-*")):
+                if found := Bank[Any](folder, kind, identity).take_all():
+                    bank.merge(found)
+                _remove_empty(folder)
+        self.meet()
+        return bank
+
+    def gather(self, item: T) -> list[T]:
+        """Everybody's item, in the order of ranks."""
+        if self.size == 1:
+            return [item]
+        from accelerate.utils import gather_object
+
+        return list(gather_object([item]))
+
+
+def _prompt_key(key: str, want: Any) -> str:
+    if isinstance(want, Target):
+        return content_key(repr(want.ids[: want.start]).encode())
+    prompt = getattr(want, "prompt", None)
+    return key if prompt is None else str(prompt.key)
+
+
+def _remove_empty(folder: Path) -> None:
+    if not any(folder.iterdir()):
+        folder.rmdir()
+
+
+@functools.cache
+def team() -> Team:
+    """The team that a launcher (accelerate, torchrun) made of this process and others; otherwise a team of one."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return Team()
+    import datetime
+
+    from accelerate import PartialState
+
+    # Shares take as long as they take: the usual half hour would end a healthy run.
+    state = PartialState(cpu=not _has_accelerator(), timeout=datetime.timedelta(days=7))
+    return Team(state.process_index, state.num_processes, state)
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return torch.cuda.is_available()

@@ -1,0 +1,67 @@
+"""The documentation site: it builds, every link in it leads somewhere, and it opens without a network."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def builder() -> Any:
+    spec = importlib.util.spec_from_file_location("site_build", ROOT / "docs" / "site" / "build.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    import sys
+
+    sys.modules["site_build"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("site") / "out"
+    builder().build(out)
+    return out
+
+
+def test_every_link_leads_to_a_file_and_a_heading(site: Path) -> None:
+    texts = {p.name: p.read_text(encoding="utf-8") for p in site.glob("*.html")}
+    assert len(texts) > 25
+    for name, text in texts.items():
+        for target in re.findall(r"""<a [^>]*href=["']([^"'#]*)(?:#[^"']*)?["']""", text):
+            assert target == "" or target.startswith("https://") or (site / target).is_file(), f"{name}: {target}"
+        for file, anchor in re.findall(r"""href=["'](\w+\.html)#([^"']+)["']""", text):
+            assert re.search(rf"""id=["']{re.escape(anchor)}["']""", texts[file]), f"{name}: {file}#{anchor}"
+
+
+def test_nothing_is_fetched(site: Path) -> None:
+    for page in site.glob("*.html"):
+        assert re.findall(r"""(?:src|href)=["'](?:https?:)?//[^"']*\.(?:js|css|woff2?)""", page.read_text()) == []
+
+
+def test_the_reference_names_the_interface_and_the_formulas(site: Path) -> None:
+    text = (site / "api.html").read_text(encoding="utf-8")
+    assert text.index("vestige.run.api") < text.index("vestige.collect.answers")
+    for name in ("evaluate", "extraction_strength", "TokenStats"):
+        assert name in text
+
+
+def test_a_page_outside_all_groups_stops_the_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = builder()
+    monkeypatch.setitem(module.GROUPS, "Start", [n for n in module.GROUPS["Start"] if n != "lab"])
+    with pytest.raises(module.BuildError, match="lab: in no group"):
+        module.build(tmp_path / "out")
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    module = builder()
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(module.BuildError, match="holds something else"):
+        module.build(tmp_path)
+    assert (tmp_path / "thesis.tex").exists()

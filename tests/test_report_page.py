@@ -93,17 +93,25 @@ def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened
     assert [url for url in lab.requests if not url.startswith(("data:", "blob:"))] == []
 
 
-def test_the_answer_its_evidence_and_its_limits_are_in_the_first_screen(lab: Opened) -> None:
-    verdict = report_samples.lab()["audits"][0]["verdict"]
-    for width, height in ((1280, 800), (360, 780)):
-        lab.page.set_viewport_size({"width": width, "height": height})
-        lab.go()
-        assert lab.text(".answer strong") == {"partly": "Partly", "yes": "Yes", "no": "No"}[verdict["answer"]]
-        assert lab.text(".headline") == verdict["headline"]
+def test_the_answer_its_evidence_and_its_limits_are_in_the_first_screen(running: Any, folder: Path) -> None:
+    report = report_samples.lab()
+    verdict = report["audits"][0]["verdict"]
+    item = {
+        "text": "Under an attack, forget_Q_A_ROUGE goes from 0.2207 to 0.2251; a control goes from 0.2365 to 0.2208."
+    }
+    verdict["evidence"] += [{**item, "points": "unclear", "panel": "attacks"} for _ in range(6)]
+    verdict["limits"] += ["There are only 32 forget rows: small differences cannot be seen.", "No attack was tried."]
+    page = opened(running, folder, "verdict", report, height=820)
+    assert page.text(".answer strong") == "Partly" and page.text(".headline") == verdict["headline"]
+    for width, height in ((1280, 820), (360, 780)):
+        page.page.set_viewport_size({"width": width, "height": height})
         for part in (".answer", ".evidence", ".limits"):
-            box = lab.page.locator(part).first.bounding_box()
-            assert box["y"] + box["height"] <= height
-    lab.page.set_viewport_size({"width": 1280, "height": 800})
+            box = page.page.locator(part).first.bounding_box()
+            assert box["y"] + box["height"] <= height, (part, width)
+    assert page.count(".evidence li:visible") == 3
+    page.page.click(".more")  # the others are one touch away on a small screen
+    assert page.count(".evidence li:visible") == len(verdict["evidence"])
+    page.page.close()
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -1,8 +1,8 @@
 """The page: one HTML file that holds its data, its scripts and its style, and asks nothing of the network.
 
 The scripts in page/ are ordinary modules. They are put together here: each becomes a function that returns what it
-exports, in an order in which nothing is used before it is there. The policy in the page's head allows these very scripts,
-by hash, and no others, so that no text in the data can become one.
+exports, in an order in which nothing is used before it is there. The policy in the page's head allows these very
+scripts, by hash, and no others, so that no text in the data can become one.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from vestige.errors import UserError
 
 ASSETS = Path(__file__).parent / "page"
 FIRST = "main"  # the module that starts the page
+STYLES = ("base", "controls", "audit", "tables", "screens")  # later ones have the last word
 
 _IMPORT = re.compile(r'^import (?:\* as (\w+)|(\{[^}]*\})) from "\./(\w+)\.js";$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
@@ -29,7 +30,8 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))
 
 def render_page(report: dict[str, Any], *, live: bool = False) -> str:
     """The whole page as text. `live`: it is served by a viewer and may ask it whether there is something new."""
-    library, script, style = library_text(), bundle(), (ASSETS / "page.css").read_text("utf-8")
+    library, script = library_text(), bundle()
+    style = "".join((ASSETS / f"style_{name}.css").read_text("utf-8") for name in STYLES)
     parts = {
         "title": html.escape(str(report.get("title", "vestige")), quote=True),
         "policy": policy([library, script], [style, ""], live),

@@ -6,10 +6,14 @@ import { plainTable } from "./sheet.js";
 import { colours, onTheme } from "./theme.js";
 
 const CONFIG = { displayModeBar: false, responsive: true, showTips: false, doubleClick: "reset" };
+const PAUSE = 60; // ms
 const charts = new Map();
-const sight = new IntersectionObserver((seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()), {
-  rootMargin: "200px",
-});
+const sight = new IntersectionObserver(
+  (seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()),
+  {
+    rootMargin: "200px",
+  },
+);
 
 /** Text for a chart. Plotly reads a few tags and entities in labels: none of ours may be one. */
 export function plain(text, most = 60) {
@@ -19,7 +23,11 @@ export function plain(text, most = 60) {
 }
 
 /** Lines of a hover label. */
-export const lines = (...parts) => parts.filter((p) => p !== "" && p !== null && p !== undefined).map((p) => plain(p, 90)).join("<br>");
+export const lines = (...parts) =>
+  parts
+    .filter((p) => p !== "" && p !== null && p !== undefined)
+    .map((p) => plain(p, 90))
+    .join("<br>");
 
 /**
  * chart({name, title, note, height, build, sheet, onPoint}): `build()` gives {traces, layout, says}; `sheet()` gives
@@ -32,7 +40,7 @@ export function chart(options) {
   const numbers = el("details.numbers", {}, el("summary", {}, "Numbers"));
   numbers.addEventListener("toggle", () => numbers.open && fillNumbers(numbers, options));
   const node = el("figure.chart", {}, title, plot, el("div.chart-tools", {}, numbers, ...tools(plot, options)));
-  const me = { node, awake: false, wake, update };
+  const me = { node, awake: false, waiting: 0, wake, update, flush };
   charts.set(plot, me);
   sight.observe(plot);
   return me;
@@ -40,9 +48,11 @@ export function chart(options) {
   function wake() {
     if (me.awake || !plot.isConnected) return;
     me.awake = true;
-    draw();
+    update();
   }
   function draw() {
+    clearTimeout(me.waiting);
+    plot.setAttribute("aria-busy", "false");
     const { traces, layout, says, note: words } = options.build();
     if (words !== undefined) note.textContent = words;
     plot.setAttribute("aria-label", `${options.title}. ${says ?? ""} The numbers can be opened below or saved as CSV.`);
@@ -50,9 +60,18 @@ export function chart(options) {
     Plotly.react(plot, traces, dressed(layout), CONFIG);
     if (fresh && options.onPoint) plot.on("plotly_click", (e) => clicked(e, options.onPoint));
   }
+  // A slider asks for many pictures in a row: only the last one is drawn, and never before the page has answered.
   function update() {
-    if (me.awake) draw();
+    clearTimeout(me.waiting);
+    if (me.awake) {
+      plot.setAttribute("aria-busy", "true");
+      me.waiting = setTimeout(draw, PAUSE);
+    }
     if (numbers.open) fillNumbers(numbers, options);
+  }
+  function flush() {
+    wake();
+    if (plot.getAttribute("aria-busy") === "true") draw();
   }
 }
 
@@ -69,7 +88,7 @@ function tools(plot, options) {
   const name = options.name;
   const asCsv = () => offer(`${name}.csv`, "text/csv", csv(options.sheet()));
   const picture = (format) => async () => {
-    charts.get(plot).wake();
+    charts.get(plot).flush();
     await saveChart(plot, name, format);
   };
   return [
@@ -83,13 +102,24 @@ function tools(plot, options) {
 /** The page's look around a chart's own layout. */
 function dressed(layout = {}) {
   const c = colours();
-  const axis = { gridcolor: c.line, zerolinecolor: c.line, linecolor: c.line, automargin: true, tickfont: { size: 11 } };
-  const dress = (own = {}) => ({ ...axis, ...own, title: { font: { size: 12, color: c.soft }, standoff: 8, ...titled(own.title) } });
+  const axis = {
+    gridcolor: c.line,
+    zerolinecolor: c.line,
+    linecolor: c.line,
+    automargin: true,
+    tickfont: { size: 11 },
+  };
+  const dress = (own = {}) => ({
+    ...axis,
+    ...own,
+    title: { font: { size: 12, color: c.soft }, standoff: 8, ...titled(own.title) },
+  });
   const extra = Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k));
   const axes = Object.fromEntries([...new Set(["xaxis", "yaxis", ...extra])].map((k) => [k, dress(layout[k])]));
   return {
     font: { family: "system-ui, sans-serif", size: 12, color: c.ink },
-    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
     margin: { l: 48, r: 16, t: 28, b: 40 },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
     hoverlabel: { bgcolor: c.paper, bordercolor: c.soft, font: { color: c.ink, size: 12 }, align: "left" },
@@ -103,12 +133,22 @@ const titled = (title) => (typeof title === "string" ? { text: plain(title) } : 
 
 /** A band between two lines, drawn as one filled outline; gaps are left out. */
 export function band(x, lo, hi, colour, name) {
-  const ok = x.map((_, i) => i).filter((i) => lo?.[i] !== null && lo?.[i] !== undefined && hi?.[i] !== null && hi?.[i] !== undefined);
+  const ok = x
+    .map((_, i) => i)
+    .filter((i) => lo?.[i] !== null && lo?.[i] !== undefined && hi?.[i] !== null && hi?.[i] !== undefined);
   if (ok.length < 2) return null;
   const back = [...ok].reverse();
   return {
-    x: [...ok.map((i) => x[i]), ...back.map((i) => x[i])], y: [...ok.map((i) => hi[i]), ...back.map((i) => lo[i])],
-    type: "scatter", mode: "lines", fill: "toself", fillcolor: faint(colour, 0.16), line: { width: 0 }, hoverinfo: "skip", showlegend: false, name: plain(name),
+    x: [...ok.map((i) => x[i]), ...back.map((i) => x[i])],
+    y: [...ok.map((i) => hi[i]), ...back.map((i) => lo[i])],
+    type: "scatter",
+    mode: "lines",
+    fill: "toself",
+    fillcolor: faint(colour, 0.16),
+    line: { width: 0 },
+    hoverinfo: "skip",
+    showlegend: false,
+    name: plain(name),
   };
 }
 

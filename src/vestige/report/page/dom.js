@@ -33,6 +33,12 @@ export function replace(node, ...children) {
   return node;
 }
 
+/** A name that may break after its underscores, where it would otherwise break inside a word. */
+export const named = (name) =>
+  String(name)
+    .split(/(?<=_)/)
+    .flatMap((part, i) => (i ? [document.createElement("wbr"), part] : [part]));
+
 export const isNumber = (v) => typeof v === "number" && Number.isFinite(v);
 
 /** Own properties only: a metric may be called "constructor". */
@@ -56,7 +62,7 @@ export function interval(cell, digits = 3) {
 
 export const count = (n, one, many = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : many}`;
 
-export function debounce(run, wait = 120) {
+export function debounce(run, wait = 60) {
   let timer = 0;
   return (...args) => {
     clearTimeout(timer);
@@ -92,7 +98,12 @@ export function tick(label, checked, onchange) {
 export function segments(label, options, value, onchange) {
   const name = `seg-${Math.random().toString(36).slice(2)}`;
   const parts = options.map(([v, text]) =>
-    el("label.segment", {}, el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) }), el("span", {}, text)),
+    el(
+      "label.segment",
+      {},
+      el("input", { type: "radio", name, value: v, checked: v === value, onchange: () => onchange(v) }),
+      el("span", {}, text),
+    ),
   );
   return el("fieldset.segments", {}, el("legend", {}, label), ...parts);
 }

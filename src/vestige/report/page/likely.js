@@ -21,8 +21,14 @@ function spread(audit) {
   const place = el("div.small-multiples", {});
   const show = (key) => {
     state.set({ "d.metric": key === keys[0] ? null : key });
-    const shown = inOrder(audit, audit.likely.filter((d) => d.metric === key));
-    replace(place, shown.map((d) => histogram(d, shared(shown)).node));
+    const shown = inOrder(
+      audit,
+      audit.likely.filter((d) => d.metric === key),
+    );
+    replace(
+      place,
+      shown.map((d) => histogram(d, shared(shown)).node),
+    );
   };
   const chosen = keys.includes(state.get("d.metric")) ? state.get("d.metric") : keys[0];
   show(chosen);
@@ -46,17 +52,36 @@ function shared(items) {
 function histogram(d, bins) {
   const here = SPLITS.filter((s) => d.splits[s]?.length);
   const trace = (s) => ({
-    type: "histogram", x: d.splits[s], name: `${s} (n ${d.splits[s].length})`, histnorm: "probability", opacity: 0.75,
-    xbins: { start: bins.lo, end: bins.hi, size: bins.size }, marker: { color: faint(splitColour(s), 0.45), line: { color: splitColour(s), width: 1.2 } },
+    type: "histogram",
+    x: d.splits[s],
+    name: `${s} (n ${d.splits[s].length})`,
+    histnorm: "probability",
+    opacity: 0.75,
+    xbins: { start: bins.lo, end: bins.hi, size: bins.size },
+    marker: { color: faint(splitColour(s), 0.45), line: { color: splitColour(s), width: 1.2 } },
     hovertemplate: `${s}: %{y:.3f} of the rows at %{x}<extra></extra>`,
   });
   const build = () => ({
     traces: here.map(trace),
-    layout: { barmode: "overlay", bargap: 0, xaxis: { title: d.what || metric(d.metric).label, range: [bins.lo, bins.hi] }, yaxis: { title: "share of rows", rangemode: "tozero" }, margin: { l: 46, r: 8, t: 44, b: 40 } },
+    layout: {
+      barmode: "overlay",
+      showlegend: true,
+      bargap: 0,
+      xaxis: { title: d.what || metric(d.metric).label, range: [bins.lo, bins.hi] },
+      yaxis: { title: "share of rows", rangemode: "tozero" },
+      margin: { l: 46, r: 8, t: 44, b: 40 },
+    },
     says: here.map((s) => `${s}: median ${fmt(median(d.splits[s]))} of ${d.splits[s].length} rows.`).join(" "),
   });
   const rows = () => here.flatMap((s) => d.splits[s].map((v) => [s, v]));
-  return chart({ name: `${d.metric}_${d.model}`, title: modelName(d.model), note: model(d.model).role, height: 270, build, sheet: () => ({ columns: ["split", d.metric], rows: rows() }) });
+  return chart({
+    name: `${d.metric}_${d.model}`,
+    title: modelName(d.model),
+    note: model(d.model).role === modelName(d.model) ? "" : model(d.model).role,
+    height: 270,
+    build,
+    sheet: () => ({ columns: ["split", d.metric], rows: rows() }),
+  });
 }
 
 function median(values) {
@@ -69,8 +94,19 @@ function curves(audit) {
   if (!audit.roc?.length) return null;
   const keys = [...new Set(audit.roc.map((r) => r.metric))];
   let chosen = keys.includes(state.get("r.metric")) ? state.get("r.metric") : keys[0];
-  const own = () => inOrder(audit, audit.roc.filter((r) => r.metric === chosen));
-  const drawn = chart({ name: "roc", title: "Can an attacker tell forget rows from unseen rows?", note: "ROC: 0.5 is chance; compare with the retain model", height: 380, build: () => rocs(own()), sheet: () => rocSheet(own()) });
+  const own = () =>
+    inOrder(
+      audit,
+      audit.roc.filter((r) => r.metric === chosen),
+    );
+  const drawn = chart({
+    name: "roc",
+    title: "Can an attacker tell forget rows from unseen rows?",
+    note: "ROC: 0.5 is chance; compare with the retain model",
+    height: 380,
+    build: () => rocs(own()),
+    sheet: () => rocSheet(own()),
+  });
   const change = (key) => {
     chosen = key;
     state.set({ "r.metric": key });
@@ -78,29 +114,78 @@ function curves(audit) {
     replace(table, aucList(own()));
   };
   const table = el("div", {}, aucList(own()));
-  return el("div", {}, el("div.controls", {}, choose("attack", metricOptions(keys), chosen, change)), el("div.side-by-side", {}, drawn.node, table));
+  return el(
+    "div",
+    {},
+    el("div.controls", {}, choose("attack", metricOptions(keys), chosen, change)),
+    el("div.side-by-side", {}, drawn.node, table),
+  );
 }
 
 function rocs(items) {
   const trace = (r) => ({
-    type: "scatter", mode: "lines", x: r.fpr, y: r.tpr, name: plain(`${modelName(r.model)} AUC ${fmt(r.auc)}`, 40),
-    line: { color: roleColour(model(r.model).role), dash: DASHES[model(r.model).role] ?? "solid", width: 2.2, shape: "hv" },
-    text: r.fpr.map((x, i) => lines(modelName(r.model), `false positives ${fmt(x)}, true positives ${fmt(r.tpr[i])}`)), hoverinfo: "text",
+    type: "scatter",
+    mode: "lines",
+    x: r.fpr,
+    y: r.tpr,
+    name: plain(`${modelName(r.model)} AUC ${fmt(r.auc)}`, 40),
+    line: {
+      color: roleColour(model(r.model).role),
+      dash: DASHES[model(r.model).role] ?? "solid",
+      width: 2.2,
+      shape: "hv",
+    },
+    text: r.fpr.map((x, i) => lines(modelName(r.model), `false positives ${fmt(x)}, true positives ${fmt(r.tpr[i])}`)),
+    hoverinfo: "text",
   });
   const c = colours();
-  const chance = { type: "scatter", mode: "lines", x: [0, 1], y: [0, 1], line: { color: c.soft, width: 1, dash: "dash" }, hoverinfo: "skip", showlegend: false };
+  const chance = {
+    type: "scatter",
+    mode: "lines",
+    x: [0, 1],
+    y: [0, 1],
+    line: { color: c.soft, width: 1, dash: "dash" },
+    hoverinfo: "skip",
+    showlegend: false,
+  };
   return {
     traces: [chance, ...items.map(trace)],
-    layout: { xaxis: { title: "false positive rate (holdout)", range: [-0.01, 1.01] }, yaxis: { title: "true positive rate (forget)", range: [-0.01, 1.02] }, margin: { l: 50, r: 12, t: 60, b: 42 } },
+    layout: {
+      xaxis: { title: "false positive rate (holdout)", range: [-0.01, 1.01] },
+      yaxis: { title: "true positive rate (forget)", range: [-0.01, 1.02] },
+      margin: { l: 50, r: 12, t: 60, b: 42 },
+    },
     says: items.map((r) => `${modelName(r.model)}: AUC ${fmt(r.auc)}.`).join(" "),
   };
 }
 
-const rocSheet = (items) => ({ columns: ["model", "false positive rate", "true positive rate"], rows: items.flatMap((r) => r.fpr.map((x, i) => [modelName(r.model), x, r.tpr[i]])) });
+const rocSheet = (items) => ({
+  columns: ["model", "false positive rate", "true positive rate"],
+  rows: items.flatMap((r) => r.fpr.map((x, i) => [modelName(r.model), x, r.tpr[i]])),
+});
 
 function aucList(items) {
-  const line = (r) => el("tr", {}, el("th", { scope: "row" }, modelName(r.model)), el("td.number.main", {}, fmt(r.auc)),
-    el("td.number.soft", {}, r.lo === undefined || r.lo === null ? "–" : `${fmt(r.lo)} to ${fmt(r.hi)}`), el("td.number", {}, (r.n ?? []).join(" / ")));
-  const heads = ["model", "AUC", "95 % interval", "n forget / holdout"].map((h) => el(h === "model" ? "th" : "th.number", { scope: "col" }, h));
-  return el("div.scroller.small", {}, el("table", {}, el("caption", {}, "Area under the curve"), el("thead", {}, el("tr", {}, heads)), el("tbody", {}, items.map(line))));
+  const line = (r) =>
+    el(
+      "tr",
+      {},
+      el("th", { scope: "row" }, modelName(r.model)),
+      el("td.number.main", {}, fmt(r.auc)),
+      el("td.number.soft", {}, r.lo === undefined || r.lo === null ? "–" : `${fmt(r.lo)} to ${fmt(r.hi)}`),
+      el("td.number", {}, (r.n ?? []).join(" / ")),
+    );
+  const heads = ["model", "AUC", "95 % interval", "n forget / holdout"].map((h) =>
+    el(h === "model" ? "th" : "th.number", { scope: "col" }, h),
+  );
+  return el(
+    "div.scroller.small",
+    {},
+    el(
+      "table",
+      {},
+      el("caption", {}, "Area under the curve"),
+      el("thead", {}, el("tr", {}, heads)),
+      el("tbody", {}, items.map(line)),
+    ),
+  );
 }

@@ -39,7 +39,16 @@ function route() {
     show(root);
   } catch (error) {
     console.error(error);
-    replace(root, el("h1", {}, title), el("p.missing", {}, "This view could not be drawn: the data is not as expected. ", String(error?.message ?? error)));
+    replace(
+      root,
+      el("h1", {}, title),
+      el(
+        "p.missing",
+        {},
+        "This view could not be drawn: the data is not as expected. ",
+        String(error?.message ?? error),
+      ),
+    );
   }
   sweepCharts();
   drawLinks(id);
@@ -48,7 +57,12 @@ function route() {
 
 function drawLinks(current) {
   const shown = VIEWS.filter(([id, , , there]) => there() || id === current);
-  const link = ([id, title]) => el("a", { href: state.address({ view: id }), "aria-current": id === current ? "page" : null, onclick: (e) => go(e, id) }, title);
+  const link = ([id, title]) =>
+    el(
+      "a",
+      { href: state.address({ view: id }), "aria-current": id === current ? "page" : null, onclick: (e) => go(e, id) },
+      title,
+    );
   const links = document.getElementById("views");
   replace(links, shown.map(link));
   links.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
@@ -71,10 +85,17 @@ function skip(event) {
 
 function begin() {
   const problems = (report.problems ?? []).length;
-  const note = problems ? el("a.problem-note", { href: state.address({ view: "sources" }), onclick: (e) => go(e, "sources") }, `${problems} ${problems === 1 ? "problem" : "problems"}`) : null;
+  const note = problems
+    ? el(
+        "a.problem-note",
+        { href: state.address({ view: "sources" }), onclick: (e) => go(e, "sources") },
+        `${problems} ${problems === 1 ? "problem" : "problems"}`,
+      )
+    : null;
   document.getElementById("title").textContent = report.title;
   document.getElementById("tools").append(...[note, themeButton()].filter(Boolean));
-  document.getElementById("foot").textContent = `Made ${report.made} by vestige ${report.vestige}. ${report.models.length} models, ${report.sources.length} sources.`;
+  document.getElementById("foot").textContent =
+    `Made ${report.made} by vestige ${report.vestige}. ${report.models.length} models, ${report.sources.length} sources.`;
   document.getElementById("skip").addEventListener("click", skip);
   startTips();
   state.onChange(route);

@@ -8,13 +8,29 @@ import { oneMetric } from "./onemetric.js";
 import * as state from "./state.js";
 import { Table } from "./table.js";
 
-const DELIVERED = [["overall", "overall"], ["auc", "faithfulness (AUC)"], ["agg", "HM(R, Q)"], ["q", "Q"], ["r", "R"]];
-const NOW = [["n", "n now"], ["q", "Q now"], ["r", "R now"], ["agg", "HM now"]];
+const DELIVERED = [
+  ["overall", "overall"],
+  ["auc", "faithfulness (AUC)"],
+  ["agg", "HM(R, Q)"],
+  ["q", "Q"],
+  ["r", "R"],
+];
+const NOW = [
+  ["n", "n now"],
+  ["q", "Q now"],
+  ["r", "R now"],
+  ["agg", "HM now"],
+];
 
 export function metricsView(root) {
   const meta = report.meta;
   const head = el("h1", {}, "Metrics put to the test");
-  if (!meta) return replace(root, head, missing("No meta-evaluation in this report.", "Give a meta-evaluation (vestige meta) to vestige report."));
+  if (!meta)
+    return replace(
+      root,
+      head,
+      missing("No meta-evaluation in this report.", "Give a meta-evaluation (vestige meta) to vestige report."),
+    );
   const view = new Metrics(meta);
   return replace(root, head, ...view.parts());
 }
@@ -28,30 +44,67 @@ class Metrics {
     this.setting = readSetting(meta);
     this.now = live(meta, this.setting);
     this.sentence = el("p.live", { role: "status" }, this.words());
-    this.table = new Table({ name: "metrics", caption: "Meta-evaluation", key: "k.sort", rows: meta.metrics, columns: this.columns() });
+    this.table = new Table({
+      name: "metrics",
+      caption: "Meta-evaluation",
+      key: "k.sort",
+      rows: meta.metrics,
+      columns: this.columns(),
+    });
     this.one = oneMetric(this);
     this.table.body.addEventListener("click", (e) => this.clicked(e));
   }
 
   parts() {
     const meta = this.meta;
-    const notes = el("ul.limits", {}, (meta.notes ?? []).map((t) => el("li", {}, t)));
+    const notes = el(
+      "ul.limits",
+      {},
+      (meta.notes ?? []).map((t) => el("li", {}, t)),
+    );
     const formulas = factList(Object.entries(meta.formulas ?? {}));
     return [
-      el("p.lead", {}, summary(meta)), this.controls(), this.sentence, this.table.node, el("p.soft.fine", {}, "Click a row to see that metric below. Marks: best, second best and worst of a column."), this.one.node,
-      el("section.panel", {}, el("h2", {}, "How it is computed"), formulas, factList(Object.entries(meta.rules ?? {})), notes, el("p.soft", {}, sourcePath(meta.source))),
+      el("p.lead", {}, summary(meta)),
+      this.controls(),
+      this.sentence,
+      this.table.node,
+      el("p.soft.fine", {}, "Click a row to see that metric below. Marks: best, second best and worst of a column."),
+      this.one.node,
+      el(
+        "section.panel",
+        {},
+        el("h2", {}, "How it is computed"),
+        formulas,
+        factList(Object.entries(meta.rules ?? {})),
+        notes,
+        el("p.soft", {}, sourcePath(meta.source)),
+      ),
     ];
   }
 
   controls() {
     const { least, rule, useThreshold } = this.setting;
     const rules = Object.keys(this.meta.rules ?? { symmetric: "", "one-sided": "" });
-    if (!this.meta.states) return missing("The filters cannot be moved.", "the report holds no values of single models before and after the attacks");
-    return el("div.controls", {},
-      slide("utility at least", { min: 0, max: 1, step: 0.01, value: least }, (v) => this.put({ least: v }, { "k.u": v })),
+    if (!this.meta.states)
+      return missing(
+        "The filters cannot be moved.",
+        "the report holds no values of single models before and after the attacks",
+      );
+    return el(
+      "div.controls",
+      {},
+      slide("utility at least", { min: 0, max: 1, step: 0.01, value: least }, (v) =>
+        this.put({ least: v }, { "k.u": v }),
+      ),
       tick("threshold filter", useThreshold, (on) => this.put({ useThreshold: on }, { "k.thr": on ? null : "0" })),
-      segments("rule", rules.map((r) => [r, r]), rule, (r) => this.put({ rule: r }, { "k.rule": r })),
-      el("button", { type: "button", onclick: () => this.reset() }, "As delivered"));
+      segments(
+        "rule",
+        rules.map((r) => [r, r]),
+        rule,
+        (r) => this.put({ rule: r }, { "k.rule": r }),
+      ),
+      el("button", { type: "button", onclick: () => this.reset() }, "As delivered"),
+    );
   }
 
   put(change, address) {
@@ -102,42 +155,91 @@ class Metrics {
     const name = { key: "label", label: "metric", get: (m) => m.label, tip: (m) => this.about(m) };
     const tags = { key: "tags", label: "tags", get: (m) => (m.tags ?? []).join(" ") };
     const given = DELIVERED.map(([key, label]) => {
-      const found = marks(rows.map((m) => m[key]), "high");
-      return { key, label, numeric: true, digits: 4, get: (m) => (isNumber(m[key]) ? m[key] : null), mark: (m) => found.get(m[key]), tip: (m) => reach(m, key) };
+      const found = marks(
+        rows.map((m) => m[key]),
+        "high",
+      );
+      return {
+        key,
+        label,
+        numeric: true,
+        digits: 4,
+        get: (m) => (isNumber(m[key]) ? m[key] : null),
+        mark: (m) => found.get(m[key]),
+        tip: (m) => reach(m, key),
+      };
     });
-    const kept = { key: "n_models", label: "n", numeric: true, digits: 0, get: (m) => m.n_models ?? null, text: (m) => (isNumber(m.n_models) ? String(m.n_models) : "–") };
-    const now = NOW.map(([key, label]) => ({ key: `now_${key}`, label, numeric: true, digits: 4, get: (m) => this.now.get(m.key)?.[key] ?? null, text: (m) => nowText(this.now.get(m.key), key), tip: (m) => this.nowTip(m) }));
+    const kept = {
+      key: "n_models",
+      label: "n",
+      numeric: true,
+      digits: 0,
+      get: (m) => m.n_models ?? null,
+      text: (m) => (isNumber(m.n_models) ? String(m.n_models) : "–"),
+    };
+    const now = NOW.map(([key, label]) => ({
+      key: `now_${key}`,
+      label,
+      numeric: true,
+      digits: 4,
+      get: (m) => this.now.get(m.key)?.[key] ?? null,
+      text: (m) => nowText(this.now.get(m.key), key),
+      tip: (m) => this.nowTip(m),
+    }));
     return [name, tags, ...given, kept, ...(this.meta.states ? now : [])];
   }
 
   about(m) {
-    const facts = [["turned", m.space], ["P mean", fmt(m.p_mean)], ["N mean", fmt(m.n_mean)], ["threshold", fmt(m.threshold)], ["filtered by", m.filtered_by], ["protocol", m.protocol], ["missing", m.reason]];
+    const facts = [
+      ["turned", m.space],
+      ["P mean", fmt(m.p_mean)],
+      ["N mean", fmt(m.n_mean)],
+      ["threshold", fmt(m.threshold)],
+      ["filtered by", m.filtered_by],
+      ["protocol", m.protocol],
+      ["missing", m.reason],
+    ];
     return el("div", {}, metricTip(m.key), factList(facts.filter(([, v]) => v !== "–")));
   }
 
   nowTip(m) {
     const found = this.now.get(m.key);
     if (!found) return el("p", {}, "The report holds no values of single models for this metric.");
-    const facts = [["kept", `${found.n} of ${found.total} models`], ["R", fmt(found.r, 6)], ["Q", fmt(found.q, 6)], ["HM(R, Q)", fmt(found.agg, 6)], ["missing", found.reason]];
+    const facts = [
+      ["kept", `${found.n} of ${found.total} models`],
+      ["R", fmt(found.r, 6)],
+      ["Q", fmt(found.q, 6)],
+      ["HM(R, Q)", fmt(found.agg, 6)],
+      ["missing", found.reason],
+    ];
     return el("div", {}, el("h4", {}, `${m.label}, with the filters as set`), factList(facts));
   }
 }
 
-const nowText = (found, key) => (!found ? "–" : key === "n" ? `${found.n} / ${found.total}` : isNumber(found[key]) ? fmt(found[key], 4) : "none");
+const nowText = (found, key) =>
+  !found ? "–" : key === "n" ? `${found.n} / ${found.total}` : isNumber(found[key]) ? fmt(found[key], 4) : "none";
 
 function reach(m, key) {
   const [lo, hi] = [m[`${key}_lo`], m[`${key}_hi`]];
-  const facts = [["value", isNumber(m[key]) ? m[key] : `none: ${m.reason ?? "not given"}`], ["95 % interval", isNumber(lo) ? `${fmt(lo, 4)} to ${fmt(hi, 4)}` : "not given"]];
-  for (const [rule, values] of Object.entries(m.other_rules ?? {})) facts.push([`rule ${rule}`, isNumber(values[key]) ? fmt(values[key], 4) : ""]);
+  const facts = [
+    ["value", isNumber(m[key]) ? m[key] : `none: ${m.reason ?? "not given"}`],
+    ["95 % interval", isNumber(lo) ? `${fmt(lo, 4)} to ${fmt(hi, 4)}` : "not given"],
+  ];
+  for (const [rule, values] of Object.entries(m.other_rules ?? {}))
+    facts.push([`rule ${rule}`, isNumber(values[key]) ? fmt(values[key], 4) : ""]);
   return el("div", {}, el("h4", {}, `${m.label}: ${key}`), factList(facts));
 }
 
 function readSetting(meta) {
   const rule = state.get("k.rule");
-  const pairs = state.getAll("k.t").map((text) => [text.slice(0, text.lastIndexOf(":")), Number(text.slice(text.lastIndexOf(":") + 1))]);
+  const pairs = state
+    .getAll("k.t")
+    .map((text) => [text.slice(0, text.lastIndexOf(":")), Number(text.slice(text.lastIndexOf(":") + 1))]);
   return {
-    least: state.getNumber("k.u", meta.least_utility ?? 0.8), rule: rule in (meta.rules ?? { symmetric: 1, "one-sided": 1 }) ? rule : meta.rule || "symmetric",
-    useThreshold: state.get("k.thr") !== "0", thresholds: new Map(pairs.filter(([, v]) => Number.isFinite(v))),
+    least: state.getNumber("k.u", meta.least_utility ?? 0.8),
+    rule: Object.hasOwn(meta.rules ?? { symmetric: 1, "one-sided": 1 }, rule) ? rule : meta.rule || "symmetric",
+    useThreshold: state.get("k.thr") !== "0",
+    thresholds: new Map(pairs.filter(([, v]) => Number.isFinite(v))),
   };
 }
 

@@ -33,8 +33,9 @@ export function marks(values, better) {
 /** Indices of points that no other point beats in both directions, from left to right. */
 export function paretoFront(points, betterX, betterY) {
   const sign = (better) => (better === "low" ? -1 : 1);
-  const order = points.map((_, i) => i).sort((a, b) =>
-    sign(betterX) * (points[b].x - points[a].x) || sign(betterY) * (points[b].y - points[a].y));
+  const order = points
+    .map((_, i) => i)
+    .sort((a, b) => sign(betterX) * (points[b].x - points[a].x) || sign(betterY) * (points[b].y - points[a].y));
   let best = -Infinity;
   const front = order.filter((i) => {
     const height = sign(betterY) * points[i].y;

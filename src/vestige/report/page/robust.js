@@ -33,7 +33,8 @@ export function whyNot(name, m, filters) {
     if (useful < filters.least) return `utility_rel below ${filters.least}`;
   }
   if (!isNumber(m)) return "no value before the attack";
-  if (isNumber(filters.threshold) && m > filters.threshold) return "above the threshold: it still looks like a model that knows";
+  if (isNumber(filters.threshold) && m > filters.threshold)
+    return "above the threshold: it still looks like a model that knows";
   return "";
 }
 
@@ -56,17 +57,29 @@ function mean(values) {
  */
 export function robustness(states, ruleName, filters, judged = null) {
   const rule = RULES[ruleName] ?? RULES.symmetric;
-  const each = states.models.map((s) => ({ ...s, why: whyNot(s.model, judged ? judged.get(s.model) : s.before, filters) }));
+  const each = states.models.map((s) => ({
+    ...s,
+    why: whyNot(s.model, judged ? judged.get(s.model) : s.before, filters),
+  }));
   const kept = each.filter((s) => !s.why);
   const scored = kept.map((s) => ofModel(s, states.retain, rule));
   const r = mean(scored.map((s) => s.r));
   const q = mean(scored.map((s) => s.q));
-  return { each, n: kept.length, total: each.length, r, q, agg: harmonic(r, q), reason: whyNone(kept, r, q, states.retain) };
+  return {
+    each,
+    n: kept.length,
+    total: each.length,
+    r,
+    q,
+    agg: harmonic(r, q),
+    reason: whyNone(kept, r, q, states.retain),
+  };
 }
 
 function whyNone(kept, r, q, retain) {
   if (!kept.length) return "no model passes the filters";
-  if (r === null && (!isNumber(retain?.before) || !isNumber(retain?.relearning))) return "the retain model was not measured before and after relearning";
+  if (r === null && (!isNumber(retain?.before) || !isNumber(retain?.relearning)))
+    return "the retain model was not measured before and after relearning";
   if (r === null || q === null) return `no kept model has a value after ${r === null ? "relearning" : "quantization"}`;
   return "";
 }

@@ -41,7 +41,12 @@ export const button = (text, label, onclick) =>
   el("button.quiet", { type: "button", "aria-label": label, title: label, onclick }, text);
 
 export async function saveChart(plot, name, format) {
-  const url = await Plotly.toImage(plot, { format, width: Math.max(plot.clientWidth, 700), height: Math.max(plot.clientHeight, 360), scale: format === "png" ? 2 : 1 });
+  const url = await Plotly.toImage(plot, {
+    format,
+    width: Math.max(plot.clientWidth, 700),
+    height: Math.max(plot.clientHeight, 360),
+    scale: format === "png" ? 2 : 1,
+  });
   const body = url.slice(url.indexOf(",") + 1);
   if (format === "svg") return offer(`${name}.svg`, "image/svg+xml", decodeURIComponent(body));
   const bytes = Uint8Array.from(atob(body), (c) => c.charCodeAt(0));

@@ -29,9 +29,21 @@ class Says {
     this.haystack = null;
     this.detail = el("div.detail", { "aria-live": "polite" });
     this.said = el("span.count", {});
-    this.list = new VirtualList({ height: 470, rowHeight: 74, label: "generations", render: (row) => this.line(row), onChoose: (row) => this.open(row) });
+    this.list = new VirtualList({
+      height: 470,
+      rowHeight: 74,
+      label: "generations",
+      render: (row) => this.line(row),
+      onChoose: (row) => this.open(row),
+    });
     const pair = el("div.says", {}, this.list.node, this.detail);
-    this.node = el("div", {}, this.bar(), pair, el("div.table-tools", {}, this.said, ...saveButtons(`generations_${audit.model}`, () => this.sheet())));
+    this.node = el(
+      "div",
+      {},
+      this.bar(),
+      pair,
+      el("div.table-tools", {}, this.said, ...saveButtons(`generations_${audit.model}`, () => this.sheet())),
+    );
     this.update();
   }
 
@@ -41,11 +53,22 @@ class Says {
       this.update();
     };
     const splits = [...new Set(this.all.map((r) => r.split))];
-    return el("div.controls", {},
+    return el(
+      "div.controls",
+      {},
       searchBox("Search questions and answers", state.get("s.q"), change("s.q")),
-      splits.length > 1 && choose("rows", [["", "all rows"], ...splits.map((s) => [s, s])], state.get("s.split"), change("s.split")),
-      choose("order", Object.entries(ORDERS).map(([k, [text]]) => [k, text]), state.get("s.order", "leak"), change("s.order")),
-      slide("leak at least", { min: 0, max: 1, step: 0.05, value: state.getNumber("s.leak", 0) }, (v) => change("s.leak")(v || null)));
+      splits.length > 1 &&
+        choose("rows", [["", "all rows"], ...splits.map((s) => [s, s])], state.get("s.split"), change("s.split")),
+      choose(
+        "order",
+        Object.entries(ORDERS).map(([k, [text]]) => [k, text]),
+        state.get("s.order", "leak"),
+        change("s.order"),
+      ),
+      slide("leak at least", { min: 0, max: 1, step: 0.05, value: state.getNumber("s.leak", 0) }, (v) =>
+        change("s.leak")(v || null),
+      ),
+    );
   }
 
   matching() {
@@ -53,12 +76,19 @@ class Says {
     const least = state.getNumber("s.leak", 0);
     const words = state.get("s.q").toLowerCase().split(/\s+/).filter(Boolean);
     const texts = words.length ? this.texts() : null;
-    return this.all.filter((row, i) => (!split || row.split === split) && (!least || (row.leak ?? 0) >= least) && words.every((w) => texts[i].includes(w)));
+    return this.all.filter(
+      (row, i) =>
+        (!split || row.split === split) &&
+        (!least || (row.leak ?? 0) >= least) &&
+        words.every((w) => texts[i].includes(w)),
+    );
   }
 
   /** All text of a row in lower case, made at the first search. */
   texts() {
-    this.haystack ??= this.all.map((r) => [r.i, r.question, r.reference, ...Object.values(r.texts ?? {})].join("\n").toLowerCase());
+    this.haystack ??= this.all.map((r) =>
+      [r.i, r.question, r.reference, ...Object.values(r.texts ?? {})].join("\n").toLowerCase(),
+    );
     return this.haystack;
   }
 
@@ -75,7 +105,9 @@ class Says {
   }
 
   words() {
-    const off = Object.entries(this.audit.says.left_off ?? {}).filter(([, n]) => n > 0).map(([split, n]) => `${n} ${split}`);
+    const off = Object.entries(this.audit.says.left_off ?? {})
+      .filter(([, n]) => n > 0)
+      .map(([split, n]) => `${n} ${split}`);
     const left = off.length ? `; left off to keep the page small: ${off.join(", ")}` : "";
     return `${count(this.rows.length, "row")} of ${this.all.length.toLocaleString("en")}${left}`;
   }
@@ -84,31 +116,87 @@ class Says {
     const text = row.texts?.[this.audit.model];
     const leak = isNumber(row.leak) ? row.leak : 0;
     const bar = el("span.leak", { title: `leak ${fmt(row.leak, 2)}`, style: { "--leak": leak } }, fmt(row.leak, 2));
-    return [bar, el("span.texts", {}, el("span.q", {}, row.question), el("span.g", {}, text ?? "no text"), el("span.r", {}, row.reference))];
+    return [
+      bar,
+      el(
+        "span.texts",
+        {},
+        el("span.q", {}, row.question),
+        el("span.g", {}, text ?? "no text"),
+        el("span.r", {}, row.reference),
+      ),
+    ];
   }
 
   open(row) {
     const id = `${row.split}-${row.i}`;
     state.set({ "s.row": id });
-    const people = [[this.audit.model, "this model"], [this.audit.full, "full"], [this.audit.retain, "retain"]].filter(([m]) => m && row.texts?.[m] !== undefined);
-    replace(this.detail,
-      el("p.detail-head", {}, `${row.split} row ${row.i}`, el("span.soft", {}, isNumber(row.leak) ? `  leak ${fmt(row.leak, 2)}` : "  leak unknown")),
-      el("h3", {}, row.question), said("reference", "", row.reference, null),
+    const people = [
+      [this.audit.model, "this model"],
+      [this.audit.full, "full"],
+      [this.audit.retain, "retain"],
+    ].filter(([m]) => m && row.texts?.[m] !== undefined);
+    replace(
+      this.detail,
+      el(
+        "p.detail-head",
+        {},
+        `${row.split} row ${row.i}`,
+        el("span.soft", {}, isNumber(row.leak) ? `  leak ${fmt(row.leak, 2)}` : "  leak unknown"),
+      ),
+      el("h3", {}, row.question),
+      said("reference", "", row.reference, null),
       ...people.map(([m, role]) => said(modelName(m), role, row.texts[m], row, m)),
-      el("p.soft.fine", {}, "Marked words stand in the reference in the same order."));
+      el("p.soft.fine", {}, "Marked words stand in the reference in the same order."),
+    );
   }
 
   sheet() {
     const ids = [this.audit.model, this.audit.full, this.audit.retain].filter(Boolean);
-    const columns = ["row", "split", "leak", "question", "reference", ...ids.flatMap((m) => [modelName(m), `${modelName(m)} ROUGE`, `${modelName(m)} probability`])];
-    const line = (r) => [r.i, r.split, r.leak, r.question, r.reference, ...ids.flatMap((m) => [r.texts?.[m], r.scores?.[m]?.rouge, r.scores?.[m]?.prob])].map((v) => v ?? null);
+    const columns = [
+      "row",
+      "split",
+      "leak",
+      "question",
+      "reference",
+      ...ids.flatMap((m) => [modelName(m), `${modelName(m)} ROUGE`, `${modelName(m)} probability`]),
+    ];
+    const line = (r) =>
+      [
+        r.i,
+        r.split,
+        r.leak,
+        r.question,
+        r.reference,
+        ...ids.flatMap((m) => [r.texts?.[m], r.scores?.[m]?.rouge, r.scores?.[m]?.prob]),
+      ].map((v) => v ?? null);
     return { columns, rows: this.rows.map(line) };
   }
 }
 
 function said(name, role, text, row, id) {
   const scores = row?.scores?.[id];
-  const facts = scores ? [isNumber(scores.rouge) && `ROUGE ${fmt(scores.rouge, 2)}`, isNumber(scores.prob) && `probability ${fmt(scores.prob, 2)}`].filter(Boolean).join(", ") : "";
-  const body = row ? overlap(text, row.reference).map(([part, shared]) => (shared ? el("mark", {}, part) : part)) : text;
-  return el("div.said", {}, el("p.who", {}, el("strong", {}, name), role && role !== name ? ` ${role}` : "", facts && el("span.soft", {}, `  ${facts}`)), el("blockquote", {}, body));
+  const facts = scores
+    ? [
+        isNumber(scores.rouge) && `ROUGE ${fmt(scores.rouge, 2)}`,
+        isNumber(scores.prob) && `probability ${fmt(scores.prob, 2)}`,
+      ]
+        .filter(Boolean)
+        .join(", ")
+    : "";
+  const body = row
+    ? overlap(text, row.reference).map(([part, shared]) => (shared ? el("mark", {}, part) : part))
+    : text;
+  return el(
+    "div.said",
+    {},
+    el(
+      "p.who",
+      {},
+      el("strong", {}, name),
+      role && role !== name ? ` ${role}` : "",
+      facts && el("span.soft", {}, `  ${facts}`),
+    ),
+    el("blockquote", {}, body),
+  );
 }

@@ -20,7 +20,11 @@ export class Table {
     this.body = el("tbody", { onkeydown: (e) => this.walk(e) });
     this.heads = el("tr", {});
     this.table = el("table.grid", {}, el("caption", {}, this.caption), el("thead", {}, this.heads), this.body);
-    this.scroller = el("div.scroller", { onscroll: () => this.draw(), role: "region", "aria-label": this.caption }, this.table);
+    this.scroller = el(
+      "div.scroller",
+      { onscroll: () => this.draw(), role: "region", "aria-label": this.caption },
+      this.table,
+    );
     this.said = el("span.count", {});
     const tools = el("div.table-tools", {}, this.said, ...saveButtons(this.name, () => this.sheet()));
     this.node = el("div.table-box", {}, this.scroller, tools);
@@ -49,12 +53,24 @@ export class Table {
     const head = (c) => {
       const on = c.key === sortedBy;
       const arrow = on ? (down ? " ↓" : " ↑") : "";
-      const button = el("button", { type: "button", "data-sort": c.key, onclick: () => this.sortBy(c) }, c.label + arrow);
+      const button = el(
+        "button",
+        { type: "button", "data-sort": c.key, onclick: () => this.sortBy(c) },
+        c.label + arrow,
+      );
       if (c.headTip) tip(button, c.headTip, false);
-      return el(c.numeric ? "th.number" : "th", { scope: "col", "aria-sort": on ? (down ? "descending" : "ascending") : "none" }, button);
+      return el(
+        c.numeric ? "th.number" : "th",
+        { scope: "col", "aria-sort": on ? (down ? "descending" : "ascending") : "none" },
+        button,
+      );
     };
     const focused = this.heads.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
-    replace(this.heads, this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", {}, "chosen")) : null, this.columns.map(head));
+    replace(
+      this.heads,
+      this.pick ? el("th.pick", { scope: "col" }, el("span.hidden", {}, "chosen")) : null,
+      this.columns.map(head),
+    );
     if (focused !== null) [...this.heads.querySelectorAll("button")].find((b) => b.dataset.sort === focused)?.focus();
   }
 
@@ -64,7 +80,9 @@ export class Table {
     const next = cycle[(cycle.indexOf(state.get(this.key) || null) + 1) % 3];
     state.set({ [this.key]: next });
     this.order();
-    announce(next ? `sorted by ${column.label}, ${next.startsWith("-") ? "descending" : "ascending"}` : "order as given");
+    announce(
+      next ? `sorted by ${column.label}, ${next.startsWith("-") ? "descending" : "ascending"}` : "order as given",
+    );
   }
 
   range() {
@@ -82,11 +100,20 @@ export class Table {
     const rows = [];
     for (let i = from; i < to; i += 1) rows.push(this.rowNode(this.shown[i], i));
     replace(this.body, this.gap(from), rows, this.gap(this.shown.length - to));
-    if (!this.shown.length) this.body.append(el("tr", {}, el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")));
+    if (!this.shown.length)
+      this.body.append(
+        el("tr", {}, el("td.empty", { colspan: this.columns.length + 1 }, "No row passes the filters.")),
+      );
   }
 
   gap(rows) {
-    return rows ? el("tr.gap", { "aria-hidden": "true" }, el("td", { colspan: this.columns.length + 1, style: { height: `${rows * ROW}px` } })) : null;
+    return rows
+      ? el(
+          "tr.gap",
+          { "aria-hidden": "true" },
+          el("td", { colspan: this.columns.length + 1, style: { height: `${rows * ROW}px` } }),
+        )
+      : null;
   }
 
   rowNode(row, i) {
@@ -101,7 +128,11 @@ export class Table {
       e.target.closest("tr").classList.toggle("picked", e.target.checked);
     };
     const label = `choose ${this.columns[0].get(row)}`;
-    return el("td.pick", {}, el("input", { type: "checkbox", checked: this.pick.has(row), "aria-label": label, onchange: flip }));
+    return el(
+      "td.pick",
+      {},
+      el("input", { type: "checkbox", checked: this.pick.has(row), "aria-label": label, onchange: flip }),
+    );
   }
 
   cellNode(row, column, i, j) {
@@ -118,7 +149,14 @@ export class Table {
   }
 
   walk(event) {
-    const step = { ArrowDown: [1, 0], ArrowUp: [-1, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1], PageDown: [15, 0], PageUp: [-15, 0] }[event.key];
+    const step = {
+      ArrowDown: [1, 0],
+      ArrowUp: [-1, 0],
+      ArrowRight: [0, 1],
+      ArrowLeft: [0, -1],
+      PageDown: [15, 0],
+      PageUp: [-15, 0],
+    }[event.key];
     const cell = event.target.closest("[data-col]");
     if (!step || !cell) return;
     event.preventDefault();
@@ -128,10 +166,13 @@ export class Table {
   focus(i, j) {
     this.active = [Math.min(Math.max(0, i), this.shown.length - 1), Math.min(Math.max(0, j), this.columns.length - 1)];
     const top = this.active[0] * ROW;
-    if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - 3 * ROW) this.scroller.scrollTop = top - 2 * ROW;
+    if (top < this.scroller.scrollTop || top > this.scroller.scrollTop + this.scroller.clientHeight - 3 * ROW)
+      this.scroller.scrollTop = top - 2 * ROW;
     this.drawn = "";
     this.draw();
-    this.body.querySelector(`[data-row="${this.active[0]}"] [data-col="${this.active[1]}"]`)?.focus({ preventScroll: false });
+    this.body
+      .querySelector(`[data-row="${this.active[0]}"] [data-col="${this.active[1]}"]`)
+      ?.focus({ preventScroll: false });
   }
 
   print(on) {
@@ -140,10 +181,16 @@ export class Table {
   }
 
   sheet() {
-    return { columns: this.columns.map((c) => c.label), rows: this.shown.map((row) => this.columns.map((c) => c.get(row) ?? null)) };
+    return {
+      columns: this.columns.map((c) => c.label),
+      rows: this.shown.map((row) => this.columns.map((c) => c.get(row) ?? null)),
+    };
   }
 }
 
-const tellTables = (on) => document.querySelectorAll(".table-box").forEach((n) => n.dispatchEvent(new CustomEvent("print-rows", { detail: on })));
+const tellTables = (on) =>
+  document
+    .querySelectorAll(".table-box")
+    .forEach((n) => n.dispatchEvent(new CustomEvent("print-rows", { detail: on })));
 addEventListener("beforeprint", () => tellTables(true));
 addEventListener("afterprint", () => tellTables(false));

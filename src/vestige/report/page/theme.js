@@ -8,12 +8,30 @@ const watchers = [];
 
 // Okabe and Ito's colours, which colour-blind readers can tell apart; lightened for the dark page.
 const LIGHT = {
-  ink: "#1d1c1a", soft: "#5d5a54", line: "#d9d5cc", paper: "#ffffff",
-  blue: "#0072b2", red: "#c65200", green: "#00845f", amber: "#a96f00", sky: "#2f8fc4", pink: "#a8507f", grey: "#77736b",
+  ink: "#1d1c1a",
+  soft: "#5d5a54",
+  line: "#d9d5cc",
+  paper: "#ffffff",
+  blue: "#0072b2",
+  red: "#c65200",
+  green: "#00845f",
+  amber: "#a96f00",
+  sky: "#2f8fc4",
+  pink: "#a8507f",
+  grey: "#77736b",
 };
 const DARK = {
-  ink: "#ecebe7", soft: "#aeaba3", line: "#3a3d43", paper: "#1b1e23",
-  blue: "#5fb4ea", red: "#ff9248", green: "#3fcf9f", amber: "#f0b73f", sky: "#8fd0f5", pink: "#e39bc4", grey: "#9b978f",
+  ink: "#ecebe7",
+  soft: "#aeaba3",
+  line: "#3a3d43",
+  paper: "#1b1e23",
+  blue: "#5fb4ea",
+  red: "#ff9248",
+  green: "#3fcf9f",
+  amber: "#f0b73f",
+  sky: "#8fd0f5",
+  pink: "#e39bc4",
+  grey: "#9b978f",
 };
 
 export const isDark = () => (state.get("theme") ? state.get("theme") === "dark" : system.matches);
@@ -28,13 +46,27 @@ export function wheel() {
 /** Numbers below and above zero: blue to red by way of the paper. */
 export const diverging = () => {
   const c = colours();
-  return [[0, c.blue], [0.5, c.paper], [1, c.red]];
+  return [
+    [0, c.blue],
+    [0.5, c.paper],
+    [1, c.red],
+  ];
 };
 
 /** From nothing (paper) to much (blue): lightness alone carries the order. */
 export const rising = () => {
   const c = colours();
-  return isDark() ? [[0, "#20242b"], [0.5, "#2c6d99"], [1, "#c9ecff"]] : [[0, "#fbfaf6"], [0.5, "#6fb1d8"], [1, c.ink]];
+  return isDark()
+    ? [
+        [0, "#20242b"],
+        [0.5, "#2c6d99"],
+        [1, "#c9ecff"],
+      ]
+    : [
+        [0, "#fbfaf6"],
+        [0.5, "#6fb1d8"],
+        [1, c.ink],
+      ];
 };
 
 export function apply() {

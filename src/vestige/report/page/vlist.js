@@ -10,7 +10,18 @@ export class VirtualList {
   constructor(options) {
     Object.assign(this, { rows: [], chosen: -1, id: `list-${(lists += 1)}` }, options);
     this.inner = el("div.vlist-inner", {});
-    this.node = el("div.vlist", { role: "listbox", tabindex: "0", "aria-label": this.label, style: { "max-height": `${this.height}px` }, onscroll: () => this.draw(), onkeydown: (e) => this.key(e) }, this.inner);
+    this.node = el(
+      "div.vlist",
+      {
+        role: "listbox",
+        tabindex: "0",
+        "aria-label": this.label,
+        style: { "max-height": `${this.height}px` },
+        onscroll: () => this.draw(),
+        onkeydown: (e) => this.key(e),
+      },
+      this.inner,
+    );
   }
 
   show(rows) {
@@ -31,10 +42,19 @@ export class VirtualList {
 
   rowNode(i) {
     const on = i === this.chosen;
-    return el(on ? "div.vrow.on" : "div.vrow", {
-      role: "option", id: `${this.id}-${i}`, "aria-selected": String(on), "aria-posinset": i + 1, "aria-setsize": this.rows.length,
-      style: { top: `${i * this.rowHeight}px`, height: `${this.rowHeight}px` }, onclick: () => this.choose(i),
-    }, ...this.render(this.rows[i], i));
+    return el(
+      on ? "div.vrow.on" : "div.vrow",
+      {
+        role: "option",
+        id: `${this.id}-${i}`,
+        "aria-selected": String(on),
+        "aria-posinset": i + 1,
+        "aria-setsize": this.rows.length,
+        style: { top: `${i * this.rowHeight}px`, height: `${this.rowHeight}px` },
+        onclick: () => this.choose(i),
+      },
+      ...this.render(this.rows[i], i),
+    );
   }
 
   choose(i, bring = true) {
@@ -48,12 +68,20 @@ export class VirtualList {
     const top = this.chosen * this.rowHeight;
     const box = this.node;
     if (top < box.scrollTop) box.scrollTop = top;
-    else if (top + this.rowHeight > box.scrollTop + box.clientHeight) box.scrollTop = top + this.rowHeight - box.clientHeight;
+    else if (top + this.rowHeight > box.scrollTop + box.clientHeight)
+      box.scrollTop = top + this.rowHeight - box.clientHeight;
   }
 
   key(event) {
     const page = Math.floor(this.height / this.rowHeight);
-    const step = { ArrowDown: 1, ArrowUp: -1, PageDown: page, PageUp: -page, Home: -this.rows.length, End: this.rows.length }[event.key];
+    const step = {
+      ArrowDown: 1,
+      ArrowUp: -1,
+      PageDown: page,
+      PageUp: -page,
+      Home: -this.rows.length,
+      End: this.rows.length,
+    }[event.key];
     if (!step || !this.rows.length) return;
     event.preventDefault();
     this.choose(this.chosen + step);

@@ -1,6 +1,5 @@
 // Served by `vestige view`, the page asks now and then whether the report was made anew. From a file it never asks.
 
-
 const EVERY = 3000; // ms
 
 export function watch() {
@@ -22,4 +21,3 @@ async function ask() {
     // The viewer has stopped: the page stays as it is.
   }
 }
-

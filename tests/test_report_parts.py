@@ -177,6 +177,26 @@ def test_results_of_another_tool_are_audited_by_their_names(tmp_path: Path) -> N
     assert audit["says"]["rows"][0]["leak"] == pytest.approx(0.65)
 
 
+STRANGE = {
+    "eval": {"TOFU_EVAL.json": {"forget_Q_A_Prob": {"agg_value": 0.1}}, "manifest.json": {"data": {"x": {}}}},
+    "rows": {"TOFU_EVAL.json": {"forget_Q_A_ROUGE": {"agg_value": 0.1, "value_by_index": [1, 2]}}},
+    "depth": {"summary.json": {"avg_uds": "high", "unlearn_model": "x"}},
+    "stress": {"stress.json": {"rows": [{"attack": "relearn"}], "asked": {"model": "x"}}},
+    "collapse": {"metrics.json": {"steps": [{"step": 1, "verdicts": 3}], "settings": {}, "reasoning": {}}},
+    "sweep": {"sweep.json": {"plan": [], "tasks": []}},
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_run_of_a_strange_form_is_left_out_and_named(kind: str, tmp_path: Path, published: Path) -> None:
+    (tmp_path / kind).mkdir()
+    for name, body in STRANGE[kind].items():
+        (tmp_path / kind / name).write_text(json.dumps(body))
+    report = made(tmp_path)
+    assert any(p["text"].startswith(f"{kind} was left out") for p in report["problems"]), report["problems"]
+    assert len(report["models"]) == 152
+
+
 def test_an_empty_directory_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no finished run"):
         gather([tmp_path])

@@ -3,6 +3,7 @@
 import { choose, el, fmt, replace } from "./dom.js";
 import { model, modelName, metricOptions, metric, roleColour } from "./data.js";
 import { chart, faint, lines, plain } from "./chart.js";
+import { sorted } from "./order.js";
 import { saveButtons } from "./save.js";
 import * as state from "./state.js";
 import { colours } from "./theme.js";
@@ -18,7 +19,9 @@ const splitColour = (split) => ({ forget: colours().red, retain: colours().green
 
 function spread(audit) {
   if (!audit.likely?.length) return null;
-  const keys = [...new Set(audit.likely.map((d) => d.metric))];
+  const width = (key) =>
+    Math.max(...audit.likely.filter((d) => d.metric === key).map((d) => Object.keys(d.splits).length));
+  const keys = sorted([...new Set(audit.likely.map((d) => d.metric))], width, true); // what compares most splits first
   const place = el("div.small-multiples", {});
   const show = (key) => {
     state.set({ "d.metric": key === keys[0] ? null : key });

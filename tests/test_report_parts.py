@@ -159,6 +159,44 @@ def test_broken_files_are_problems_not_tracebacks(tmp_path: Path, published: Pat
     assert alone["values"]["forget_Q_A_Prob"]["v"] is None and alone["values"]["forget_Q_A_Prob"]["reason"]
 
 
+def test_results_of_another_tool_are_audited_by_their_names(tmp_path: Path) -> None:
+    """No manifest, no intervals: open-unlearning's own files. Rows are the same if their numbers are."""
+    for name, rouge, loss in (("retain", 0.2, 3.0), ("full", 0.9, 0.2), ("npo", 0.85, 0.4)):
+        rows = {str(i): {"rougeL_recall": rouge, "generation": f"text {i}", "ground_truth": "truth"} for i in range(3)}
+        fresh = {str(i): {"score": 2.0 + i} for i in range(3)}
+        mia = {"forget": {"value_by_index": {str(i): {"score": loss + i} for i in range(3)}},
+               "holdout": {"value_by_index": fresh}, "agg_value": 1.0 if loss < 1 else 0.5}  # fmt: skip
+        body = {"forget_Q_A_ROUGE": {"agg_value": rouge, "value_by_index": rows}, "mia_loss": mia}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "TOFU_EVAL.json").write_text(json.dumps(body))
+    report = made(tmp_path)
+    (audit,) = report["audits"]
+    assert audit["verdict"]["answer"] == "no" and audit["retain"] and audit["full"]
+    assert len(audit["says"]["rows"]) == 3 and len(audit["says"]["rows"][0]["texts"]) == 3
+    assert {c["metric"] for c in audit["roc"]} == {"mia_loss"}
+    assert audit["says"]["rows"][0]["leak"] == pytest.approx(0.65)
+
+
+STRANGE = {
+    "eval": {"TOFU_EVAL.json": {"forget_Q_A_Prob": {"agg_value": 0.1}}, "manifest.json": {"data": {"x": {}}}},
+    "rows": {"TOFU_EVAL.json": {"forget_Q_A_ROUGE": {"agg_value": 0.1, "value_by_index": [1, 2]}}},
+    "depth": {"summary.json": {"avg_uds": "high", "unlearn_model": "x"}},
+    "stress": {"stress.json": {"rows": [{"attack": "relearn"}], "asked": {"model": "x"}}},
+    "collapse": {"metrics.json": {"steps": [{"step": 1, "verdicts": 3}], "settings": {}, "reasoning": {}}},
+    "sweep": {"sweep.json": {"plan": [], "tasks": []}},
+}
+
+
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_run_of_a_strange_form_is_left_out_and_named(kind: str, tmp_path: Path, published: Path) -> None:
+    (tmp_path / kind).mkdir()
+    for name, body in STRANGE[kind].items():
+        (tmp_path / kind / name).write_text(json.dumps(body))
+    report = made(tmp_path)
+    assert any(p["text"].startswith(f"{kind} was left out") for p in report["problems"]), report["problems"]
+    assert len(report["models"]) == 152
+
+
 def test_an_empty_directory_is_a_user_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds no finished run"):
         gather([tmp_path])

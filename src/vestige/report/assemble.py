@@ -19,6 +19,7 @@ from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
+from vestige.report.sound import keep_sound
 
 TITLE = "Did it forget?"
 PARETO_X = ("uds", "privacy_floored", "forget_quality", "forget_Q_A_Prob", "forget_Prob", "forget_Q_A_ROUGE")
@@ -51,6 +52,7 @@ class Work:
 
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
     """The report, but for what needs stored evidence (run/reporting.py adds that). `base`: where it will lie."""
+    keep_sound(found)
     work = Work(found, Roster(), {}, {}, {}, [], {}, {})
     _meet_all(work)
     work.roster.name_roles(ask.full, ask.retain)

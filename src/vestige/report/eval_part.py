@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.meta.numbers import protocol_of
+from vestige.metrics.explanations import EXPLANATIONS
 from vestige.metrics.reading import reading
 from vestige.report.format import finite
 from vestige.report.gather import Source
@@ -53,7 +54,28 @@ def settings_of(source: Source, metric: str) -> Mapping[str, Any]:
 
 
 def handler_of(source: Source, metric: str) -> str:
-    return str(settings_of(source, metric).get("handler") or "")
+    """What computed a metric. Results of another tool have no manifest; their names follow open-unlearning's."""
+    said = settings_of(source, metric).get("handler")
+    return str(said or ("" if source.data["manifest"] else guessed_handler(metric)))
+
+
+ENDINGS = {
+    "_rouge": "rouge",
+    "_prob": "probability",
+    "_truth_ratio": "truth_ratio",
+    "_prob_normalised": "probability_w_options",
+}
+NAMED = {"forget_quality": "ks_test", "model_utility": "hm_aggregate"}
+
+
+def guessed_handler(metric: str) -> str:
+    """
+    >>> guessed_handler("forget_Q_A_ROUGE"), guessed_handler("mia_min_k"), guessed_handler("my_own")
+    ('rouge', 'mia_min_k', '')
+    """
+    if metric in EXPLANATIONS or metric in NAMED:
+        return NAMED.get(metric, metric)
+    return next((h for end, h in ENDINGS.items() if metric.lower().endswith(end)), "")
 
 
 def top(source: Source) -> list[str]:

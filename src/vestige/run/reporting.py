@@ -46,9 +46,14 @@ def make_report(ask: ReportAsk) -> Report:
         report["comparisons"] = list(_comparisons(work, report))
         for source, model in work.trajectories:
             _add_heat(report, found, source, model)
-    report["problems"] = found.problems
+    report["problems"] = [_seen_from(p, ask.out) for p in found.problems]
     report["asked"] = _asked(ask)
     return report
+
+
+def _seen_from(problem: Mapping[str, str], base: Path) -> dict[str, str]:
+    where = problem.get("where")
+    return {**problem, "where": relative(Path(where), base)} if where else dict(problem)
 
 
 def _asked(ask: ReportAsk) -> dict[str, Any]:

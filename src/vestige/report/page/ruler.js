@@ -2,6 +2,7 @@
 
 import { el, fmt, interval, isNumber, named, svg } from "./dom.js";
 import { cell, metric, metricTip, modelName, number, valueTip } from "./data.js";
+import { textCell } from "./sheet.js";
 import { tip } from "./tip.js";
 
 function span(info, cells) {
@@ -145,6 +146,6 @@ function numbersRow(audit, key, refs) {
     el("td.number.soft", {}, interval(value) + (value.of ? ` (${value.of})` : "")),
     el("td.number", {}, isNumber(value.n) ? fmt(value.n, 0) : "–"),
     ...refs.map(([, id]) => ref(id)),
-    el((value.protocol ?? "").length > 50 ? "td.soft.long" : "td.soft", {}, value.protocol || value.dialect || ""),
+    el(`${textCell(value.protocol)}.soft`, {}, value.protocol || value.dialect || ""),
   );
 }

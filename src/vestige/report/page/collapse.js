@@ -3,6 +3,7 @@
 import { choose, el, fmt, isNumber, missing, own, replace } from "./dom.js";
 import { report, sourcePath } from "./data.js";
 import { band, chart, lines, plain } from "./chart.js";
+import { saveButtons } from "./save.js";
 import { plainTable } from "./sheet.js";
 import * as state from "./state.js";
 import { wheel } from "./theme.js";
@@ -139,6 +140,7 @@ function sheet(runs, key) {
 
 function about(run) {
   const keys = Object.keys(run.series);
+  const columns = ["step", "verdict", ...keys];
   const rows = run.steps.map((s, j) => [s, run.verdicts?.[j] ?? "", ...keys.map((k) => run.series[k][j] ?? null)]);
   return el(
     "section.panel",
@@ -149,7 +151,8 @@ function about(run) {
       {},
       (run.notes ?? []).map((t) => el("li", {}, t)),
     ),
-    plainTable(`${runName(run)}: every step`, { columns: ["step", "verdict", ...keys], rows }),
+    plainTable(`${runName(run)}: every step`, { columns, rows }),
+    el("div.table-tools", {}, ...saveButtons(`collapse_${run.name}`, () => ({ columns, rows }))),
     el("p.soft", {}, sourcePath(run.source)),
   );
 }

@@ -3,6 +3,8 @@
 import { choose, el, fmt, replace } from "./dom.js";
 import { model, modelName, metricOptions, metric, roleColour } from "./data.js";
 import { chart, faint, lines, plain } from "./chart.js";
+import { sorted } from "./order.js";
+import { saveButtons } from "./save.js";
 import * as state from "./state.js";
 import { colours } from "./theme.js";
 
@@ -17,7 +19,9 @@ const splitColour = (split) => ({ forget: colours().red, retain: colours().green
 
 function spread(audit) {
   if (!audit.likely?.length) return null;
-  const keys = [...new Set(audit.likely.map((d) => d.metric))];
+  const width = (key) =>
+    Math.max(...audit.likely.filter((d) => d.metric === key).map((d) => Object.keys(d.splits).length));
+  const keys = sorted([...new Set(audit.likely.map((d) => d.metric))], width, true); // what compares most splits first
   const place = el("div.small-multiples", {});
   const show = (key) => {
     state.set({ "d.metric": key === keys[0] ? null : key });
@@ -111,9 +115,9 @@ function curves(audit) {
     chosen = key;
     state.set({ "r.metric": key });
     drawn.update();
-    replace(table, aucList(own()));
+    replace(table, ...aucList(own()));
   };
-  const table = el("div", {}, aucList(own()));
+  const table = el("div", {}, ...aucList(own()));
   return el(
     "div",
     {},
@@ -177,15 +181,22 @@ function aucList(items) {
   const heads = ["model", "AUC", "95 % interval", "n forget / holdout"].map((h) =>
     el(h === "model" ? "th" : "th.number", { scope: "col" }, h),
   );
-  return el(
-    "div.scroller.small",
-    {},
+  const sheet = () => ({
+    columns: ["model", "auc", "lo", "hi", "n forget", "n holdout"],
+    rows: items.map((r) => [modelName(r.model), r.auc, r.lo ?? null, r.hi ?? null, r.n?.[0] ?? null, r.n?.[1] ?? null]),
+  });
+  return [
     el(
-      "table",
+      "div.scroller.small",
       {},
-      el("caption", {}, "Area under the curve"),
-      el("thead", {}, el("tr", {}, heads)),
-      el("tbody", {}, items.map(line)),
+      el(
+        "table",
+        {},
+        el("caption", {}, "Area under the curve"),
+        el("thead", {}, el("tr", {}, heads)),
+        el("tbody", {}, items.map(line)),
+      ),
     ),
-  );
+    el("div.table-tools", {}, ...saveButtons(`auc_${items[0]?.metric ?? ""}`, sheet)),
+  ];
 }

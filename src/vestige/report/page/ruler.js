@@ -2,6 +2,7 @@
 
 import { el, fmt, interval, isNumber, named, svg } from "./dom.js";
 import { cell, metric, metricTip, modelName, number, valueTip } from "./data.js";
+import { textCell } from "./sheet.js";
 import { tip } from "./tip.js";
 
 function span(info, cells) {
@@ -11,10 +12,11 @@ function span(info, cells) {
   return lo === hi ? [lo - 1, hi + 1] : [lo, hi];
 }
 
+// The references stand above the line, the model on it: equal values do not hide each other.
 const SHAPES = {
-  full: () => svg("rect.mark.full", { x: -5, y: 6, width: 10, height: 10 }),
-  retain: () => svg("path.mark.retain", { d: "M0 4 L7 11 L0 18 L-7 11 Z" }),
-  model: () => svg("circle.mark.model", { cx: 0, cy: 11, r: 6 }),
+  full: () => svg("rect.mark.full", { x: -4.5, y: 1.5, width: 9, height: 9 }),
+  retain: () => svg("path.mark.retain", { d: "M0 -0.5 L6 6 L0 12.5 L-6 6 Z" }),
+  model: () => svg("circle.mark.model", { cx: 0, cy: 19, r: 6 }),
 };
 
 /** A mark at a place given in percent: an inner svg moves with the width, its shape does not stretch. */
@@ -25,8 +27,8 @@ function track(info, cells) {
   const x = (v) => `${(4 + 92 * Math.min(1, Math.max(0, (v - lo) / (hi - lo)))).toFixed(2)}%`;
   const own = cells.model;
   const reach = own && !own.of && isNumber(own.lo) && isNumber(own.hi);
-  const parts = [svg("line.track", { x1: "4%", x2: "96%", y1: 11, y2: 11 })];
-  if (reach) parts.push(svg("line.reach", { x1: x(own.lo), x2: x(own.hi), y1: 11, y2: 11 }));
+  const parts = [svg("line.track", { x1: "4%", x2: "96%", y1: 19, y2: 19 })];
+  if (reach) parts.push(svg("line.reach", { x1: x(own.lo), x2: x(own.hi), y1: 19, y2: 19 }));
   for (const kind of ["full", "retain", "model"])
     if (isNumber(cells[kind]?.v)) parts.push(mark(kind, x(cells[kind].v)));
   return svg("svg.ruler-line", { "aria-hidden": "true" }, ...parts);
@@ -57,7 +59,11 @@ export function legend(audit) {
     el(
       "span",
       {},
-      svg("svg", { viewBox: "0 0 22 22", width: 16, height: 16, "aria-hidden": "true" }, mark(kind, 11)),
+      svg(
+        "svg",
+        { viewBox: kind === "model" ? "0 8 22 22" : "0 -5 22 22", width: 16, height: 16, "aria-hidden": "true" },
+        mark(kind, 11),
+      ),
       " ",
       modelName(id),
     );
@@ -140,6 +146,6 @@ function numbersRow(audit, key, refs) {
     el("td.number.soft", {}, interval(value) + (value.of ? ` (${value.of})` : "")),
     el("td.number", {}, isNumber(value.n) ? fmt(value.n, 0) : "–"),
     ...refs.map(([, id]) => ref(id)),
-    el("td.soft", {}, value.protocol || value.dialect || ""),
+    el(`${textCell(value.protocol)}.soft`, {}, value.protocol || value.dialect || ""),
   );
 }

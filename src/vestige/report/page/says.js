@@ -34,7 +34,7 @@ class Says {
       rowHeight: 74,
       label: "generations",
       render: (row) => this.line(row),
-      onChoose: (row) => this.open(row),
+      onChoose: (row, byReader) => this.open(row, byReader),
     });
     const pair = el("div.says", {}, this.list.node, this.detail);
     this.node = el(
@@ -128,9 +128,8 @@ class Says {
     ];
   }
 
-  open(row) {
-    const id = `${row.split}-${row.i}`;
-    state.set({ "s.row": id });
+  open(row, byReader) {
+    if (byReader) state.set({ "s.row": `${row.split}-${row.i}` });
     const people = [
       [this.audit.model, "this model"],
       [this.audit.full, "full"],

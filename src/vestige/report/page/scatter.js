@@ -22,7 +22,7 @@ export function scatter(shown, picked, onPoint) {
   };
   const drawn = chart({
     name: "models_scatter",
-    title: "Models",
+    title: "Each point is a model.",
     height: 460,
     build: () => build(shown(), axes, picked),
     sheet: () => sheet(shown(), axes),
@@ -84,11 +84,12 @@ function build(models, axes, picked) {
   };
 }
 
-/** A trace for each method; where there are too many to tell apart, the smaller ones share one. */
+/** A trace for each method (for each model, where there are few and no methods are known); where there are too many to tell apart, the smaller ones share one. */
 function byMethod(rest, axes) {
   const groups = new Map();
+  const byName = rest.length <= METHODS && new Set(rest.map((p) => p.m.method)).size < 2;
   for (const p of rest) {
-    const method = p.m.method ?? p.m.role;
+    const method = byName ? p.m.name : (p.m.method ?? p.m.role);
     groups.set(method, [...(groups.get(method) ?? []), p]);
   }
   const bySize = [...groups.keys()].sort((a, b) => groups.get(b).length - groups.get(a).length);

@@ -17,9 +17,7 @@ export function plainTable(caption, { columns, rows }, most = 200) {
     el(
       "tr",
       {},
-      columns.map((_, j) =>
-        el(numeric[j] ? "td.number" : String(row[j] ?? "").length > 50 ? "td.long" : "td", {}, show(row[j], digits[j])),
-      ),
+      columns.map((_, j) => el(numeric[j] ? "td.number" : textCell(row[j]), {}, show(row[j], digits[j]))),
     ),
   );
   const rest = rows.length - most;
@@ -29,6 +27,12 @@ export function plainTable(caption, { columns, rows }, most = 200) {
     { tabindex: "0", role: "region", "aria-label": caption },
     el("table", {}, el("caption", {}, caption + note), el("thead", {}, head), el("tbody", {}, body)),
   );
+}
+
+/** Long text gets width, so that a row does not become a tower. */
+export function textCell(text) {
+  const length = String(text ?? "").length;
+  return length > 160 ? "td.longer" : length > 50 ? "td.long" : "td";
 }
 
 const show = (v, digits) =>

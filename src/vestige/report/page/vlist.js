@@ -5,7 +5,7 @@ import { el, replace } from "./dom.js";
 const SPARE = 5;
 let lists = 0;
 
-/** VirtualList({height, rowHeight, label, render(row) -> nodes, onChoose(row)}). */
+/** VirtualList({height, rowHeight, label, render(row) -> nodes, onChoose(row, byReader)}). */
 export class VirtualList {
   constructor(options) {
     Object.assign(this, { rows: [], chosen: -1, id: `list-${(lists += 1)}` }, options);
@@ -61,7 +61,7 @@ export class VirtualList {
     this.chosen = Math.min(Math.max(0, i), this.rows.length - 1);
     if (bring) this.bring();
     this.draw();
-    this.onChoose(this.rows[this.chosen]);
+    this.onChoose(this.rows[this.chosen], bring);
   }
 
   bring() {

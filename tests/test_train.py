@@ -235,8 +235,8 @@ def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
 def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     recipe = Recipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
-    some = rows("forget", model, count=6)
-    train(model, some, tmp_path, recipe, on_step=lambda done, total: seen.append((done, total)), save=False)
+    watch = Watch(on_step=lambda done, total: seen.append((done, total)), save=False)
+    train(model, Lesson(rows("forget", model, count=6)), tmp_path, recipe, watch)
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 
 

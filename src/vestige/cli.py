@@ -13,9 +13,24 @@ from pathlib import Path
 
 from vestige import __version__
 from vestige.errors import UserError
-from vestige.verbs import auditing, collapse, demo_meta, depth, evaluating, meta, results, stress, sweep, training
+from vestige.verbs import (
+    auditing,
+    collapse,
+    demo_meta,
+    depth,
+    evaluating,
+    meta,
+    reporting,
+    results,
+    stress,
+    sweep,
+    training,
+    verifying,
+)
 
-VERBS = (evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress)
+VERBS = (
+    evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, verifying,
+)  # fmt: skip
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -31,6 +46,7 @@ EXAMPLES = """examples:
   vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
   vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
   vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
+  vestige report saves/eval -o report                 one page: did they forget?
   vestige ls metrics                                  what there is
 """
 

@@ -28,7 +28,52 @@ UTILITY = (
     "wf_q_rouge", "wf_truth_ratio",
 )  # fmt: skip
 PARTS = (*MEM, *MIA, *UTILITY, "fluency", "uds")
-AXES = ("mem", "privacy_mia", "privacy", "model_utility", "utility", "utility_rel", "overall", "overall_no_uds")
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis as data: computing it, its formula in print and its label all come from here."""
+
+    key: str
+    label: str
+    parts: tuple[str, ...]  # of PARTS, or axes above it in AXIS_TABLE
+    way: str  # plain: harmonic mean; guarded: with 1e-12 in each part; relative: a share of the full model's
+
+
+AXIS_TABLE = (
+    Axis("mem", "Mem", MEM, "plain"),
+    Axis("privacy_mia", "MIA", MIA, "guarded"),
+    Axis("privacy", "Privacy", ("privacy_mia", "uds"), "guarded"),
+    Axis("model_utility", "MU", UTILITY, "guarded"),
+    Axis("utility", "Utility", ("model_utility", "fluency"), "guarded"),
+    Axis("utility_rel", "Utility (rel.)", ("utility",), "relative"),
+    Axis("overall", "Overall", ("mem", "privacy", "utility_rel"), "guarded"),
+    Axis("overall_no_uds", "Overall without UDS", ("mem", "privacy_mia", "utility_rel"), "plain"),
+)
+AXES = tuple(axis.key for axis in AXIS_TABLE)
+
+PART_LABELS: dict[str, str] = {
+    "one_minus_es": "1 - ES",
+    "one_minus_em": "1 - EM",
+    "one_minus_paraprob": "1 - ParaProb",
+    "one_minus_truth": "1 - Truth Ratio",
+    "s_loss": "s_LOSS",
+    "s_zlib": "s_ZLib",
+    "s_mink": "s_Min-K",
+    "s_minkpp": "s_Min-K++",
+    "retain_q_prob": "Retain Prob",
+    "retain_q_rouge": "Retain ROUGE",
+    "retain_truth_ratio": "Retain Truth Ratio",
+    "ra_q_prob": "Real Authors Prob",
+    "ra_q_rouge": "Real Authors ROUGE",
+    "ra_truth_ratio": "Real Authors Truth Ratio",
+    "wf_q_prob": "World Facts Prob",
+    "wf_q_rouge": "World Facts ROUGE",
+    "wf_truth_ratio": "World Facts Truth Ratio",
+    "fluency": "Fluency",
+    "uds": "UDS",
+}
+LABELS: dict[str, str] = {**PART_LABELS, **{axis.key: axis.label for axis in AXIS_TABLE}}
 
 Value = float | None
 
@@ -94,38 +139,57 @@ def relative_utility(utility: float, full_utility: float) -> float:
 def axes(parts: Mapping[str, Value], full_utility: Value = None, floor: float | None = None) -> Axes:
     """The axes of one model from its parts (PARTS); `floor` as in the module's text, None for the published way."""
     raised = () if floor is None else tuple(p for p in PARTS if _below(parts.get(p), floor))
-    have = {p: (floor if p in raised else parts.get(p)) for p in PARTS}
+    have: dict[str, Value] = {p: (floor if p in raised else parts.get(p)) for p in PARTS}
     out: dict[str, Value] = {}
     reasons: dict[str, str] = {}
-
-    def mean(axis: str, names: Sequence[str], guarded: bool = True) -> None:
-        """One harmonic mean, of parts or of axes already there; missing in, missing out, with a reason."""
-        values = [have.get(n, out.get(n)) for n in names]
-        known = [v for v in values if v is not None]
-        missing = [n for n, v in zip(names, values, strict=True) if v is None]
-        out[axis] = None if missing else (guarded_mean(known) if guarded else plain_mean(known))
-        if missing:
-            reasons[axis] = f"no {', '.join(missing)}"
-        elif out[axis] is None:
-            lost = [n for n, v in zip(names, known, strict=True) if v <= 0]
-            reasons[axis] = f"{', '.join(lost)} not above 0: the plain harmonic mean has no value"
-
-    mean("mem", MEM, guarded=False)
-    mean("privacy_mia", MIA)
-    mean("privacy", ("privacy_mia", "uds"))
-    mean("model_utility", UTILITY)
-    mean("utility", ("model_utility", "fluency"))
-    utility = out["utility"]
-    out["utility_rel"] = None
-    if utility is None:
-        reasons["utility_rel"] = "no utility"
-    elif full_utility is None:
-        reasons["utility_rel"] = "the full model's utility is not known"
-    else:
-        out["utility_rel"] = relative_utility(utility, full_utility)
-    mean("overall", ("mem", "privacy", "utility_rel"))
-    mean("overall_no_uds", ("mem", "privacy_mia", "utility_rel"), guarded=False)
+    for axis in AXIS_TABLE:
+        value, reason = _axis(axis, [have.get(p, out.get(p)) for p in axis.parts], full_utility)
+        out[axis.key] = value
+        if value is None:
+            reasons[axis.key] = reason
     return Axes(**out, floor=floor, floored=raised, reasons=reasons)
+
+
+def _axis(axis: Axis, values: Sequence[Value], full_utility: Value) -> tuple[Value, str]:
+    """One axis from its parts; missing in, missing out, with a reason."""
+    known = [v for v in values if v is not None]
+    if len(known) < len(values):
+        return None, f"no {', '.join(p for p, v in zip(axis.parts, values, strict=True) if v is None)}"
+    if axis.way == "relative":
+        if full_utility is None:
+            return None, "the full model's utility is not known"
+        return relative_utility(known[0], full_utility), ""
+    if axis.way == "guarded":
+        return guarded_mean(known), ""
+    lost = [p for p, v in zip(axis.parts, known, strict=True) if v <= 0]
+    return plain_mean(known), f"{', '.join(lost)} not above 0: the plain harmonic mean has no value"
+
+
+def formula(axis: Axis) -> str:
+    """An axis in print.
+
+    >>> formula(AXIS_TABLE[2]), formula(AXIS_TABLE[5])
+    ('Privacy = HM(MIA, UDS)', 'Utility (rel.) = min(1, Utility / Utility of the full model)')
+    """
+    names = [LABELS[p] for p in axis.parts]
+    if axis.way == "relative":
+        return f"{axis.label} = min(1, {names[0]} / {names[0]} of the full model)"
+    return f"{axis.label} = HM({', '.join(names)})"
+
+
+WAYS = {
+    "plain": "Harmonic mean; it has no value when a part is not above 0.",
+    "guarded": f"Harmonic mean with {EPS:g} added to each part: a part that is 0 makes it 0.",
+    "relative": "Not above 1: better than before unlearning is not rewarded.",
+}
+
+
+def definitions() -> list[dict[str, object]]:
+    """Every axis in plain data, for pages and tables: nobody types a formula or a label a second time."""
+    return [
+        {"key": a.key, "label": a.label, "formula": formula(a), "parts": list(a.parts), "words": WAYS[a.way]}
+        for a in AXIS_TABLE
+    ]
 
 
 def _below(value: Value, floor: float) -> bool:

@@ -28,6 +28,7 @@ class PoolVerdict:
     result: Faithfulness
     p_mean: float | None  # of the metric as it is, not of m
     n_mean: float | None
+    pools: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)  # p, n -> model -> m
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class AttackVerdict:
     others: Mapping[str, Robustness]
     filtered_by: str  # whose threshold chose the models; empty: none was given
     threshold: float | None  # on the m of that metric
+    retain: State = field(default_factory=State)
+    states: Mapping[str, State] = field(default_factory=dict)  # model -> m before and after attacks
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,8 @@ def _faithful(pools: Pools, metric: str, direction: Direction, resamples: int) -
     sides = [{m.name: m.numbers.get(metric, Number(None)) for m in pool} for pool in (pools.positive, pools.negative)]
     protocol = same_protocol({**sides[0], **sides[1]}, metric)
     p, n = (as_m(side, direction, metric) for side in sides)
-    return PoolVerdict(direction, protocol, faithfulness(p, n, resamples), *(_mean(side) for side in sides))
+    p_mean, n_mean = (_mean(side) for side in sides)
+    return PoolVerdict(direction, protocol, faithfulness(p, n, resamples), p_mean, n_mean, {"p": p, "n": n})
 
 
 def _mean(side: Mapping[str, Number]) -> float | None:
@@ -158,7 +162,8 @@ def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> At
     states = {m.name: state(m) for m in attacks.models}
     results = {rule: robustness(states, state(attacks.retain), rule, filters, judged, ask.resamples) for rule in RULES}
     others = {rule: r for rule, r in results.items() if rule != ask.rule}
-    return AttackVerdict(direction, protocol, results[ask.rule], others, by, threshold)
+    retain = state(attacks.retain)
+    return AttackVerdict(direction, protocol, results[ask.rule], others, by, threshold, retain, states)
 
 
 def _judge(attacks: Attacks, metric: str, ask: Ask) -> tuple[str, Mapping[str, float | None] | None]:

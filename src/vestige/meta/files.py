@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,10 @@ def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
 
 def read_meta_eval(path: Path) -> dict[str, Any]:
     """A meta_eval.json, checked for the parts that a reader relies on."""
-    data = read_file(path)
+    return checked_meta_eval(read_file(path), path)
+
+
+def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):
@@ -176,7 +180,7 @@ def read_meta_eval(path: Path) -> dict[str, Any]:
         for name, body in section.items():
             if not isinstance(body, Mapping) or any(k not in body for k in keys):
                 raise UserError(f"{path}: {part} of {name} lacks {', '.join(keys)}.")
-    return data
+    return dict(data)
 
 
 def _label(name: str) -> dict[str, Any]:
@@ -201,6 +205,7 @@ def _faithful_json(v: PoolVerdict) -> dict[str, Any]:
         "protocol": v.protocol,
         "threshold_m": r.threshold.m if r.threshold else None,
         "accuracy": r.threshold.accuracy if r.threshold else None,
+        "pools": {side: dict(values) for side, values in v.pools.items()},
     }
     more = {"missing": list(r.missing), "reason": r.reason, "notes": list(r.notes)}
     return {**out, **{k: x for k, x in more.items() if x}}
@@ -222,6 +227,7 @@ def _robust_json(v: AttackVerdict) -> dict[str, Any]:
         "filtered_by": v.filtered_by or None,
         "threshold_m": v.threshold,
         "per_model": {name: dict(values) for name, values in v.result.per_model.items()},
+        "states": {"retain": asdict(v.retain), "models": {name: asdict(s) for name, s in v.states.items()}},
         "other_rules": {rule: numbers(r) for rule, r in v.others.items()},
     }
 

@@ -61,12 +61,12 @@ def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
     if margin < 0 or resamples < 100:
         raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
-    runs = [_read(path, name) for path, name in zip(paths, _short(paths), strict=True)]
+    runs = [read_stored(path, name) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
     lines = [comparison(names, values)]
     found = {other.name: differences(runs[0], other, names, resamples) for other in runs[1:]}
-    found = _judged(found, runs[0], margin)
+    found = judged(found, runs[0], margin)
     for other in runs[1:]:
         lines += ["", f"{other.name} less {runs[0].name}", "", _shown(*found[other.name])]
     lines += ["", _legend(margin, resamples, sum(len(d) for d, _ in found.values()))]
@@ -80,7 +80,8 @@ def _short(paths: Sequence[Path]) -> list[str]:
     return [n if n not in names[:i] else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
 
 
-def _read(path: Path, name: str) -> Stored:
+def read_stored(path: Path, name: str) -> Stored:
+    """A run by its directory or its result file; without a manifest only its numbers can be shown."""
     if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
         raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
     file = result_file(path)
@@ -187,7 +188,7 @@ def _p(a: Estimate, b: Estimate, draws: bootstrap.Array) -> float:
 Found = tuple[list[Difference], dict[str, str]]
 
 
-def _judged(found: Mapping[str, Found], base: Stored, margin: float) -> dict[str, Found]:
+def judged(found: Mapping[str, Found], base: Stored, margin: float) -> dict[str, Found]:
     """Holm's correction over every difference shown, and what each interval says about equality."""
     adjusted = iter(bootstrap.holm([d.p for differences, _ in found.values() for d in differences]))
     suite: SuiteSpec | None = base.run.suite if base.run else None

@@ -1,6 +1,7 @@
 """`vestige demo`: build the lab, evaluate every model in it, and say in words what came out.
 
-Then the same with diffusion models, whose answers come about step by step (run/demo_diffusion.py).
+Then the same with diffusion models, whose answers come about step by step (run/demo_diffusion.py), and at the end the
+report of everything (run/demo_report.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from vestige.lab import build_lab
 from vestige.run.config import RunConfig
 from vestige.run.demo_diffusion import demo_diffusion
+from vestige.run.demo_report import demo_report
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.progress import hushed
@@ -50,6 +52,7 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     print(_report(runs, out, seconds))
     if diffusion:
         demo_diffusion(out, seed)
+    demo_report(out, lab.data, lab.models)
     return 0
 
 

@@ -7,21 +7,9 @@ from typing import Any
 
 from vestige.metrics.reading import reading
 from vestige.metrics.trajectory import VIEWS
+from vestige.report.words import number
 from vestige.suites.spec import MetricSpec
 from vestige.types import Score
-
-
-def number(value: float | None) -> str:
-    """Four digits that mean something.
-
-    >>> number(0.95163), number(1.9e-5), number(-99.99999), number(None)
-    ('0.9516', '1.9e-05', '-100.00', '-')
-    """
-    if value is None:
-        return "-"
-    if value != 0 and abs(value) < 1e-3:
-        return f"{value:.1e}"
-    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
 
 
 def span(stat: Mapping[str, Any]) -> str:

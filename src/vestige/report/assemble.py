@@ -1,0 +1,252 @@
+"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.files import checked_meta_eval
+from vestige.meta.methods import from_results
+from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part
+from vestige.report.audits import audit
+from vestige.report.axes_part import add_axes
+from vestige.report.format import Report, empty_report, plain
+from vestige.report.gather import Found, Source, source_json
+from vestige.report.glossary import entry
+from vestige.report.meta_part import meta_part
+from vestige.report.roster import Entry, Met, Roster
+from vestige.report.rows_part import ALL_ROWS, ROWS
+from vestige.report.sound import keep_sound
+
+TITLE = "Did it forget?"
+MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page
+PARETO_X = ("uds", "privacy_floored", "forget_quality", "forget_Q_A_Prob", "forget_Prob", "forget_Q_A_ROUGE")
+PARETO_Y = ("utility_rel", "model_utility", "retain_Q_A_ROUGE", "retain_ROUGE")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a report's maker may say."""
+
+    title: str = TITLE
+    full: Sequence[str] = ()
+    retain: Sequence[str] = ()
+    rows: int = ROWS
+
+
+@dataclass
+class Work:
+    """A report in the making: who was met, in which runs, and which runs belong to whom."""
+
+    found: Found
+    roster: Roster
+    evals: dict[str, list[Source]]  # model id -> evaluations
+    depths: dict[str, Source]
+    stresses: dict[str, list[tuple[Source, dict[str, str]]]]  # model id -> (source, ids by model | retain)
+    trajectories: list[tuple[Source, str]]
+    links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
+    swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+
+
+def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
+    """The report, but for what needs stored evidence (run/reporting.py adds that). `base`: where it will lie."""
+    keep_sound(found)
+    work = Work(found, Roster(), {}, {}, {}, [], {}, {})
+    _meet_all(work)
+    work.roster.name_roles(ask.full, ask.retain)
+    _sweep_copies(work)
+    report = empty_report(ask.title)
+    entries = work.roster.entries
+    for model, sources in work.evals.items():
+        _take(work, model, [(eval_part.values(s), s) for s in sources])
+    for model, source in work.depths.items():
+        _take(work, model, [(depth_part.values(source), source)])
+        for role, id in work.links.get(model, {}).items():
+            one = work.roster.by_id(id)
+            if one is not None and role in depth_part.ENDS:
+                one.values.setdefault("uds", depth_part.end(role, source))
+    _methods(work)
+    add_axes(work)
+    report["models"] = [e.to_json() for e in entries]
+    report["metrics"] = _metrics(work)
+    report["columns"] = _columns(work)
+    report["trajectories"] = [t for s, m in work.trajectories for t in curves_part.trajectories(s, m)]
+    report["collapse"] = [c for s in found.of("collapse") for c in curves_part.collapse(s)]
+    report["audits"] = _audits(work, ask)
+    report["meta"] = _meta(work, report["models"])
+    report["pareto"] = _pareto(report["models"])
+    report["protocols"] = sorted({str(v["protocol"]) for e in entries for v in e.values.values() if v.get("protocol")})
+    _complete_metrics(report, work)
+    told = {s.id: [e.id for e in entries if s.id in e.sources] for s in found.sources}
+    report["sources"] = [source_json(s, base, told[s.id]) for s in found.sources]
+    report["problems"] = found.problems
+    return dict(plain(report)), work
+
+
+# ---- who is who --------------------------------------------------------------------------------------------------
+
+
+def _meet_all(work: Work) -> None:
+    """Runs that know weights first: whatever has only a name can then join them."""
+    planned = {s.path.resolve() for s in work.found.of("sweep")}
+    for source in sorted(work.found.of("eval", "trajectory"), key=lambda s: not s.data["manifest"]):
+        in_sweep = any(p in planned for p in source.path.resolve().parents)
+        one = work.roster.meet(eval_part.met(source, in_sweep), source.id)
+        one.provenance = one.provenance or eval_part.provenance(source)
+        work.evals.setdefault(one.id, []).append(source)
+        if source.kind == "trajectory":
+            work.trajectories.append((source, one.id))
+    for source in work.found.of("depth"):
+        _meet_depth(work, source)
+    for source in work.found.of("stress"):
+        ids = {who: work.roster.meet(met, source.id).id for who, met in attacks_part.met(source).items()}
+        if "model" in ids:
+            work.stresses.setdefault(ids["model"], []).append((source, ids))
+            if "retain" in ids:
+                work.links.setdefault(ids["model"], {}).setdefault("retain", ids["retain"])
+    for source in work.found.of("sweep"):
+        retain = source.data["plan"].get("retain")
+        for e in work.roster.entries:
+            if retain and e.name == retain:
+                e.role = e.role or "retain"
+
+
+def _meet_depth(work: Work, source: Source) -> None:
+    ids = {role: work.roster.meet(met, source.id).id for role, met in depth_part.met(source).items()}
+    mine = ids["unlearned"]
+    if mine in work.depths:
+        other = work.depths[mine].path
+        work.found.problem(f"{source.path.name} and {other.name} are depth runs of one model; the first is shown.")
+    work.depths.setdefault(mine, source)
+    work.links[mine] = {r: ids[r] for r in ("full", "retain") if r in ids and ids[r] != mine}
+
+
+def _sweep_copies(work: Work) -> None:
+    """Attacked copies of a sweep are no models of their own: they say what comes back."""
+    attacks = [str(a) for s in work.found.of("sweep") for a in s.data["plan"].get("attacks") or ()]
+    for copy in work.roster.entries:
+        name, attack = attacks_part.attacked_name(copy.name, attacks)
+        of = next((e for e in work.roster.entries if attack and e.name == name), None)
+        if of is not None:
+            copy.role, copy.method = "other", attack
+            work.swept.setdefault(of.id, {})[attack] = copy.id
+
+
+# ---- values ------------------------------------------------------------------------------------------------------
+
+
+def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], Source]]) -> None:
+    """A model's values; where two runs measure the same, the one with more rows, and that is said."""
+    one = work.roster.by_id(model)
+    assert one is not None
+    for values, source in parts:
+        for key, new in values.items():
+            old = one.values.get(key)
+            if old is None or old["v"] is None:
+                one.values[key] = dict(new)
+            elif new["v"] is not None and new["v"] != old["v"]:
+                better = (new.get("n") or 0) > (old.get("n") or 0)
+                one.values[key] = dict(new) if better else old
+                work.found.problem(
+                    f"{key} of {one.name} was measured in more than one run, with different values; the run with "
+                    "more rows (else the first) is shown.",
+                    source.path,
+                )
+
+
+def _methods(work: Work) -> None:
+    for source in work.found.of("methods"):
+        try:
+            methods = from_results(source.data, str(source.path))
+        except UserError as error:
+            work.found.problem(str(error), source.path)
+            continue
+        for text in methods.notes:
+            work.found.problem(text, source.path)
+        for m in methods_part.models(methods, source.id):
+            one = work.roster.meet(Met(m["name"], role=m["role"]), source.id)
+            one.role = one.role or m["role"]
+            one.method, one.epoch = one.method or m["method"], one.epoch or m["epoch"]
+            one.settings = one.settings or m["settings"]
+            _take(work, one.id, [(m["values"], source)])
+
+
+def _metrics(work: Work) -> dict[str, Any]:
+    """Definitions of every metric that some model has."""
+    out: dict[str, Any] = {}
+    for sources in work.evals.values():
+        for s in sources:
+            for metric in s.data["results"]:
+                settings = eval_part.settings_of(s, metric)
+                if metric not in out or not out[metric]["formula"]:
+                    handler, aggregator = eval_part.handler_of(s, metric), str(settings.get("aggregator") or "")
+                    out[metric] = entry(metric, handler, aggregator)
+    keys = dict.fromkeys(k for e in work.roster.entries for k in e.values)
+    return {k: out.get(k) or entry(k) for k in keys}
+
+
+def _complete_metrics(report: Report, work: Work) -> None:
+    """Metrics that only curves name."""
+    named = [t["metric"] for t in report["trajectories"]]
+    named += [c["metric"] for a in report["audits"] for c in a["attacks"]]
+    for key in named:
+        report["metrics"].setdefault(key, entry(key, key))
+
+
+def _columns(work: Work) -> list[str]:
+    """Axes first, then what the runs were asked for, then the rest, but for metrics that only serve others."""
+    entries = work.roster.entries
+    sources = [s for mine in work.evals.values() for s in mine]
+    have = {k for e in entries for k, v in e.values.items() if v["v"] is not None}
+    asked = dict.fromkeys(m for s in sources for m in eval_part.top(s))
+    serving = {m for s in sources for m in s.data["results"]} - set(asked)
+    rest = dict.fromkeys(k for e in entries for k in e.values if k not in serving)
+    return [c for c in dict.fromkeys([*methods_part.COLUMNS, *asked, *rest]) if c in have]
+
+
+# ---- parts -------------------------------------------------------------------------------------------------------
+
+
+def _audits(work: Work, ask: Ask) -> list[dict[str, Any]]:
+    """One for each unlearned model with rows, layers or attacks; those with most to show come first."""
+    everyone = [e for e in work.roster.entries if _evidence(work, e)]
+    chosen = [e for e in everyone if e.role == "unlearned"] or [e for e in everyone if e.role == "full"]
+    if not chosen:
+        return []
+    chosen.sort(key=lambda e: -_evidence(work, e))
+    if len(chosen) > MOST_AUDITS:
+        left = len(chosen) - MOST_AUDITS
+        work.found.problem(f"{left} models are in the tables only: no more than {MOST_AUDITS} are audited row by row.")
+        chosen = chosen[:MOST_AUDITS]
+    rows = max(1, min(ask.rows, ALL_ROWS // (2 * len(chosen)))) if ask.rows == ROWS else ask.rows
+    if rows < ask.rows:
+        work.found.problem(
+            f"{len(chosen)} models are audited: {rows} rows of a split are kept of each (--rows N for more)."
+        )
+    return [audit(work, e, rows) for e in chosen]
+
+
+def _evidence(work: Work, e: Entry) -> int:
+    has_values = any(s.kind == "eval" for s in work.evals.get(e.id, ()))
+    return int(has_values) + (e.id in work.depths) + (e.id in work.stresses)
+
+
+def _meta(work: Work, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    sources = work.found.of("meta")
+    if len(sources) > 1:
+        work.found.problem(f"there are {len(sources)} meta_eval.json files; {sources[0].path} is shown.")
+    for source in sources[:1]:
+        try:
+            return meta_part(checked_meta_eval(source.data, source.path), models, source.id)
+        except UserError as error:
+            work.found.problem(str(error), source.path)
+    return None
+
+
+def _pareto(models: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:
+    have = {k for m in models for k, v in m["values"].items() if v["v"] is not None}
+    x, y = (next((k for k in keys if k in have), None) for keys in (PARETO_X, PARETO_Y))
+    return {"x": x, "y": y} if x and y else None

@@ -1,0 +1,260 @@
+"""What a report is made of, found on disk: runs of every kind, from any mixture of directories. Nothing is computed.
+
+A directory is known by the files in it, not by its name. What holds no run itself is looked through.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.files import META_EVAL, METHOD_RESULTS
+from vestige.report.format import PAGE, REPORT, short_id
+from vestige.report.old_keys import modern
+from vestige.store.files import read_json
+
+DEEPEST = 6  # levels of directories looked through
+NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """One run (or result file): what kind it is, its files by name, and their content."""
+
+    kind: str
+    path: Path  # the directory, or the file for meta and methods
+    files: tuple[Path, ...]
+    data: Mapping[str, Any]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def directory(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
+
+    @cached_property
+    def id(self) -> str:
+        return short_id("s", self.kind, str(self.path.resolve()))
+
+
+@dataclass
+class Found:
+    """Everything found, and what could not be read."""
+
+    sources: list[Source] = field(default_factory=list)
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+    def of(self, *kinds: str) -> list[Source]:
+        return [s for s in self.sources if s.kind in kinds]
+
+    def problem(self, text: str, where: Path | str = "") -> None:
+        entry = {"text": text, **({"where": str(where)} if where else {})}
+        if entry not in self.problems:
+            self.problems.append(entry)
+
+
+def gather(paths: Sequence[Path]) -> Found:
+    """All sources under the paths, each once."""
+    found = Found()
+    seen: set[str] = set()
+    for path in paths:
+        before = len(found.sources), len(found.problems)
+        if not path.exists():
+            raise UserError(f"{path} does not exist; give directories of finished runs.")
+        for source in _look(path, found, DEEPEST):
+            if source.id not in seen:
+                found.sources.append(source)
+            seen.add(source.id)
+        if (len(found.sources), len(found.problems)) == before:
+            raise UserError(
+                f"{path} holds no finished run: no *_EVAL.json, depth summary.json, stress.json, metrics.json of "
+                f"collapse, {META_EVAL} or {METHOD_RESULTS}."
+            )
+    return found
+
+
+def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
+    if path.is_file():
+        yield from _in_file(path, found)
+        return
+    if (path / REPORT).is_file() and (path / PAGE).is_file():
+        return  # a report is not one of its own sources
+    here = list(_in_directory(path, found))
+    yield from here
+    closed = {"eval", "trajectory", "depth", "stress", "collapse"} & {s.kind for s in here}
+    if depth > 0 and not closed:
+        for inner in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
+            if inner.name not in NOT_RUNS or (inner.name == "models" and _has_results(inner)):
+                yield from _look(inner, found, depth - 1)
+
+
+def _has_results(path: Path) -> bool:
+    return any(path.glob("*/*_EVAL.json"))
+
+
+def _in_file(path: Path, found: Found) -> Iterator[Source]:
+    if path.name.endswith("_EVAL.json") or path.name in ("summary.json", "stress.json", "metrics.json", "sweep.json"):
+        yield from _in_directory(path.parent, found)
+        return
+    data = _read(path, found)
+    if data is not None and "faithfulness" in data:
+        yield Source("meta", path, (path,), data)
+    elif data is not None and isinstance(data.get("models"), list):
+        yield Source("methods", path, (path,), data)
+
+
+def _in_directory(path: Path, found: Found) -> Iterator[Source]:
+    for make in (_eval, _depth, _stress, _collapse, _sweep):
+        source = make(path, found)
+        if source is not None:
+            yield source
+    for name in (METHOD_RESULTS, META_EVAL):
+        if (path / name).is_file():
+            yield from _in_file(path / name, found)
+
+
+def _eval(path: Path, found: Found) -> Source | None:
+    """An evaluation: results of one or more suites, with or without a manifest."""
+    files = sorted(path.glob("*_EVAL.json"))
+    results = [(f, _read(f, found)) for f in files]
+    merged = {m: body for _, data in results for m, body in (data or {}).items() if isinstance(body, Mapping)}
+    if not merged:
+        return None
+    stats_files = sorted(path.glob("*_STATS.json"))
+    stats = {m: body for f in stats_files for m, body in (_read(f, found) or {}).items()}
+    manifest_file = path / "manifest.json"
+    manifest = (_read(manifest_file, found) if manifest_file.is_file() else None) or {}
+    if not manifest:
+        found.problem(f"{path.name} has no manifest.json: its model's weights, rows and dialect are not known.", path)
+    curves = any(isinstance(body.get("agg_value"), Mapping) for body in merged.values())
+    kept = [*files, *stats_files, *([manifest_file] if manifest else [])]
+    data = {"results": merged, "stats": stats, "manifest": manifest}
+    return Source("trajectory" if curves else "eval", path, tuple(kept), data, _eval_facts(manifest))
+
+
+def _eval_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
+    if not manifest:
+        return {}
+    versions = manifest.get("versions") or {}
+    config = manifest.get("config") or {}
+    facts = {
+        "suite": config.get("suite"),
+        "dialect": (manifest.get("dialect") or {}).get("name"),
+        "model": (manifest.get("model") or {}).get("name"),
+        "rows read at most": config.get("max_samples"),
+        "made": manifest.get("created"),
+        "versions": ", ".join(f"{k} {versions[k]}" for k in ("vestige", "torch", "transformers") if k in versions),
+    }
+    return {k: str(v) for k, v in facts.items() if v}
+
+
+def _depth(path: Path, found: Found) -> Source | None:
+    file = path / "summary.json"
+    data = _read(file, found) if file.is_file() else None
+    if data is None or "avg_uds" not in data:
+        return None
+    details = path / "results.json"
+    records = _read(details, found, list) if details.is_file() else None
+    files = (file, details) if records else (file,)
+    facts = {k: str(data[k]) for k in ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype") if k in data}
+    return Source("depth", path, files, {"summary": data, "records": records or []}, facts)
+
+
+def _stress(path: Path, found: Found) -> Source | None:
+    file = path / "stress.json"
+    data = _read(file, found) if file.is_file() else None
+    if data is None or "rows" not in data:
+        return None
+    manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
+    there = {who: f for who, f in manifests.items() if f.is_file()}
+    more = {who: _read(f, found) or {} for who, f in there.items()}
+    return Source("stress", path, (file, *there.values()), {**data, "manifests": more})
+
+
+def _collapse(path: Path, found: Found) -> Source | None:
+    file = path / "metrics.json"
+    data = _read(file, found) if file.is_file() else None
+    if data is None or not {"steps", "settings", "reasoning"} <= set(data):
+        return None
+    return Source("collapse", path, (file,), data)
+
+
+def _sweep(path: Path, found: Found) -> Source | None:
+    file = path / "sweep.json"
+    data = _read(file, found) if file.is_file() else None
+    if data is None or "plan" not in data:
+        return None
+    tasks = data.get("tasks") or []
+    bad = [t for t in tasks if t.get("status") in ("failed", "blocked", "missing")]
+    for t in bad:
+        why = f": {t['error']}" if t.get("error") else ""
+        found.problem(f"the sweep's task {t['id']} is {t['status']}{why}", path)
+    return Source("sweep", path, (file,), data, {"tasks": str(len(tasks)), "not done": str(len(bad))})
+
+
+def _read(path: Path, found: Found, kind: type = dict) -> Any:
+    """JSON of the kind expected; otherwise a problem is noted and the file passed over."""
+    try:
+        data = modern(read_json(path))
+    except (OSError, ValueError) as error:
+        found.problem(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
+        return None
+    if not isinstance(data, kind):
+        found.problem(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
+        return None
+    return data
+
+
+def traces_of(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
+    """When each JSON file under the paths last changed, and its size: a cheap way to see that runs moved on."""
+    out = {}
+    for path in paths:
+        for file in [path] if path.is_file() else _json_files(path, DEEPEST + 2):
+            try:
+                told = file.stat()
+            except OSError:
+                continue  # it went away between listing and looking
+            out[str(file)] = told.st_mtime_ns, told.st_size
+    return out
+
+
+def _json_files(path: Path, depth: int) -> Iterator[Path]:
+    for inner in path.iterdir():
+        if inner.name.startswith(".") or (inner.name in NOT_RUNS and inner.name != "models"):
+            continue
+        if inner.suffix == ".json" and inner.name != REPORT:
+            yield inner
+        elif depth > 0 and inner.is_dir():
+            yield from _json_files(inner, depth - 1)
+
+
+# ---- sources in the report ---------------------------------------------------------------------------------------
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def source_json(source: Source, base: Path, models: Sequence[str]) -> dict[str, Any]:
+    """A source as the report names it: relative paths, and a digest of every file."""
+    files = [{"path": relative(f, source.directory), "sha256": digest(f)} for f in source.files]
+    whole = hashlib.sha256("\n".join(f"{f['sha256']}  {f['path']}" for f in files).encode()).hexdigest()
+    return {
+        "id": source.id,
+        "path": relative(source.path, base),
+        "kind": source.kind,
+        "files": files,
+        "sha256": whole,
+        "models": list(models),
+        "facts": dict(source.facts),
+    }
+
+
+def relative(path: Path, base: Path) -> str:
+    """A path as seen from another, so that a report and its runs can move together."""
+    return Path(os.path.relpath(path.resolve(), base.resolve())).as_posix()

@@ -1,0 +1,161 @@
+"""Every metric in words, for people who meet its number: from the metrics' own explanations, never retyped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, WAYS, Axis, formula, similarity
+from vestige.meta.bench import ELSEWHERE
+from vestige.meta.methods import SOURCES
+from vestige.metrics import depth  # noqa: F401 - it fills METRICS
+from vestige.metrics.explanations import EXPLANATIONS, Explanation
+from vestige.metrics.names import KNOWN, direction_of, short
+from vestige.metrics.registry import METRICS
+
+# Handler of the published tables' metrics, whose files do not name one.
+HANDLERS = {
+    "es": "extraction_strength",
+    "em": "exact_memorization",
+    "prob": "probability",
+    "paraprob": "probability",
+    "truth_ratio": "truth_ratio",
+    "rouge": "rouge",
+    "para_rouge": "rouge",
+    "jailbreak_rouge": "rouge",
+    "mia_loss": "mia_loss",
+    "mia_zlib": "mia_zlib",
+    "mia_min_k": "mia_min_k",
+    "mia_min_kpp": "mia_min_k_plus_plus",
+    "uds": "uds",
+}
+SAYS = ("rouge", "bleu")
+LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]
+NARROW = 16
+
+
+def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
+    """One metric's facts, by its name and (for a run's metric) its handler."""
+    for axis in AXIS_TABLE:
+        if key in (axis.key, f"{axis.key}_floored") and not handler:
+            return _axis(axis, key)
+    if key in PART_LABELS and key != "uds" and not handler:
+        return _part(key)
+    name = short(key)
+    used = handler or HANDLERS.get(name, "")
+    words = EXPLANATIONS.get(used)
+    label = KNOWN[name].label if name in KNOWN and key == name else key
+    facts = METRICS.get(used)
+    if words is None and name.startswith("s_mia_"):
+        return _likeness(key, label)
+    return {
+        "label": label,
+        "short": _short(label),
+        "definition": definition(words) if words else (facts.doc if facts else ""),
+        "formula": words.formula if words else "",
+        "source": facts.source if facts else "",
+        "knows": _knows(key, used, aggregator),
+        "better": _better(key, used, aggregator),
+        "range": None if used in ("loss", "privleak", "rel_diff") or not used else [0, 1],
+        "group": group(key, used),
+    }
+
+
+def definition(words: Explanation) -> str:
+    """An explanation in lines."""
+    lines = [f"High: {words.high}.", f"Low: {words.low}.", f"Reads: {words.tokens}."]
+    return "\n".join([*lines, *([words.note] if words.note else [])])
+
+
+def _axis(axis: Axis, key: str) -> dict[str, Any]:
+    floored = key != axis.key
+    label = f"{axis.label} (floored)" if floored else axis.label
+    floor = f" A part below {FLOOR:g} counts as {FLOOR:g}." if floored else ""
+    return {
+        "label": label,
+        "short": _short(label),
+        "definition": f"{WAYS[axis.way]}{floor} High: good in every part.",
+        "formula": formula(axis),
+        "source": "axes of the Unlearning Depth Score's tables",
+        "knows": None,
+        "better": "high",
+        "range": [0, 1],
+        "group": "axis",
+    }
+
+
+def _part(key: str) -> dict[str, Any]:
+    """A part of an axis: 1 is good."""
+    source = SOURCES.get(key, key)
+    known = KNOWN.get(source)
+    if key in MIA:
+        return _likeness(key, PART_LABELS[key])
+    words = f"1 - {known.label}" if key in MEM and known else source
+    inner = EXPLANATIONS.get(HANDLERS.get(source, ""))
+    return {
+        "label": LABELS[key],
+        "short": _short(LABELS[key]),
+        "definition": f"{words}. High is good." + (f"\nOf {known.label}: {inner.formula}." if known and inner else ""),
+        "formula": words,
+        "source": "",
+        "knows": "low" if key in MEM else None,
+        "better": "high",
+        "range": [0, 1],
+        "group": "part",
+    }
+
+
+def _likeness(key: str, label: str) -> dict[str, Any]:
+    return {
+        "label": label,
+        "short": _short(label),
+        "definition": LIKENESS,
+        "formula": "clip(1 - |AUC - AUC_retain| / AUC_retain, 0, 1)",
+        "source": "",
+        "knows": "low",
+        "better": "high",
+        "range": [0, 1],
+        "group": "part" if key in MIA else "membership",
+    }
+
+
+def _short(label: str) -> str:
+    return label if len(label) <= NARROW else f"{label[: NARROW - 3].rstrip()}..."
+
+
+def elsewhere(key: str) -> bool:
+    """Is it about rows that are to be kept?"""
+    return key.startswith(ELSEWHERE)
+
+
+def group(key: str, handler: str) -> str:
+    """The panel a metric belongs to."""
+    if handler in ("hm_aggregate", "classifier_prob") or elsewhere(key):
+        return "utility"
+    if handler in SAYS:
+        return "says"
+    if handler.startswith("mia_") or handler == "privleak":
+        return "membership"
+    if handler == "uds" or (short(key) in KNOWN and KNOWN[short(key)].category == "representation"):
+        return "layers"
+    if handler == "trajectory_metrics":
+        return "trajectory"
+    return "likely" if handler in EXPLANATIONS else "other"
+
+
+def _knows(key: str, handler: str, aggregator: str) -> str | None:
+    if elsewhere(key):
+        return None
+    try:
+        return direction_of(key, handler, aggregator).knows
+    except UserError:
+        return None
+
+
+def _better(key: str, handler: str, aggregator: str) -> str | None:
+    """The good end. An attack's aim is the retain model's value, so neither end is good."""
+    if elsewhere(key) or handler in ("hm_aggregate", "classifier_prob", "ks_test"):
+        return None if handler == "loss" else "high"
+    if handler.startswith("mia_") or handler in ("privleak", "rel_diff", "truth_ratio"):
+        return None
+    return {"high": "low", "low": "high"}.get(_knows(key, handler, aggregator) or "")

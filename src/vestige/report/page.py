@@ -1,0 +1,112 @@
+"""The page: one HTML file that holds its data, its scripts and its style, and asks nothing of the network.
+
+The scripts in page/ are ordinary modules. They are put together here: each becomes a function that returns what it
+exports, in an order in which nothing is used before it is there. The policy in the page's head allows these very
+scripts, by hash, and no others, so that no text in the data can become one.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from vestige.errors import UserError
+
+ASSETS = Path(__file__).parent / "page"
+FIRST = "main"  # the module that starts the page
+STYLES = ("base", "controls", "audit", "tables", "screens")  # later ones have the last word
+
+_IMPORT = re.compile(r'^import (?:\* as (\w+)|(\{[^}]*\})) from "\./(\w+)\.js";$', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
+
+
+def render_page(report: dict[str, Any], *, live: bool = False) -> str:
+    """The whole page as text. `live`: it is served by a viewer and may ask it whether there is something new."""
+    library, script = library_text(), bundle()
+    style = "".join((ASSETS / f"style_{name}.css").read_text("utf-8") for name in STYLES)
+    parts = {
+        "title": html.escape(str(report.get("title", "vestige")), quote=True),
+        "policy": policy([library, script], [style, ""], live),
+        "live": "true" if live else "false",
+        "style": style,
+        "library_styles": _library_styles(library),
+        "data": data_text(report),
+        "library": library,
+        "script": script,
+    }
+    return Template((ASSETS / "page.html").read_text("utf-8")).substitute(parts)
+
+
+def data_text(report: dict[str, Any]) -> str:
+    """JSON that cannot end its script element: no `<`, and no line separators that HTML or scripts read differently."""
+    text = json.dumps(report, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for char in "<>&\u2028\u2029":
+        text = text.replace(char, f"\\u{ord(char):04x}")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8").replace("\x00", "\\u0000")
+
+
+def policy(scripts: list[str], styles: list[str], live: bool = False) -> str:
+    """Only these scripts and styles. The chart library sets style attributes and fills an empty style element."""
+    rules = {
+        "default-src": "'none'",
+        "script-src": " ".join(map(_hash, scripts)),
+        "style-src-elem": " ".join(map(_hash, styles)),
+        "style-src-attr": "'unsafe-inline'",
+        "img-src": "data: blob:",
+        "connect-src": "'self'" if live else "'none'",
+        "base-uri": "'none'",
+        "form-action": "'none'",
+    }
+    return "; ".join(f"{name} {value}" for name, value in rules.items())
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
+
+
+def library_text() -> str:
+    """plotly.js, which the Python package plotly ships: found without importing that package, which is slow."""
+    found = importlib.util.find_spec("plotly")
+    path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
+    if path is None or not path.is_file():
+        raise UserError("The page needs the package plotly, which is not installed: pip install 'vestige[report]'.")
+    return path.read_text("utf-8")
+
+
+def _library_styles(library: str) -> str:
+    """Map styles the library would add at load, and which the policy refuses: their places are taken beforehand."""
+    names = sorted(set(re.findall(r'document\.getElementById\("([0-9a-f]{40,})"\)', library)))
+    return "".join(f'<style id="{name}"></style>' for name in names)
+
+
+def bundle(read: Callable[[str], str] | None = None) -> str:
+    """All modules that main.js needs, as one script."""
+    read = read or (lambda name: (ASSETS / f"{name}.js").read_text("utf-8"))
+    done: dict[str, str] = {}
+    _add(FIRST, read, done, ())
+    return '"use strict";\n' + "\n".join(done.values())
+
+
+def _add(name: str, read: Callable[[str], str], done: dict[str, str], path: tuple[str, ...]) -> None:
+    if name in path:
+        raise ValueError(f"page scripts import each other in a circle: {' -> '.join((*path, name))}")
+    if name in done:
+        return
+    text = read(name)
+    for needed in _IMPORT.findall(text):
+        _add(needed[2], read, done, (*path, name))
+    done[name] = _as_function(name, text)
+
+
+def _as_function(name: str, text: str) -> str:
+    exported = _EXPORT.findall(text)
+    body = _EXPORT.sub("", _IMPORT.sub(lambda m: f"const {m[1] or m[2]} = module_{m[3]};", text))
+    return f"const module_{name} = (() => {{\n{body}\nreturn {{ {', '.join(exported)} }};\n}})();"

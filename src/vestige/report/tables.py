@@ -1,0 +1,215 @@
+"""Tables of a report for papers and spreadsheets: Markdown, LaTeX, CSV. The same numbers as on the page."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from vestige.errors import UserError, unknown_name
+from vestige.report.format import Report
+from vestige.report.words import number
+
+FACTS = ("name", "role", "method", "epoch")  # columns that are no metrics; settings can be named, too
+META_COLUMNS = ("label", "auc", "r", "q", "agg", "overall", "n_models")
+META_HEADS = {"label": "Metric", "auc": "Faithfulness", "r": "R", "q": "Q", "agg": "HM(R, Q)", "overall": "Overall",
+              "n_models": "n", "accuracy": "Accuracy", "threshold": "Threshold"}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A number with what belongs to it, or a text."""
+
+    text: str = ""
+    value: float | None = None
+    lo: float | None = None
+    hi: float | None = None
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    heads: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+
+@dataclass(frozen=True)
+class Look:
+    """How numbers are written. digits None: four that mean something."""
+
+    digits: int | None = None
+    intervals: bool = False
+    best: bool = False
+
+
+def models_table(report: Report, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
+    """A row a model. Best marks are for unlearned models: references are not in the race."""
+    metrics = report["metrics"]
+    chosen = list(columns) if columns else ["name", *report["columns"]]
+    settings = {k for m in report["models"] for k in m["settings"]}
+    for c in (*chosen, *([sort] if sort else [])):
+        if c not in metrics and c not in FACTS and c not in settings:
+            raise unknown_name("column", c, [*FACTS, *settings, *metrics])
+    best = {c: _best(report, c) for c in chosen if c in metrics}
+    models = list(report["models"])
+    if sort:
+        models.sort(key=lambda m: _sort_key(m, sort, metrics))
+    rows = tuple(tuple(_cell(m, c, metrics, best.get(c)) for c in chosen) for m in models)
+    return Table(tuple(metrics[c]["label"] if c in metrics else c for c in chosen), rows)
+
+
+def _best(report: Report, column: str) -> float | None:
+    better = report["metrics"][column].get("better")
+    found = [m["values"].get(column, {}).get("v") for m in report["models"] if m["role"] == "unlearned"]
+    known = [v for v in found if v is not None]
+    if len(known) < 2 or better not in ("high", "low"):
+        return None
+    return max(known) if better == "high" else min(known)
+
+
+def _sort_key(model: Mapping[str, object], column: str, metrics: Mapping[str, object]) -> tuple[bool, float, str]:
+    """Numbers from high to low, what is missing last; texts in their order."""
+    cell = _cell(model, column, metrics, None)
+    return (cell.value is None and not cell.text, -(cell.value or 0.0), cell.text)
+
+
+def _cell(model: Mapping[str, object], column: str, metrics: Mapping[str, object], best: float | None) -> Cell:
+    if column not in metrics:
+        found = model.get(column) if column in FACTS else _setting(model, column)
+        is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+        return Cell(value=float(found)) if is_number else Cell("" if found is None else str(found))  # type: ignore[arg-type]
+    value = model["values"].get(column) or {}  # type: ignore[attr-defined]
+    about = value.get("of") is None
+    v = value.get("v")
+    first = best is not None and v == best and model["role"] == "unlearned"
+    return Cell(value=v, lo=value.get("lo") if about else None, hi=value.get("hi") if about else None, best=first)
+
+
+def _setting(model: Mapping[str, object], name: str) -> object:
+    return model["settings"].get(name)  # type: ignore[attr-defined]
+
+
+def meta_table(report: Report, columns: Sequence[str] | None = None) -> Table:
+    """A row a metric: faithfulness, robustness, overall."""
+    meta = report["meta"]
+    if meta is None:
+        raise UserError("There is no meta-evaluation in these runs; give a meta_eval.json (vestige meta).")
+    chosen = list(columns) if columns else list(META_COLUMNS)
+    known = [*META_HEADS, *(k for k in meta["metrics"][0] if k not in META_HEADS)] if meta["metrics"] else []
+    for c in chosen:
+        if c not in known:
+            raise unknown_name("column", c, known)
+    return Table(
+        tuple(META_HEADS.get(c, c) for c in chosen),
+        tuple(tuple(_meta_cell(m, c) for c in chosen) for m in meta["metrics"]),
+    )
+
+
+def _meta_cell(metric: Mapping[str, object], column: str) -> Cell:
+    found = metric.get(column)
+    if isinstance(found, (int, float)) and not isinstance(found, bool):
+        lo, hi = metric.get(f"{column}_lo"), metric.get(f"{column}_hi")
+        return Cell(value=float(found), lo=lo, hi=hi)  # type: ignore[arg-type]
+    return Cell("" if found is None else str(found))
+
+
+# ---- writing -----------------------------------------------------------------------------------------------------
+
+
+def shown(cell: Cell, look: Look) -> str:
+    if cell.text:
+        return cell.text
+    text = _number(cell.value, look.digits)
+    if look.intervals and cell.lo is not None and cell.hi is not None:
+        text += f" [{_number(cell.lo, look.digits)}, {_number(cell.hi, look.digits)}]"
+    return text
+
+
+def _number(value: float | None, digits: int | None) -> str:
+    return number(value) if digits is None or value is None else f"{value:.{digits}f}"
+
+
+def markdown(table: Table, look: Look) -> str:
+    """
+    >>> print(markdown(Table(("model", "p"), ((Cell("a|b"), Cell(value=0.5)),)), Look()))
+    | model | p |
+    |---|---:|
+    | a\\|b | 0.5000 |
+    """
+    right = _numeric(table)
+    lines = [f"| {' | '.join(map(_md, table.heads))} |"]
+    lines.append(f"|{'|'.join('---:' if r else '---' for r in right)}|")
+    for row in table.rows:
+        cells = [_md(shown(c, look)) for c in row]
+        marked = [f"**{x}**" if c.best and look.best else x for c, x in zip(row, cells, strict=True)]
+        lines.append(f"| {' | '.join(marked)} |")
+    return "\n".join(lines)
+
+
+def _md(text: str) -> str:
+    """Text that stays text: no cell ends early, no HTML begins."""
+    flat = " ".join(text.split())
+    for char, safe in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*"), ("`", "\\`")):
+        flat = flat.replace(char, safe)
+    return flat
+
+
+def latex(table: Table, look: Look) -> str:
+    """A tabular with booktabs rules.
+
+    >>> print(latex(Table(("model", "p"), ((Cell("a_b"), Cell(value=0.5, best=True)),)), Look(best=True)))
+    \\begin{tabular}{lr}
+    \\toprule
+    model & p \\\\
+    \\midrule
+    a\\_b & \\textbf{0.5000} \\\\
+    \\bottomrule
+    \\end{tabular}
+    """
+    columns = "".join("r" if r else "l" for r in _numeric(table))
+    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(map(_tex, table.heads))} \\\\", "\\midrule"]
+    for row in table.rows:
+        cells = [_tex(shown(c, look)) for c in row]
+        marked = [f"\\textbf{{{x}}}" if c.best and look.best else x for c, x in zip(row, cells, strict=True)]
+        lines.append(f"{' & '.join(marked)} \\\\")
+    return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
+
+
+_TEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
+}  # fmt: skip
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+
+
+def comma_separated(table: Table, look: Look) -> str:
+    """Every digit there is; an interval in columns of its own. A text that a spreadsheet would compute is quoted."""
+    heads: list[str] = []
+    spans = [look.intervals and any(r[i].lo is not None for r in table.rows) for i in range(len(table.heads))]
+    for head, span in zip(table.heads, spans, strict=True):
+        heads += [head, f"{head} lo", f"{head} hi"] if span else [head]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(map(_csv, heads))
+    for row in table.rows:
+        cells: list[str] = []
+        for c, span in zip(row, spans, strict=True):
+            cells.append(_csv(c.text) if c.text else "" if c.value is None else repr(c.value))
+            cells += ["" if x is None else repr(x) for x in (c.lo, c.hi)] if span else []
+        writer.writerow(cells)
+    return out.getvalue().rstrip("\n")
+
+
+def _csv(text: str) -> str:
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+
+
+def _numeric(table: Table) -> list[bool]:
+    return [any(r[i].value is not None for r in table.rows) for i in range(len(table.heads))]
+
+
+FORMATS: dict[str, Callable[[Table, Look], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}

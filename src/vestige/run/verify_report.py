@@ -1,0 +1,137 @@
+"""`vestige verify report/`: does a report still say what its runs say, by the formulas it prints?"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.meta.axes import AXIS_TABLE, definitions
+from vestige.report.assemble import assemble
+from vestige.report.format import PAGE, REPORT, Report, check_report
+from vestige.report.gather import digest, gather
+from vestige.report.glossary import entry
+from vestige.report.old_keys import RENAMED, ages
+from vestige.run.progress import hushed
+from vestige.run.reporting import again
+from vestige.store.files import read_json
+
+DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)
+
+
+def verify_report(path: Path) -> list[str]:
+    """What is wrong with a report, one sentence each; empty when nothing is."""
+    try:
+        report = read_json(path / REPORT)
+    except FileNotFoundError:
+        raise UserError(
+            f"{path} is no report: it has no {REPORT}. Give a directory that vestige report wrote."
+        ) from None
+    except ValueError:
+        return [f"{REPORT} is not valid JSON; make it anew with vestige report."]
+    if not isinstance(report, dict):
+        return [f"{REPORT} does not hold a report; make it anew with vestige report."]
+    wrong = [f"{REPORT}: {words}." for words in check_report(report)]
+    if wrong:
+        return wrong
+    found = [*_page(path, report), *_sources(path, report), *_axes(report), *_keys(path, report)]
+    return [*found, *_models(path, report)]
+
+
+def _page(path: Path, report: Report) -> Iterator[str]:
+    """The page must show the data that lies beside it."""
+    file = path / PAGE
+    if not file.is_file():
+        yield f"{PAGE} is missing; make it anew with vestige report."
+        return
+    held = DATA.search(file.read_text(encoding="utf-8", errors="replace"))
+    try:
+        shown = json.loads(held[1]) if held else None
+    except ValueError:
+        shown = None
+    if shown is None:
+        yield f"{PAGE} holds no data that can be read; make it anew with vestige report."
+    elif shown != report:
+        yield f"{PAGE} does not show what {REPORT} says; make both anew with vestige report."
+
+
+def _sources(path: Path, report: Report) -> Iterator[str]:
+    """Every file a number came from, by its content."""
+    for source in report["sources"]:
+        place = path / source["path"]
+        directory = place if place.is_dir() else place.parent
+        for file in source["files"]:
+            there = directory / file["path"]
+            if not there.is_file():
+                yield f"{there} is gone; the report was made from it."
+            elif digest(there) != file["sha256"]:
+                yield f"{there} has changed since the report was made; make it anew with vestige report."
+
+
+def _axes(report: Report) -> Iterator[str]:
+    """Labels and formulas in print must be those that compute."""
+    said = {d["key"]: d for d in report["axes"].get("definitions", ())}
+    for truth in definitions():
+        key = str(truth["key"])
+        if said.get(key) != truth:
+            yield f"the report's definition of the axis {key} is not the one that computes it ({truth['formula']})."
+    keys = {axis.key for axis in AXIS_TABLE} | {f"{axis.key}_floored" for axis in AXIS_TABLE}
+    for key, told in report["metrics"].items():
+        if key in keys and told["group"] == "axis":
+            truth = entry(key)
+            if any(told.get(part) != truth[part] for part in ("label", "formula")):
+                yield f"the report calls {key} '{told.get('label')}: {told.get('formula')}', not '{truth['formula']}'."
+
+
+def _keys(path: Path, report: Report) -> Iterator[str]:
+    """Former and present names side by side hide which number is meant."""
+    names = {k for m in report["models"] for k in m["values"]} | set(report["metrics"])
+    for old in sorted(names & set(RENAMED)):
+        yield f"the report uses the former key {old}; it is {RENAMED[old]} now."
+    seen: dict[str, str] = {}
+    for source in report["sources"]:
+        if source["kind"] not in ("depth", "meta", "methods"):
+            continue
+        place = path / source["path"]
+        directory = place if place.is_dir() else place.parent
+        found = {age for f in source["files"] for age in _ages(directory / f["path"])}
+        if found == {"old", "new"}:
+            yield f"{source['path']} uses former and present keys together (udr, uds)."
+        seen |= {age: source["path"] for age in found if age not in seen}
+    if len(seen) == 2:
+        yield f"{seen['old']} uses the former keys (avg_udr), {seen['new']} the present ones (avg_uds)."
+
+
+def _ages(file: Path) -> set[str]:
+    try:
+        return ages(read_json(file))
+    except (OSError, ValueError):
+        return set()  # said elsewhere
+
+
+def _models(path: Path, report: Report) -> Iterator[str]:
+    """The runs gathered anew must hold the models of the report, no more and no fewer."""
+    try:
+        ask = again(report, path)
+        with hushed():
+            fresh, _ = assemble(gather(ask.runs), ask.ask, path)
+    except UserError as error:
+        yield f"the runs cannot be gathered anew: {error}"
+        return
+    yield from _compared(report, fresh)
+
+
+def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    said, there = (Counter(m["name"] for m in r["models"]) for r in (report, fresh))
+    if said != there:
+        more, fewer = sorted((there - said).elements()), sorted((said - there).elements())
+        words = [f"not in the report: {', '.join(more)}"] if more else []
+        words += [f"not in the runs: {', '.join(fewer)}"] if fewer else []
+        yield f"the report has {sum(said.values())} models, the runs {sum(there.values())} ({'; '.join(words)})."
+    paths = [{s["path"] for s in r["sources"]} for r in (report, fresh)]
+    for new in sorted(paths[1] - paths[0]):
+        yield f"{new} was not there when the report was made; make it anew with vestige report."

@@ -1,0 +1,142 @@
+"""The verbs that show results: report, table, plot, view."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+ROWS = 400
+SOURCES = "directories of runs, sweeps, or result files; any mixture"
+
+
+def add_verbs(verbs: Any) -> None:
+    report = verbs.add_parser("report", help="one page from any mixture of runs: did it forget?")
+    report.set_defaults(do=run_report, late="runs")
+    _sources(report)
+    report.add_argument("-o", "--out", default="saves/report", metavar="DIR", help="default: saves/report")
+    _table(verbs)
+    _plot(verbs)
+    view = verbs.add_parser("view", help="serve a report on this machine, made anew when its runs change")
+    view.set_defaults(do=run_view, late="runs")
+    _sources(view, words=f"a report, or {SOURCES}")
+    view.add_argument("--port", type=int, default=0, metavar="N", help="default: any that is free")
+    view.add_argument("--every", type=float, default=3.0, metavar="SECONDS", help="between looks at the runs (3)")
+
+
+def _table(verbs: Any) -> None:
+    table = verbs.add_parser("table", help="a table of models or metrics: Markdown, LaTeX, CSV")
+    table.set_defaults(do=run_table, late="runs")
+    _sources(table, words=f"a report, or {SOURCES}")
+    table.add_argument("--of", default="models", metavar="models|meta", help="default: models")
+    table.add_argument("--format", default="markdown", metavar="NAME", help="markdown (default) | latex | csv")
+    table.add_argument("--columns", metavar="NAME,...", help="name, role, method, epoch, settings and metrics")
+    table.add_argument("--sort", metavar="NAME", help="by this column, high to low")
+    table.add_argument("--digits", type=int, metavar="N", help="after the point (default: four that mean something)")
+    table.add_argument("--intervals", action="store_true", help="with 95 %% intervals")
+    table.add_argument("--best", action="store_true", help="mark the best unlearned model of each column")
+    table.add_argument("-o", "--out", metavar="FILE", help="instead of the terminal")
+
+
+def _plot(verbs: Any) -> None:
+    plot = verbs.add_parser("plot", help="a picture for a paper, from the same data as the page")
+    plot.set_defaults(do=run_plot, late="runs")
+    shown = "scatter, histogram, before-after, layers, recovery, trajectory, collapse"
+    _sources(plot, "RUN... WHAT", f"a report or runs, then one of {shown}")
+    plot.add_argument("-o", "--out", required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
+    plot.add_argument("--model", metavar="NAME", help="which audited model (default: the first)")
+    plot.add_argument("--metric", metavar="NAME")
+    plot.add_argument("--attack", metavar="NAME", help="recovery: its name; before-after: relearning | quantization")
+    plot.add_argument("--x", metavar="NAME", help="scatter: a column")
+    plot.add_argument("--y", metavar="NAME", help="scatter: a column")
+
+
+def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES) -> None:
+    p.add_argument("runs", nargs="+", metavar=name, help=words)
+    p.add_argument("--title", metavar="TEXT")
+    p.add_argument("--full", action="append", default=[], metavar="NAME", help="the model that knows (name or path)")
+    p.add_argument("--retain", action="append", default=[], metavar="NAME", help="the model that never knew")
+    p.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"examples kept of a split (default: {ROWS})")
+    p.add_argument("--plugin", action="append", default=[], metavar="FILE")
+
+
+def ask_of(args: argparse.Namespace, out: Path) -> Any:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.report.assemble import TITLE, Ask
+    from vestige.run.reporting import ReportAsk
+
+    if args.rows < 1:
+        raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
+    load_plugins(args.plugin)
+    ask = Ask(args.title or TITLE, args.full, args.retain, args.rows)
+    return ReportAsk([Path(r) for r in args.runs], out, ask)
+
+
+def run_report(args: argparse.Namespace) -> int:
+    from vestige.run.reporting import summary, write_report
+
+    out = Path(args.out)
+    print(summary(write_report(ask_of(args, out)), out))
+    return 0
+
+
+def report_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The data of a report that is there, or made of runs; then nothing is written."""
+    from vestige.run.reporting import make_report, read_report
+
+    found = read_report(Path(args.runs[0]))
+    if found is None:
+        return make_report(ask_of(args, Path()))
+    if len(args.runs) > 1:
+        raise UserError(f"{args.runs[0]} is a report; give it alone, or give runs.")
+    return found
+
+
+def run_table(args: argparse.Namespace) -> int:
+    from vestige.errors import unknown_name
+    from vestige.report.tables import FORMATS, Look, meta_table, models_table
+
+    if args.format not in FORMATS:
+        raise unknown_name("format", args.format, FORMATS)
+    if args.of not in ("models", "meta"):
+        raise unknown_name("table", args.of, ("models", "meta"))
+    if args.digits is not None and not 0 <= args.digits <= 17:
+        raise UserError(f"--digits is {args.digits}; give a number from 0 to 17.")
+    columns = [c.strip() for c in args.columns.split(",") if c.strip()] if args.columns else None
+    report = report_of(args)
+    table = meta_table(report, columns) if args.of == "meta" else models_table(report, columns, args.sort)
+    text = FORMATS[args.format](table, Look(args.digits, args.intervals, args.best))
+    if args.out:
+        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
+        Path(args.out).write_text(f"{text}\n", encoding="utf-8")
+    print(f"files: {args.out}" if args.out else text)
+    return 0
+
+
+def run_plot(args: argparse.Namespace) -> int:
+    from vestige.errors import unknown_name
+    from vestige.report.figures import FIGURES, Which, draw
+
+    *args.runs, what = args.runs
+    if what not in FIGURES or not args.runs:
+        raise unknown_name("picture", what, FIGURES, "Say it last: vestige plot RUN... WHAT -o FILE.")
+    which = Which(args.model, args.metric, args.attack, args.x, args.y)
+    print(f"files: {draw(report_of(args), what, which, Path(args.out))}")
+    return 0
+
+
+def run_view(args: argparse.Namespace) -> int:
+    from vestige.run.reporting import again, read_report
+    from vestige.run.viewing import Viewer
+
+    first = Path(args.runs[0])
+    report = read_report(first)
+    ask = ask_of(args, Path()) if report is None else again(report, first)
+    if args.every <= 0:
+        raise UserError(f"--every is {args.every:g}; give a number of seconds above 0.")
+    with Viewer(ask, args.port, args.every) as viewer:
+        print(f"{viewer.address}  (this machine only; stop with Ctrl-C)", flush=True)
+        viewer.stopped.wait()
+    return 0

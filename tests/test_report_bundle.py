@@ -1,0 +1,88 @@
+"""How the page is put together: data that stays data, scripts in order, a policy that knows them. No browser needed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+
+import pytest
+
+import report_samples
+from vestige.errors import UserError
+from vestige.report import page
+from vestige.report.page import bundle, data_text, policy, render_page
+
+
+def inside(text: str, start: str, end: str) -> str:
+    return text.split(start, 1)[1].split(end, 1)[0]
+
+
+def test_the_page_holds_the_data_and_nothing_breaks_out() -> None:
+    report = report_samples.hostile()
+    text = render_page(report)
+    data = inside(text, 'id="report-data">', "</script>")
+    assert json.loads(data) == report
+    assert "<" not in data and "\u2028" not in data
+    assert text.count("<script") == 3 and html.escape(report["title"]) in text
+    assert "http://" not in inside(text, "<head>", "</head>")
+
+
+def test_strings_that_are_not_unicode_survive() -> None:
+    assert json.loads(data_text({"a": "half \ud83e, nul \0, </script>"})) == {"a": "half \ud83e, nul \0, </script>"}
+
+
+def test_numbers_that_are_not_json_are_refused() -> None:
+    with pytest.raises(ValueError, match="JSON compliant"):
+        data_text({"v": float("nan")})
+
+
+def test_the_policy_names_the_hashes_of_the_scripts_in_the_page() -> None:
+    text = render_page(report_samples.lab())
+    scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
+    found = html.unescape(inside(text, 'Content-Security-Policy" content="', '"'))
+    for script in scripts:
+        digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+        assert f"'sha256-{digest}'" in found
+    assert len(scripts) == 2
+
+
+def test_only_a_live_page_may_ask_its_server() -> None:
+    assert "connect-src 'none'" in policy([], [])
+    assert "connect-src 'self'" in policy([], [], live=True)
+    assert 'data-live="true"' in render_page(report_samples.lab(), live=True)
+
+
+def test_modules_come_after_those_they_need_and_keep_their_names_apart() -> None:
+    files = {
+        "main": 'import { two } from "./b.js";\nimport * as c from "./c.js";\nconst own = two + c.one;',
+        "b": 'import { one } from "./c.js";\nconst own = 1;\nexport const two = one + own;',
+        "c": "export const one = 1;\nexport function f() {}\nexport class K {}",
+    }
+    text = bundle(files.__getitem__)
+    assert text.index("module_c =") < text.index("module_b =") < text.index("module_main =")
+    assert "return { one, f, K };" in text and "const { one } = module_c;" in text and "const c = module_c;" in text
+    assert "import" not in text and "export" not in text
+
+
+def test_a_circle_of_modules_is_refused() -> None:
+    files = {"main": 'import { a } from "./a.js";', "a": 'import { b } from "./main.js";\nexport const a = 1;'}
+    with pytest.raises(ValueError, match="main -> a -> main"):
+        bundle(files.__getitem__)
+
+
+def test_every_module_is_used_and_none_reads_text_as_html() -> None:
+    whole = bundle()
+    for file in page.ASSETS.glob("*.js"):
+        assert f"module_{file.stem} =" in whole, f"{file.name} is not imported by any module"
+        assert not re.search(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", file.read_text()
+        )
+
+
+def test_without_the_chart_library_the_user_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"vestige\[report\]"):
+        render_page({"title": "x"})

@@ -1,0 +1,461 @@
+"""The page, in a real browser: it opens from disk, answers to the reader, and runs nothing the data brings along."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import report_samples
+from browser_tools import VIEWS, Opened, browser, open_page, why_not
+from vestige.meta.robustness import Filters, State, robustness
+from vestige.report.format import empty_report
+from vestige.report.page import render_page
+
+PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "uds" / "published"
+REASON = why_not()
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pages")
+
+
+def opened(running: Any, folder: Path, name: str, report: dict[str, Any], **settings: Any) -> Opened:
+    file = folder / f"{name}.html"
+    if not file.exists():
+        file.write_text(render_page(report), encoding="utf-8")
+    return open_page(running, file, **settings)
+
+
+@pytest.fixture(scope="module")
+def lab(running: Any, folder: Path) -> Opened:
+    return opened(running, folder, "lab", report_samples.lab())
+
+
+@pytest.fixture(scope="module")
+def hostile(running: Any, folder: Path) -> Opened:
+    return opened(running, folder, "hostile", report_samples.hostile())
+
+
+def scroll_through(page: Any) -> None:
+    """Charts are drawn when they come into sight: look at all of them."""
+    page.evaluate(
+        """async () => {
+        for (let y = 0; y < document.body.scrollHeight; y += 700) {
+            scrollTo(0, y);
+            await new Promise((done) => requestAnimationFrame(() => setTimeout(done, 20)));
+        }
+        scrollTo(0, 0);
+    }"""
+    )
+
+
+def until(true: Callable[[], bool], seconds: float = 20) -> None:
+    """Waits. Playwright's own way to wait for an expression needs eval, which the page forbids."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+def table(text: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text.decode("utf-8"))))
+
+
+# ---- opening -----------------------------------------------------------------------------------------------------
+
+
+def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened) -> None:
+    lab.load()
+    lab.requests.clear()
+    for view in VIEWS:
+        lab.visit(view)
+        scroll_through(lab.page)
+        assert lab.count("main h1") == 1
+        until(lambda: lab.count(".plot") == lab.count(".plot:has(.main-svg)"))
+    assert lab.complaints == []
+    assert [url for url in lab.requests if not url.startswith(("data:", "blob:"))] == []
+
+
+def test_the_answer_its_evidence_and_its_limits_are_in_the_first_screen(running: Any, folder: Path) -> None:
+    report = report_samples.lab()
+    verdict = report["audits"][0]["verdict"]
+    item = {
+        "text": "Under an attack, forget_Q_A_ROUGE goes from 0.2207 to 0.2251; a control goes from 0.2365 to 0.2208."
+    }
+    verdict["evidence"] += [{**item, "points": "unclear", "panel": "attacks"} for _ in range(6)]
+    verdict["limits"] += ["There are only 32 forget rows: small differences cannot be seen.", "No attack was tried."]
+    page = opened(running, folder, "verdict", report, height=820)
+    assert page.text(".answer strong") == "Partly" and page.text(".headline") == verdict["headline"]
+    for width, height in ((1280, 820), (360, 780)):
+        page.page.set_viewport_size({"width": width, "height": height})
+        for part in (".answer", ".evidence", ".limits"):
+            box = page.page.locator(part).first.bounding_box()
+            assert box["y"] + box["height"] <= height, (part, width)
+    assert page.count(".evidence li:visible") == 3
+    page.page.click(".more")  # the others are one touch away on a small screen
+    assert page.count(".evidence li:visible") == len(verdict["evidence"])
+    page.page.close()
+
+
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_view_is_wider_than_the_screen(lab: Opened, hostile: Opened, width: int) -> None:
+    for opened_page in (lab, hostile):
+        opened_page.page.set_viewport_size({"width": width, "height": 800})
+        for view in VIEWS:
+            opened_page.visit(view)
+            assert opened_page.page.evaluate("document.documentElement.scrollWidth") <= width, view
+        opened_page.page.set_viewport_size({"width": 1280, "height": 800})
+
+
+def test_an_empty_report_says_what_is_missing(running: Any, folder: Path) -> None:
+    page = opened(running, folder, "empty", empty_report("Nothing"))
+    for view in VIEWS:
+        page.go(f"view={view}")
+        assert page.text("main") != ""
+    assert "nothing to audit" in (page.go("view=audit") or page.text("main"))
+    assert page.complaints == []
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+def numbers(page: Opened, column: int) -> list[float]:
+    cells = page.texts(f'.grid tbody [data-col="{column}"]')
+    return [float(re.sub(r"[^\d.e-]", "", text.split("(")[0])) for text in cells if re.search(r"\d", text)]
+
+
+def test_sorting_by_click_and_by_key_and_its_place_in_the_address(lab: Opened) -> None:
+    lab.go("view=models")
+    head = lab.page.locator('.grid [data-sort="uds"]')
+    column = [c["short"] for c in report_samples.lab()["metrics"].values()].index("UDS") + 3
+    head.click()
+    down = numbers(lab, column)
+    assert down == sorted(down, reverse=True) and len(down) == 5
+    assert lab.page.locator('th:has([data-sort="uds"])').get_attribute("aria-sort") == "descending"
+    lab.page.locator('.grid [data-sort="uds"]').focus()
+    lab.page.keyboard.press("Enter")
+    assert numbers(lab, column) == sorted(down)
+    assert lab.page.evaluate("document.activeElement.dataset.sort") == "uds"
+    assert "m.sort=uds" in lab.state()
+    lab.load(lab.state()[1:])
+    assert numbers(lab, column) == sorted(down)
+
+
+def test_filters_by_words_methods_and_numbers(lab: Opened) -> None:
+    models = report_samples.lab()["models"]
+    lab.go("view=models")
+    lab.page.fill(".filters input[type=search]", "grad")
+    until(lambda: lab.count(".grid tbody tr") == 2)
+    lab.page.fill(".filters input[type=search]", "")
+    until(lambda: lab.count(".grid tbody tr") == 5)
+    lab.page.select_option(".filters form select >> nth=0", "uds")
+    lab.page.fill(".filters form input", "0.5")
+    lab.page.click(".filters form button")
+    enough = [m["name"] for m in models if m["values"]["uds"]["v"] >= 0.5]
+    assert lab.count(".grid tbody tr") == len(enough) < 5
+    state = lab.state()[1:]
+    lab.go(state)
+    assert lab.count(".grid tbody tr") == len(enough)
+    lab.page.click(".chip")
+    lab.page.click('.toggle:text-is("npo")')
+    assert lab.texts(".grid tbody th") == ["npo"]
+
+
+def test_chosen_models_are_compared_with_paired_differences(lab: Opened) -> None:
+    report = report_samples.lab()
+    pair = report["comparisons"][0]
+    lab.go("view=models")
+    for name in ("retain", "npo"):
+        lab.page.check(f'input[aria-label="choose {name}"]')
+    tested = lab.texts("#compare td:has-text('*')")
+    ends = pair["metrics"][0]
+    assert tested == [f"+{ends['value']:.3f} * ({ends['lo']:.3f} to {ends['hi']:.3f})"]
+    assert lab.state().count("m.pick=") == 2
+    lab.page.select_option("#compare select", label="npo")
+    assert lab.texts("#compare td:has-text('*')") == ["-0.100 * (-0.180 to -0.020)"]
+
+
+def test_arrow_keys_walk_the_table_and_focus_explains_a_number(lab: Opened) -> None:
+    lab.go("view=models")
+    lab.page.locator(".grid tbody [tabindex='0']").focus()
+    for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
+        lab.page.keyboard.press(key)
+    place = lab.page.evaluate("[document.activeElement.parentNode.dataset.row, document.activeElement.dataset.col]")
+    assert place == ["1", "3"]
+    tip = lab.text("#tip")
+    cell = report_samples.lab()["models"][1]["values"]["forget_Q_A_ROUGE"]
+    assert str(cell["n"]) in tip and cell["dialect"] in tip and cell["protocol"] in tip
+    assert str(cell["v"]) in tip and "longest common subsequence" in tip
+    lab.page.keyboard.press("Escape")
+    assert not lab.page.locator("#tip").is_visible()
+
+
+def test_hover_explains_a_number_of_the_verdict(lab: Opened) -> None:
+    lab.go()
+    lab.page.locator(".ruler td.main").first.hover()
+    assert "interval" in lab.text("#tip") and "runs/npo" in lab.text("#tip")
+
+
+# ---- what it says ------------------------------------------------------------------------------------------------
+
+
+def test_rows_are_filtered_searched_and_opened(lab: Opened) -> None:
+    rows = report_samples.lab()["audits"][0]["says"]["rows"]
+    lab.go()
+    assert lab.text(".vrow .leak") == f"{max(r['leak'] or 0 for r in rows):.2f}"
+    lab.page.select_option(".controls select >> nth=0", "retain")
+    retain = [r for r in rows if r["split"] == "retain"]
+    assert f"{len(retain)} rows" in lab.text("#panel-says .count")
+    word = retain[0]["question"].split()[0].lower()
+    lab.page.fill("#panel-says input[type=search]", word)
+    found = [r for r in retain if word in json.dumps([r["question"], r["reference"], r["texts"]]).lower()]
+    until(lambda: lab.text("#panel-says .count").startswith(f"{len(found)} row"))
+    lab.page.locator(".vlist").focus()
+    lab.page.keyboard.press("ArrowDown")
+    chosen = lab.text(".vrow.on .q")
+    assert lab.text(".detail h3") == chosen
+    state = lab.state()[1:]
+    assert "s.row=" in state and "s.q=" in state
+    lab.go(state)
+    assert lab.text(".detail h3") == chosen
+
+
+def test_long_lists_and_tables_hold_only_what_is_in_sight(running: Any, folder: Path) -> None:
+    page = opened(running, folder, "big", report_samples.big(300, 3000))
+    assert page.count(".vrow") < 40
+    page.page.locator(".vlist").evaluate("(e) => { e.scrollTop = e.scrollHeight; }")
+    page.page.wait_for_selector(".vrow[aria-posinset='3000']")
+    page.visit("models")
+    assert page.count(".grid tbody tr") < 80
+    assert "300 of 300" in page.text(".count")
+    page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.count(".grid tbody tr") == 300
+    page.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    page.page.close()
+
+
+# ---- safety ------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_in_the_data_runs_or_becomes_an_element(hostile: Opened) -> None:
+    for view in VIEWS:
+        hostile.go(f"view={view}")
+        scroll_through(hostile.page)
+        hostile.page.mouse.move(500, 400)
+        found = hostile.page.evaluate(
+            """() => ({
+            hacked: typeof window.hacked,
+            images: document.querySelectorAll("main img, main script, main iframe").length,
+            links: document.querySelectorAll("a[href^=javascript]").length,
+            svgLinks: document.querySelectorAll("svg a").length })"""
+        )
+        assert found == {"hacked": "undefined", "images": 0, "links": 0, "svgLinks": 0}, view
+    names = [m["name"] for m in report_samples.hostile()["models"]]
+    hostile.go("view=models")
+    assert any("<" in name for name in names)
+    shown = hostile.page.locator(".grid tbody th").evaluate_all("(all) => all.map((n) => n.firstChild.textContent)")
+    assert shown == names
+    assert hostile.complaints == []
+
+
+def test_a_script_in_a_generation_and_in_a_models_name_stays_text(running: Any, folder: Path) -> None:
+    report = report_samples.lab()
+    bad = "<script>window.hacked=1</script><img src=x onerror='window.hacked=1'>"
+    report["models"][2]["name"] = bad
+    row = report["audits"][0]["says"]["rows"][0]
+    row["texts"][report["audits"][0]["model"]] = bad
+    page = opened(running, folder, "script", report)
+    assert bad in page.texts(".detail blockquote") and f" {bad}" in page.texts(".legend span")
+    page.visit("models")
+    scroll_through(page.page)
+    assert bad in page.texts(".grid tbody th")
+    assert page.page.evaluate("typeof window.hacked") == "undefined"
+    assert page.complaints == []
+    page.page.close()
+
+
+def test_the_policy_stops_scripts_that_are_not_the_pages_own(lab: Opened) -> None:
+    lab.go()
+    before = len(lab.complaints)
+    lab.page.evaluate(
+        """() => {
+        const bad = document.createElement("script");
+        bad.textContent = "window.injected = 1";
+        document.body.append(bad);
+        const inner = document.createElement("div");
+        inner.innerHTML = "<img src=x onerror='window.injected = 1'>";
+        document.body.append(inner);
+    }"""
+    )
+    lab.page.wait_for_timeout(100)
+    evaled = "(() => { try { return (0, eval)('1'); } catch (e) { return e.name; } })()"
+    ran = lab.page.evaluate(
+        f"""() => new Promise((done) => setTimeout(() => done([typeof window.injected, {evaled}])))"""
+    )
+    assert ran[0] == "undefined"
+    assert len(lab.complaints) > before  # the browser says so
+    del lab.complaints[before:]
+    policy = lab.page.locator("meta[http-equiv]").get_attribute("content")
+    assert "'unsafe-eval'" not in policy and "default-src 'none'" in policy and "connect-src 'none'" in policy
+    assert "'unsafe-inline'" not in re.search(r"script-src [^;]*", policy)[0]
+
+
+# ---- theme, downloads --------------------------------------------------------------------------------------------
+
+
+def test_the_theme_follows_the_system_until_the_reader_chooses(lab: Opened) -> None:
+    lab.page.emulate_media(color_scheme="dark")
+    lab.go()
+    assert lab.page.get_attribute("html", "data-theme") == "dark"
+    lab.page.click("#theme")
+    assert lab.page.get_attribute("html", "data-theme") == "light" and "theme=light" in lab.state()
+    lab.go(lab.state()[1:])
+    assert lab.page.get_attribute("html", "data-theme") == "light"
+    lab.page.emulate_media(color_scheme="light")
+
+
+def test_back_returns_to_the_view_before(lab: Opened) -> None:
+    lab.go()
+    lab.visit("models")
+    assert lab.text("h1") == "Models"
+    lab.page.go_back()
+    assert lab.text("h1") == "Did it forget?"
+
+
+def test_tables_and_charts_can_be_taken_away(lab: Opened) -> None:
+    lab.go("view=models&m.sort=-uds")
+    models = report_samples.lab()["models"]
+    best = max(models, key=lambda m: m["values"]["uds"]["v"])
+    rows = table(lab.download('.table-box button:text-is("CSV")'))
+    assert rows[0]["model"] == best["name"] and float(rows[0]["UDS"]) == best["values"]["uds"]["v"]
+    records = json.loads(lab.download('.table-box button:text-is("JSON")'))
+    assert len(records) == len(models) and records[0]["UDS"] == best["values"]["uds"]["v"]
+    png = lab.download('.chart button:text-is("PNG")')
+    assert png.startswith(b"\x89PNG") and len(png) > 5000
+    image = lab.download('.chart button:text-is("SVG")').decode("utf-8")
+    assert image.startswith("<svg") and "</svg>" in image
+    points = table(lab.download('.chart button:text-is("CSV")'))
+    assert {p["model"] for p in points} == {m["name"] for m in models}
+
+
+def test_a_sheet_never_holds_a_formula(hostile: Opened) -> None:
+    hostile.go()
+    text = hostile.download('#panel-says button:text-is("CSV")').decode("utf-8")
+    cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
+    assert any("HYPERLINK" in cell for cell in cells)
+    assert not any(cell.startswith(("=", "+", "@")) for cell in cells)
+
+
+# ---- the live meta-evaluation --------------------------------------------------------------------------------------
+
+
+def random_meta(seed: int = 3) -> dict[str, Any]:
+    """Metrics with every corner: negative and zero values, missing ones, another metric's filter, no threshold."""
+    rng = np.random.default_rng(seed)
+    report = report_samples.lab()
+    meta = report["meta"]
+    names = [f"model {i}" for i in range(60)]
+    meta["utility"] = {n: None if i % 17 == 0 else float(rng.uniform(0.5, 1)) for i, n in enumerate(names)}
+    states = {}
+    for j, metric in enumerate(meta["metrics"]):
+        values = rng.uniform(-0.3 if j == 1 else 0, 1, (len(names), 3)).round(3)
+        values[rng.uniform(size=values.shape) < 0.05] = 0
+        holes = rng.uniform(size=values.shape) < 0.08
+        cells = [
+            [None if h else float(v) for v, h in zip(*pair, strict=True)] for pair in zip(values, holes, strict=True)
+        ]
+        keys = ("before", "relearning", "quantization")
+        states[metric["key"]] = {
+            "retain": dict(zip(keys, (0.2, 0.1 if j == 2 else 0.5, 0.21), strict=True)),
+            "models": [
+                {"model": n, "id": None, **dict(zip(keys, c, strict=True))} for n, c in zip(names, cells, strict=True)
+            ],
+        }
+        metric |= {"threshold_m": None if j == 0 else 0.6, "filtered_by": meta["metrics"][1]["key"] if j == 3 else None}
+    meta["states"] = states
+    return report
+
+
+def by_python(meta: dict[str, Any], metric: dict[str, Any], rule: str, least: float) -> Any:
+    states = meta["states"][metric["key"]]
+    judge = next((m for m in meta["metrics"] if m["key"] == metric["filtered_by"]), metric)
+    judged = {s["model"]: s["before"] for s in meta["states"][judge["key"]]["models"]}
+    parts = ("before", "relearning", "quantization")
+    models = {s["model"]: State(*(s[p] for p in parts)) for s in states["models"]}
+    filters = Filters(meta["utility"], judge["threshold_m"], least)
+    return robustness(models, State(*(states["retain"][p] for p in parts)), rule, filters, judged, resamples=0)
+
+
+def test_live_robustness_equals_pythons(running: Any, folder: Path) -> None:
+    report = random_meta()
+    page = opened(running, folder, "meta", report)
+    page.go("view=metrics")
+    compared = 0
+    for rule in ("symmetric", "one-sided"):
+        page.page.click(f'.segment:has-text("{rule}")')
+        for least in (0.5, 0.8, 0.93, 1.0):
+            page.set_range(".controls input[type=range]", least)
+            rows = {row["metric"]: row for row in table(page.download('.table-box button:text-is("CSV")'))}
+            for metric in report["meta"]["metrics"]:
+                row, truth = rows[metric["label"]], by_python(report["meta"], metric, rule, least)
+                assert int(row["n now"]) == len(truth.kept)
+                for name, value in (("Q", truth.quantization), ("R", truth.relearning), ("HM", truth.agg)):
+                    said = row[f"{name} now"]
+                    assert (said == "") == (value is None), (metric["key"], name)
+                    if value is not None:
+                        assert float(said) == pytest.approx(value, abs=1e-12)
+                        compared += 1
+    assert compared > 60
+    assert "k.u=1" in page.state() and "k.rule=one-sided" in page.state()
+    assert page.complaints == []
+    page.page.close()
+
+
+def test_the_threshold_of_one_metric_moves_only_its_models(lab: Opened) -> None:
+    lab.go("view=metrics&k.u=0")
+    before = lab.texts('.grid tbody [data-col="8"]')
+    lab.set_range("#one-metric input[type=range]", 0.0)
+    after = lab.texts('.grid tbody [data-col="8"]')
+    assert after[0] == "0 / 3" and after[1:] == before[1:]
+    assert "k.t=es%3A0" in lab.state()
+
+
+@pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published tables are not here")
+def test_the_published_tables(running: Any, folder: Path) -> None:
+    report = report_samples.published(PUBLISHED)
+    page = opened(running, folder, "published", report)
+    assert page.file.stat().st_size < 6_000_000
+    assert "152 of 152" in page.text(".count")
+    page.visit("metrics")
+    assert page.text(".live").startswith("124 of 150 models")
+    published = json.loads((PUBLISHED / "meta_eval.json").read_text("utf-8"))
+    labels = {m["key"]: m["label"] for m in published["metrics"]}
+    rows = {r["metric"]: r for r in table(page.download('.table-box button:text-is("CSV")'))}
+    assert len(rows) == 22
+    for key, label in labels.items():
+        assert float(rows[label]["faithfulness (AUC)"]) == published["faithfulness"][key]["auc_roc"]
+    es = next(i for i, m in enumerate(report["meta"]["metrics"]) if m["key"] == "es")
+    page.set_range("#one-metric input[type=range]", 0.07)  # the published threshold of extraction strength
+    assert page.texts('.grid tbody [data-col="8"]')[es] == "14 / 150"  # and the number of models it keeps
+    useful = sum((v or 0) >= 0.95 for v in report["meta"]["utility"].values())
+    page.set_range(".controls input[type=range]", 0.95)
+    assert page.text(".live").startswith(f"{useful} of 150 models")
+    assert page.complaints == []
+    page.page.close()

@@ -524,11 +524,6 @@ def run_depth(args: argparse.Namespace) -> int:
     words = [*args.words, *(["progress=false"] if args.quiet else [])]
     ask = ask_from(flags, words, Path(args.config_dir) if args.config_dir else None)
     results = depth_run(ask)
-    if ask.plots:
-        from vestige.report.depth_plots import draw_all
-
-        for result in results:
-            result.files += draw_all(result.directory, result.summary, result.records)
     print(report(results))
     return 0
 

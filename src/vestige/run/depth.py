@@ -7,6 +7,7 @@ S1 is kept by content and serves every further unlearned model. One model is in 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import re
@@ -24,9 +25,12 @@ from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import ModelHandle
 from vestige.run.depth_ask import DepthAsk
-from vestige.run.depth_files import record, write_run
+from vestige.run.depth_files import FILES, record, write_run
+from vestige.run.depth_kept import KEPT, Banks, save_kept
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
 from vestige.run.patching import Patching, Settings, Source, bank_identity
+from vestige.store.checksums import begin, seal
+from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
@@ -112,7 +116,9 @@ def check_tokenizers(ask: DepthAsk, tokenizer: Any, contexts: Contexts) -> None:
 
 def depth_run(ask: DepthAsk) -> list[DepthResult]:
     """The depth score of each unlearned model, with its files."""
-    with writing(Path(ask.out)):
+    out = Path(ask.out)
+    shared = ask.cache if not ask.cache.resolve().is_relative_to(out.resolve()) else None
+    with writing(out), writing(shared) if shared else contextlib.nullcontext():
         return _DepthRun(ask).run()
 
 
@@ -137,6 +143,7 @@ class _DepthRun:
         sources += [
             Source(path, ModelHandle(self.ask.model(path, quantised=True)), out / "evidence") for path in self.names
         ]
+        begin(out, "depth", self._rewritten())
         patching = Patching(self.full, settings, self.cost)
         evidence = patching.evidence(sources, list(self.contexts.wants.values()))
         baselines = self._baselines(sources) if self.ask.baselines else {}
@@ -147,9 +154,30 @@ class _DepthRun:
         ]
         if len(results) > 1:
             write_json(out / "summary.json", {r.name: r.summary for r in results})
+        self._keep(settings, evidence[self.ask.retain])
+        if self.ask.plots:
+            from vestige.report.depth_plots import draw_all
+
+            for result in results:
+                result.files += draw_all(result.directory, result.summary, result.records)
+        tidy(out / "evidence")
+        tidy(self.ask.cache)
+        seal(out, "depth")
         for note in [*self.notes, *self.cost.notes]:
             log.warning(note)
         return results
+
+    def _rewritten(self) -> list[str]:
+        places = [""] if len(self.names) == 1 else ["", *(f"{name}/" for name in self.names.values())]
+        return [*(f"{place}{file}" for place in places for file in FILES), "evidence/patched-", f"evidence/{KEPT}"]
+
+    def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
+        """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
+        place = Path(self.ask.out) / "evidence"
+        banks = {path: bank_identity(self.full, ModelHandle(self.ask.model(path, True)), settings) for path in self.names}
+        retain = bank_identity(self.full, self.retain, settings)
+        Bank[TokenStats](place, "patched", retain).merge(s1)
+        save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
         from vestige.run.baselines import representation_baselines

@@ -19,7 +19,8 @@ from vestige.run.prepare import Prepared, make_encoder_context, make_words, mode
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
-from vestige.store.evidence import discard_all
+from vestige.store.checksums import begin, seal
+from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -77,8 +78,6 @@ class _Evaluation:
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
-        if config.overwrite and self.evidence_dir.is_dir():
-            discard_all(self.evidence_dir)
         self.notes: list[str] = []
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
@@ -99,6 +98,9 @@ class _Evaluation:
         torch.manual_seed(self.config.seed)
         prepared = prepare(self.config, self.context)
         prepare_seconds = time.perf_counter() - self.started
+        begin(self.config.output_dir, "eval", self._rewritten())
+        if self.config.overwrite and self.evidence_dir.is_dir():
+            discard_all(self.evidence_dir)
         save_rows(self.config.output_dir / "evidence" / "examples.json.gz", prepared.rows)
         if _wants_retain_logs(self.config) and self.config.retain_logs is None:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
@@ -116,6 +118,14 @@ class _Evaluation:
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
         return self._write(prepared, evidence, scores)
+
+    def _rewritten(self) -> list[str]:
+        """What this run writes anew, or reads only if its digest fits."""
+        stem = self.config.suite.file_stem
+        banks = [f"evidence/{kind}-" for kind in FORMATS]
+        names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
+        everything = ["evidence/"] if self.config.overwrite else []
+        return [*names, *banks, *everything, "evidence/examples.json.gz", "sweep_task.json"]
 
     def _words(self, prepared: Prepared) -> Words | None:
         """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
@@ -151,6 +161,8 @@ class _Evaluation:
         write_json(config.output_dir / "manifest.json", manifest)
         stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
+        tidy(self.evidence_dir)
+        seal(config.output_dir, "eval")
         notes = [*self.notes, *prepared.notes]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)

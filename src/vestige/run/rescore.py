@@ -10,6 +10,7 @@ from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.references import load_references
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
@@ -28,13 +29,17 @@ def rescore(
     references = load_references(suite, chosen.name)
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
-        place = directory / _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
+        label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
+        place = directory / label
+        results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
+        begin(directory, "eval", results if place == directory else [f"{label}/"])
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
+        seal(directory, "eval")
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)

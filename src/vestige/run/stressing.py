@@ -28,7 +28,9 @@ from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import hushed
 from vestige.run.tables import number, table
 from vestige.run.training_rows import Reading, read_training_rows
+from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
+from vestige.store.lock import writing
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PREFILLED, PROMPTS
 from vestige.suites.spec import MetricSpec
@@ -84,7 +86,14 @@ def stress(ask: Stress) -> list[Row]:
     for name in ask.attacks:
         if name not in BUDGETS:
             raise unknown_name("attack", name, BUDGETS)
-    ask.out.mkdir(parents=True, exist_ok=True)
+    with writing(ask.out):
+        return _stress(ask)
+
+
+def _stress(ask: Stress) -> list[Row]:
+    for scratch in ask.out.glob(".attacked-*"):  # of a killed run
+        shutil.rmtree(scratch, ignore_errors=True)
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
     measured = replace(ask, data=_halved(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[Row] = []
@@ -92,6 +101,7 @@ def stress(ask: Stress) -> list[Row]:
         for who, path in subjects.items():
             rows += Subject(who, path, measured, ask.data).attacked_rows()
     write_json(ask.out / "stress.json", {"rows": [asdict(row) for row in rows], "asked": _described(ask)})
+    seal(ask.out, "stress")
     return rows
 
 

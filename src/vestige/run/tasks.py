@@ -22,6 +22,7 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.store.checksums import is_whole, seal
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.types import content_key
@@ -78,9 +79,9 @@ def is_done(task: Task) -> bool:
     if not (out / NOTE).is_file() or not (out / "manifest.json").is_file() or not list(out.glob("*_SUMMARY.json")):
         return False
     try:
-        return _same_run(task) and read_json(out / NOTE).get("key") == task_key(task)
-    except (ValueError, UserError):  # half a file, a checkpoint that has gone: running the task will say which
-        return False
+        return is_whole(out) and _same_run(task) and read_json(out / NOTE).get("key") == task_key(task)
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False  # half a file, a checkpoint that has gone: running the task will say which
 
 
 def _same_run(task: Task) -> bool:
@@ -206,7 +207,9 @@ def _evaluate(task: Task) -> None:
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
         reasons = {str(outcome.scores[name].missing) for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
-    write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+    with writing(Path(task.out)):
+        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+        seal(Path(task.out), "eval" if plain else "harness")
 
 
 def _make_attacked(task: Task) -> None:

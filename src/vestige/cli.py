@@ -13,8 +13,11 @@ from typing import Any
 from vestige import __version__
 from vestige.errors import UserError
 from vestige.run import commands
+from vestige.run.mishaps import archives_opened, mishaps_said
 from vestige.run.stress_flags import add_stress_verb
 from vestige.run.training_flags import add_training_verbs
+from vestige.run.verify_flags import VERBS as PROOF_VERBS
+from vestige.run.verify_flags import add_proof_verbs
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -92,6 +95,7 @@ def parser() -> argparse.ArgumentParser:
     commands.add_verbs(verbs)
     add_training_verbs(verbs)
     add_stress_verb(verbs)
+    add_proof_verbs(verbs)
     return top
 
 
@@ -275,9 +279,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     verbs |= {"explain": run_explain, "diff": run_diff, "import": run_import, "published": run_published}
     verbs |= {"meta": run_meta}
     verbs |= {"sweep": commands.run_sweep, "job": commands.run_job}
-    verbs |= {"train": run_train, "unlearn": run_train, "stress": run_stress}
+    verbs |= {"train": run_train, "unlearn": run_train, "stress": run_stress, **PROOF_VERBS}
     try:
-        return verbs[args.verb](args)
+        with mishaps_said(), archives_opened(args) as opened:
+            return verbs[args.verb](opened)
     except UserError as error:
         print(f"vestige: error: {error}", file=sys.stderr)
         return 2
@@ -307,6 +312,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "train": "words",
         "unlearn": "words",
         "stress": "attacks",
+        "verify": "runs",
+        "pack": "runs",
     }.get(args.verb)
     if strange or (late and place is None):
         wrong = (strange or late)[0]

@@ -16,7 +16,7 @@ from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector, ModelHandle
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
-from vestige.run.references import load_references
+from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.store.checksums import begin, seal
@@ -162,7 +162,7 @@ class _Evaluation:
         stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
-        seal(config.output_dir, "eval")
+        seal(config.output_dir, "eval", reads=reads(suite))
         notes = [*self.notes, *prepared.notes]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
-from vestige.run.references import load_references
+from vestige.run.references import load_references, reads
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.store.archive import moved
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -25,8 +26,8 @@ def rescore(
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
-        suite = _against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name)
+        suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
+    references = load_references(suite, chosen.name, moved(directory))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
@@ -39,13 +40,13 @@ def rescore(
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval")
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)
 
 
-def _against(suite: SuiteSpec, path: str) -> SuiteSpec:
+def against(suite: SuiteSpec, path: str) -> SuiteSpec:
     """The suite with every reference read from `path`."""
     metrics = {
         name: replace(spec, references=tuple(replace(r, path=path) for r in spec.references))

@@ -22,7 +22,8 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.models.fingerprint import digests, fingerprint
-from vestige.store.checksums import is_whole, seal
+from vestige.run.mishaps import mishaps_said
+from vestige.store.checksums import add, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.types import content_key
@@ -171,7 +172,8 @@ def perform(task: Task) -> Finished:
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
-            _perform(task)
+            with mishaps_said():
+                _perform(task)
         except HeldError as error:
             return finished("held", str(error))
         except UserError as error:
@@ -209,7 +211,7 @@ def _evaluate(task: Task) -> None:
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     with writing(Path(task.out)):
         write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
-        seal(Path(task.out), "eval" if plain else "harness")
+        add(Path(task.out), NOTE)
 
 
 def _make_attacked(task: Task) -> None:

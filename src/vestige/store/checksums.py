@@ -104,6 +104,14 @@ def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     return made
 
 
+def add(directory: Path, name: str) -> None:
+    """One more file for a sealed run; the others are as they were sealed."""
+    before = _sealed(directory)
+    if before is not None:
+        before.files[name] = sha256(directory / name)
+        write_bytes(directory / NAME, _dump(before))
+
+
 def _dump(made: Seal) -> bytes:
     return json.dumps(made.to_json(), indent=1, sort_keys=True).encode()
 

@@ -16,7 +16,7 @@ from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
 from vestige.run import denoising
 from vestige.run.progress import Bar
-from vestige.store.evidence import Bank
+from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace, content_key
 from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, PatchInto, PatchWant, Request, Wants
@@ -217,6 +217,15 @@ class Collector:
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
         return result
 
+    def _keep(self, bank: Bank[Any], items: Mapping[str, Any]) -> None:
+        """One batch, and before it what must be known of how it was made."""
+        remember(self.directory, bank.stem, self.cost.notes)
+        bank.add_part(items)
+
+    def _recall(self, bank: Bank[Any]) -> None:
+        """What was noted when this evidence was made, by an earlier run, too."""
+        self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]
+
     # ---- answers --------------------------------------------------------------------------------------------
 
     def answers(self, model: ModelHandle, targets: Sequence[Target], label: str) -> Mapping[str, TokenStats]:
@@ -239,6 +248,7 @@ class Collector:
                 for group in _resumable(bank, missing, settings):
                     self._run_answers(bank, collector, group, settings, label)
             have = bank.load()
+        self._recall(bank)
         errors = Bank[float](self.directory, "errors", model.identity).load()
         self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
         return Found({k: have[k] for k in unique})
@@ -259,8 +269,8 @@ class Collector:
         with Bar(label, len(targets), "answer", self.progress) as bar:
             bar.add(len(done))
             for stats, gaps in denoising.bounds(model.get(), targets, limits, self.cost, done):
-                errors.add_part(gaps)
-                bank.add_part(stats)
+                self._keep(errors, gaps)
+                self._keep(bank, stats)
                 bar.add(len(stats))
         errors.finish()
         bank.finish()
@@ -305,9 +315,10 @@ class Collector:
             with Bar(label, len(missing), unit, self.progress) as bar:
                 bar.add(len(done))
                 for result in run(loaded, list(missing.values()), done):
-                    bank.add_part(result)
+                    self._keep(bank, result)
                     bar.add(len(result))
             have = bank.finish()
+        self._recall(bank)
         return Found({k: have[k] for k in unique})
 
     def _run_answers(
@@ -320,7 +331,7 @@ class Collector:
             for result in collector.run(
                 targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
             ):
-                bank.add_part(result)
+                self._keep(bank, result)
                 bar.to(self.cost.score_tokens)
         bank.finish()
 
@@ -361,10 +372,11 @@ class Collector:
                 done = bank.begin([r.key for r in group], settings)
                 with Bar("generating texts", len(group), "text", self.progress) as bar:
                     for result in collector.run(group, proven, frozenset(done)):
-                        bank.add_part(result)
+                        self._keep(bank, result)
                         bar.add(len(result))
                 bank.finish()
             have = bank.load()
+        self._recall(bank)
         return Found({k: have[k] for k in unique})
 
     # ---- gradients and classifiers --------------------------------------------------------------------------
@@ -390,9 +402,10 @@ class Collector:
                     if want.key not in done:
                         args = (loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
                         for _, norm in gradient_norms(*args):
-                            bank.add_part({want.key: norm})
+                            self._keep(bank, {want.key: norm})
                     bar.add(1)
             have = bank.finish()
+        self._recall(bank)
         return Found({k: have[k] for k in unique})
 
     def classified(self, wants: Sequence[ClassifierWant]) -> Mapping[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
-from vestige.store.files import write_json
+from vestige.store.files import write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
@@ -132,7 +133,10 @@ class _Evaluation:
         if not prepared.wants.denoised:
             return None
         tokenizer = self.context.encoder.tokenizer
-        tokenizer.save_pretrained(self.evidence_dir / "tokenizer")
+        with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+            tokenizer.save_pretrained(scratch)
+            for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
+                write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:

@@ -19,7 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from vestige.store.files import damaged, read_json, write_bytes, write_json
+from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
 
 log = logging.getLogger("vestige.store")
@@ -213,6 +213,14 @@ class Bank(Generic[T]):
             log.warning("%s is damaged (%s): collecting it again.", self.path, why)
             return {}
 
+    @property
+    def is_damaged(self) -> bool:
+        try:
+            self._read(self.path)
+        except ValueError:
+            return True
+        return False
+
     def load_whole(self) -> dict[str, T]:
         """For scoring: nothing if there is no such file, and a sentence if it is damaged."""
         try:
@@ -280,6 +288,29 @@ class Bank(Generic[T]):
         for path in [*self.parts.glob(f"{self.stem}.part-*"), self.journal]:  # the journal last: it says what they are
             path.unlink(missing_ok=True)
         _remove_if_empty(self.parts)
+
+
+NOTES = "notes.json"  # how evidence came about, where that must be known: batches halved, the plain way used
+
+
+def remember(directory: Path, stem: str, notes: Sequence[str]) -> None:
+    """Keeps notes with a bank, before the evidence they are about: a resumed run must say them, too."""
+    known = _all_notes(directory)
+    new = [note for note in notes if note not in known.get(stem, [])]
+    if new:
+        write_json(directory / NOTES, {**known, stem: [*known.get(stem, []), *new]})
+
+
+def remarks(directory: Path, stem: str) -> list[str]:
+    return _all_notes(directory).get(stem, [])
+
+
+def _all_notes(directory: Path) -> dict[str, list[str]]:
+    path = directory / NOTES
+    found = read_ours(path) if path.exists() else {}
+    if not isinstance(found, dict) or not all(isinstance(v, list) for v in found.values()):
+        raise damaged(path, "it holds no notes")
+    return found
 
 
 def tidy(directory: Path) -> None:

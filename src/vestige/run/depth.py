@@ -174,7 +174,8 @@ class _DepthRun:
     def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
         place = Path(self.ask.out) / "evidence"
-        banks = {path: bank_identity(self.full, ModelHandle(self.ask.model(path, True)), settings) for path in self.names}
+        handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
+        banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
         retain = bank_identity(self.full, self.retain, settings)
         Bank[TokenStats](place, "patched", retain).merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))

@@ -1,4 +1,4 @@
-"""`vestige pack`: runs and what they were compared with in one file; and archives where a run directory is asked for."""
+"""`vestige pack`: runs and what they were compared with in one file; and archives where a run is asked for."""
 
 from __future__ import annotations
 

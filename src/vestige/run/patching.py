@@ -95,7 +95,11 @@ class Patching:
                 continue
             bank = banks[identity] = Bank(source.directory, "patched", identity)
             if bank.is_damaged:  # alone it is not batched as it was beside the others
-                remember(source.directory, bank.stem, [f"{source.name}: evidence was damaged and collected again; {TOLERANT}"])
+                remember(
+                    source.directory,
+                    bank.stem,
+                    [f"{source.name}: evidence was damaged and collected again; {TOLERANT}"],
+                )
             have = bank.load()
             missing = [w for k, w in unique.items() if k not in have]
             if missing:

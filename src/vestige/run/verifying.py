@@ -252,7 +252,9 @@ def _references(
             if why:
                 lost.add(name)
                 if file not in gone:
-                    yield Finding(words=f"{path}: the retain logs {file} {why}: what needs them is not made again", note=True)
+                    yield Finding(
+                        words=f"{path}: the retain logs {file} {why}: what needs them is not made again", note=True
+                    )
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
@@ -275,7 +277,9 @@ def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
     from vestige.run.depth_kept import KEPT, score_again
 
     if not (path / "evidence" / KEPT).is_file():
-        yield Finding(words=f"{path}: evidence/{KEPT} is not there (an older run); its numbers are not made again", note=True)
+        yield Finding(
+            words=f"{path}: evidence/{KEPT} is not there (an older run); its numbers are not made again", note=True
+        )
         return
     repair = "delete it, then run the same `vestige depth` again."
     for made in score_again(path):
@@ -283,7 +287,10 @@ def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
         yield compared(place / "results.json", made.records, read_ours(place / "results.json"), repair)
         summary = read_ours(place / "summary.json")
         yield compared(place / "summary.json", made.summary, {k: summary.get(k) for k in made.summary}, repair)
-        for name, data in (("results_detailed.jsonl", detailed(made.records)), ("layer_details.csv", table_of(made.records))):
+        for name, data in (
+            ("results_detailed.jsonl", detailed(made.records)),
+            ("layer_details.csv", table_of(made.records)),
+        ):
             if (place / name).read_bytes() != data:
                 yield Finding(1, f"{place / name} is not what its evidence gives; {repair}")
 

@@ -87,7 +87,7 @@ def _put(out: zipfile.ZipFile, name: str, data: bytes) -> None:
 
 
 def extract(path: Path, place: Path) -> dict[str, Path]:
-    """The runs of an archive, by name, unpacked below `place`. Anything that is not ours is refused before it is made."""
+    """The runs of an archive, by name, unpacked below `place`. What is not ours is refused before anything is made."""
     try:
         with zipfile.ZipFile(path) as archive:
             entries = archive.infolist()

@@ -7,6 +7,7 @@ A finding is something wrong (exit status 1), said with what to delete. A note i
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import math
@@ -120,10 +121,10 @@ def _folder(path: Path, again: bool) -> Verdict:
 
 def _report(path: Path) -> Verdict:
     try:
-        from vestige.run.verify_report import verify_report  # type: ignore[import-not-found]
-    except ImportError:
+        module = importlib.import_module("vestige.run.verify_report")
+    except ModuleNotFoundError:
         raise UserError(f"{path} is a report, which this version cannot verify; verify the runs behind it.") from None
-    return Verdict(path, findings=list(verify_report(path)))
+    return Verdict(path, findings=list(module.verify_report(path)))
 
 
 def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:

@@ -33,10 +33,12 @@ from fault_tools import (
     no_memory,
     refuse_from,
     snapshot,
+    struck,
     wipe,
 )
 
 IDENTICAL, SAID, LOST, WRONG = "identical", "said", "lost", "silently wrong"
+MISSED, DRAWS = "missed", 8
 
 
 # ---- one fault ---------------------------------------------------------------------------------------------------
@@ -66,13 +68,26 @@ def applies(capability: str, fault: str) -> bool:
 
 
 def strike(c: Capability, fault: str, seed: int) -> Result:
-    """One fault on one command, then the same command again, and a look at what it left."""
-    rng = random.Random(f"{c.name}/{fault}/{seed}")
+    """One fault on one command, then the same command again, and a look at what it left.
+
+    A fault that finds nothing to strike (the command was over, the memory sufficed) is drawn again.
+    """
+    for draw in range(DRAWS):
+        struck()
+        result = _strike(c, fault, random.Random(f"{c.name}/{fault}/{seed}/{draw}"))
+        if result.outcome != MISSED:
+            break
+    return result
+
+
+def _strike(c: Capability, fault: str, rng: random.Random) -> Result:
     wipe(c.out)
     if fault in ("disk full (tmpfs)", "read-only"):
         outcome, detail = _on_tmpfs(c, fault, rng)
     else:
         first, detail = _first(c, fault, rng)
+        if not struck() and first is not None and first.status == 0:
+            return Result(c.name, fault, MISSED, detail)
         outcome, more = _after(c, first)
         detail = f"{detail}; {more}"
         outcome = WRONG if UNSEEN in detail else outcome
@@ -104,8 +119,8 @@ def _first(c: Capability, fault: str, rng: random.Random) -> tuple[Ended | None,
         return ended, "worker killed"
     k = rng.randint(1, max(1, c.forwards))
     if fault == "address space":
-        room = rng.randint(1 << 20, 24 << 20)
-        return child(c.argv, little_memory(room)), f"{room >> 20} MB left"
+        room = rng.randint(0, 3 << 19)
+        return child(c.argv, little_memory(room)), f"{room >> 10} KB left"
     return child(c.argv, no_memory(k, fault == "memory out")), f"forward {k}"
 
 
@@ -213,6 +228,8 @@ def _on_tmpfs(c: Capability, fault: str, rng: random.Random) -> tuple[str, str]:
         if full:
             first = child(c.argv)
             mount("-o", "remount,size=64m", str(c.out))
+            if first.status == 0:
+                return MISSED, f"{size} bytes were enough"
             outcome, more = _after(c, first)
             return outcome, f"{size} of {c.size} bytes; {more}"
         child(c.argv, kill_at(c.out, n))
@@ -235,7 +252,9 @@ def schedule(names: Sequence[str], count: int, seed: int) -> list[tuple[str, str
 
 
 def table(results: Sequence[Result]) -> str:
-    """Capability x fault, in Markdown."""
+    """Capability x fault, in Markdown; faults that never found anything to strike do not count."""
+    missed = sum(r.outcome == MISSED for r in results)
+    results = [r for r in results if r.outcome != MISSED]
     outcomes = (IDENTICAL, SAID, LOST, WRONG)
     lines = [f"| capability | fault | n | {' | '.join(outcomes)} |", "|---|---|" + "---:|" * 5]
     keys = sorted({(r.capability, r.fault) for r in results}, key=lambda k: (k[0], FAULTS.index(k[1])))
@@ -244,4 +263,5 @@ def table(results: Sequence[Result]) -> str:
         lines.append(f"| {name} | {fault} | {len(mine)} | {' | '.join(str(mine.count(o)) for o in outcomes)} |")
     every = [r.outcome for r in results]
     counts = " | ".join(f"**{every.count(o)}**" for o in outcomes)
-    return "\n".join([*lines, f"| **all** | | **{len(every)}** | {counts} |"])
+    end = [f"\n{missed} faults found nothing to strike."] if missed else []
+    return "\n".join([*lines, f"| **all** | | **{len(every)}** | {counts} |", *end])

@@ -31,6 +31,7 @@ from typing import Any
 
 LIMIT = 150.0  # seconds after which a child is taken to hang
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+HERE = os.getpid()  # the kit's process; its children keep the number
 Arm = Callable[[], None]
 
 
@@ -49,6 +50,22 @@ class Ended:
         """The one sentence of an orderly failure; empty if there is none, or a traceback beside it."""
         found = re.findall(r"^vestige: error: .+$|^failed: .+$", self.text, re.M)
         return found[-1] if found and "Traceback" not in self.text else ""
+
+
+def mark() -> None:
+    """Notes that the fault did strike; a child of ours may be dead the moment after."""
+    _marker().touch()
+
+
+def struck() -> bool:
+    """Whether one did since the last call."""
+    yes = _marker().exists()
+    _marker().unlink(missing_ok=True)
+    return yes
+
+
+def _marker() -> Path:
+    return Path(os.environ["VESTIGE_CACHE"]) / f"struck-{HERE}"
 
 
 def child(argv: Sequence[str], arm: Arm | None = None, strike: Callable[[int], None] | None = None) -> Ended:
@@ -182,6 +199,7 @@ def watch(out: Path, act: Callable[[int, str, str], None]) -> None:
 def kill_at(out: Path, n: int) -> Arm:
     def act(i: int, event: str, path: str) -> None:
         if i == n:
+            mark()
             os.kill(os.getpid(), signal.SIGKILL)
 
     return lambda: watch(out, act)
@@ -192,6 +210,7 @@ def refuse_from(out: Path, n: int, code: int) -> Arm:
 
     def act(i: int, event: str, path: str) -> None:
         if i >= n and event in ("open", "os.mkdir", "os.rename" if code != errno.ENOSPC else "open"):
+            mark()
             raise OSError(code, os.strerror(code), path)
 
     return lambda: watch(out, act)
@@ -211,6 +230,7 @@ def no_memory(first: int, always: bool) -> Arm:
 
     def act(n: int) -> None:
         if n == first or (always and n > first):
+            mark()
             raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory")
 
     return lambda: on_forwards(act)
@@ -244,6 +264,7 @@ def clock_jumps(rng: random.Random) -> Arm:
     jumps = [rng.uniform(-3e7, 3e7) for _ in range(64)]
 
     def arm() -> None:
+        mark()
         calls = [0]
 
         def shaken(real: Callable[[], float]) -> Callable[[], float]:
@@ -272,6 +293,7 @@ def lose_worker(rng: random.Random) -> Callable[[int], None]:
                 return
             if workers and workers[0].cpu_times().user > rng.uniform(0.2, 4.0):
                 workers[0].kill()
+                mark()
                 hit = True
             time.sleep(0.05)
 

@@ -121,10 +121,10 @@ def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo], packed: int) 
     if size > MOST_BYTES or size > MOST_RATIO * max(packed, 1024):
         raise refuse(f"unpacked it would take {size / 2**30:.1f} GB")
     for e in entries:
-        mode = e.external_attr >> 16
+        kind = stat.S_IFMT(e.external_attr >> 16)
         if not safe_name(e.filename):
             raise refuse(f"the name {e.filename!r} leads out of it")
-        if e.is_dir() or (mode and not stat.S_ISREG(mode)) or e.flag_bits & 1:
+        if e.is_dir() or kind not in (0, stat.S_IFREG) or e.flag_bits & 1:
             raise refuse(f"{e.filename!r} is not a plain file")
 
 

@@ -24,7 +24,7 @@ from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
-from vestige.store.files import read_json, write_json
+from vestige.store.files import leftovers, read_json, write_json
 
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
 
@@ -54,6 +54,8 @@ def sweep(plan: Plan, how: How) -> int:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
+    for path in leftovers(plan.out):  # of a killed sweep; runs look after their own
+        path.unlink(missing_ok=True)
     retries = plan.retries if how.retries is None else how.retries
     cleaner = _Cleaner(plan, tasks)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board:

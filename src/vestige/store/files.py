@@ -46,6 +46,13 @@ def make_directory(path: Path) -> None:
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: the new content appears whole or not at all, whatever kills us."""
     make_directory(path.parent)
+    try:
+        _write(path, data)
+    except FileNotFoundError:  # another process of the same sweep took our half-written file for a dead one's
+        _write(path, data)
+
+
+def _write(path: Path, data: bytes) -> None:
     name = ""
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -56,7 +63,7 @@ def write_bytes(path: Path, data: bytes) -> None:
     except BaseException as error:
         if name:
             Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
             raise write_error(error, path) from None
         raise
 

@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "configs": set(),
     "verbs": {"run", "integrations", "report"},
-    "cli": {"verbs"},
+    "cli": {"run", "verbs"},
     "__init__": {"run"},
     "__main__": {"cli"},
 }

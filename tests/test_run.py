@@ -31,7 +31,9 @@ def results(run: Path) -> dict[str, Any]:
 
 def files_of(run: Path) -> dict[str, bytes]:
     """Everything a run leaves but what says when and how long."""
-    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in ("manifest.json", ".lock")]
+    kept = [
+        p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in ("manifest.json", "checksums.json", ".lock")
+    ]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
 
 

@@ -31,6 +31,7 @@ from vestige.run.pool import Drive, ProcessPool, State
 from vestige.run.sweep import How, surviving_hangup
 from vestige.run.sweep_plan import make_tasks, read_plan
 from vestige.run.tasks import ATTACKS, Finished, Task
+from vestige.store.checksums import seal
 
 METRIC = "forget_Q_A_Prob"
 
@@ -109,6 +110,9 @@ def test_other_retain_results_are_compared_with_again(tmp_path: Path, sweep: Swe
     assert sweep()[0] == 0
     file = tmp_path / "sweep" / "runs" / "tofu" / "retain" / "TOFU_EVAL.json"
     file.write_text(file.read_text() + " ")
+    assert sweep() == (0, ["tofu/retain"])  # it does not fit its checksum: made again, and so as before
+    file.write_text(file.read_text() + " ")
+    seal(file.parent, "eval")
     assert sweep() == (0, ["tofu/full"])
 
 

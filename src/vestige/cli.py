@@ -13,6 +13,7 @@ from pathlib import Path
 
 from vestige import __version__
 from vestige.errors import UserError
+from vestige.run.mishaps import archives_opened, mishaps_said
 from vestige.verbs import (
     auditing,
     collapse,
@@ -71,8 +72,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
     logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     try:
-        with speaking(args.verb):
-            status: int = args.do(args)
+        with mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
+            status: int = opened.do(opened)
         return status
     except UserError as error:
         print(f"vestige: error: {error}", file=sys.stderr)

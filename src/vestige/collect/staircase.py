@@ -262,16 +262,25 @@ class Patcher:
         self.batch_size = batch_size
         self.plain = plain
 
-    def run(self, wants: Sequence[PatchWant], sources: Sequence[States]) -> Iterator[dict[str, list[TokenStats]]]:
-        """Yields {want key: the statistics for each source}, longest wants first."""
+    def run(
+        self, wants: Sequence[PatchWant], sources: Sequence[States], done: frozenset[str] = frozenset()
+    ) -> Iterator[dict[str, list[TokenStats]]]:
+        """Yields {want key: the statistics for each source}, longest wants first.
+
+        Batches are made of all `wants`, and those that are all `done` are left out: a resumed run repeats the very
+        forwards of the first.
+        """
         if not wants:
             return
         check_fit(self.model, max(w.width for w in wants), "A prompt with its answer")
         ordered = sorted(wants, key=lambda w: (-w.width, w.key))
+        if all(w.key in done for w in ordered):
+            return
         if not self.plain:
-            self.verify(ordered, sources)
+            self.verify([w for w in ordered if all(w.key in s for s in sources)], sources)
         for batch in self._batches(ordered, len(sources)):
-            yield self._one(batch, sources)
+            if any(w.key not in done for w in batch):
+                yield self._one(batch, sources)
 
     def _batches(self, wants: Sequence[PatchWant], sources: int) -> Iterator[list[PatchWant]]:
         """At most `batch_size` wants, and no more logits than memory allows."""
@@ -357,10 +366,17 @@ class Patcher:
             self.cost.notes.append(note)
 
 
-def collect_states(model: Any, wants: Sequence[PatchWant], plan: Plan, batch_size: int = 8) -> Iterator[States]:
-    """The source's states, batch by batch, longest first; memory is that of the patched positions."""
+def collect_states(
+    model: Any, wants: Sequence[PatchWant], plan: Plan, batch_size: int = 8, needed: frozenset[str] | None = None
+) -> Iterator[States]:
+    """The source's states, batch by batch, longest first; memory is that of the patched positions.
+
+    `needed`: run only the batches that hold one of these.
+    """
     ordered = sorted(wants, key=lambda w: (-w.width, w.key))
     if ordered:
         check_fit(model, ordered[0].width, "A prompt with its answer")
     for start in range(0, len(ordered), batch_size):
-        yield source_states(model, ordered[start : start + batch_size], plan)
+        batch = ordered[start : start + batch_size]
+        if needed is None or any(w.key in needed for w in batch):
+            yield source_states(model, batch, plan)

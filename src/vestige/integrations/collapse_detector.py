@@ -251,17 +251,11 @@ class CollapseDetector:
         cross = cross_of(found.sums, found.lengths, own, columns)
         if not np.isfinite(cross.sums).all():
             return "the model gives some reasoning no finite log-probability"
-        metrics: dict[str, float | None] = dict(label_metrics(cross, label, self.ema, s.std_eps))
+        metrics, spans = numbers_of(cross, label, step, s, self.ema, seed)
         if s.parity:
             return Sampled(tuple(turns), tuple(columns), cross, found, metrics)
-        rng = sampling.generator(seed, step, label + "/chance")
-        if len(turns) < 2:  # the spread of one row is 0, and what is divided by it means nothing
-            metrics |= dict.fromkeys([m for m in metrics if m.startswith("mi_zscore")], None)
+        if len(turns) < 2:
             notes.append("one row only: no z-scores")
-        metrics |= extras(cross) | permutation_null(cross, rng, s.resamples)
-        spans = intervals(cross, rng, s.resamples)
-        for name, (low, high) in spans.items():
-            metrics |= {f"{name}_ci_low": low, f"{name}_ci_high": high}
         notes += caveats(metrics, s.std_eps, spans)
         return Sampled(tuple(turns), tuple(columns), cross, found, metrics, spans, tuple(notes))
 
@@ -269,6 +263,26 @@ class CollapseDetector:
         if self.settings.columns != "auto":
             return self.settings.columns
         return "group" if label == FIRST_TURN else "sample"
+
+
+Numbers = dict[str, float | None]
+
+
+def numbers_of(
+    cross: Cross, label: str, step: int, settings: CollapseSettings, ema: Ema, seed: int
+) -> tuple[Numbers, dict[str, tuple[float, float]]]:
+    """Every number of one matrix, and the intervals among them. The running means advance by this call."""
+    metrics: Numbers = dict(label_metrics(cross, label, ema, settings.std_eps))
+    if settings.parity:
+        return metrics, {}
+    rng = sampling.generator(seed, step, label + "/chance")
+    if len(cross.sums) < 2:  # the spread of one row is 0, and what is divided by it means nothing
+        metrics |= dict.fromkeys([m for m in metrics if m.startswith("mi_zscore")], None)
+    metrics |= extras(cross) | permutation_null(cross, rng, settings.resamples)
+    spans = intervals(cross, rng, settings.resamples)
+    for name, (low, high) in spans.items():
+        metrics |= {f"{name}_ci_low": low, f"{name}_ci_high": high}
+    return metrics, spans
 
 
 class GroupMismatch(UserError):  # noqa: N818 - named for what it found

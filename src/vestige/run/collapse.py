@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -22,7 +23,9 @@ from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
 from vestige.run.progress import Bar
 from vestige.run.tables import number, table
-from vestige.store.files import read_json, write_bytes, write_json
+from vestige.store.checksums import begin, seal
+from vestige.store.files import read_ours, write_bytes, write_json
+from vestige.store.lock import writing
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
 SHOWN = 200  # characters of a reasoning kept beside its row
@@ -95,12 +98,20 @@ def collapse(ask: Ask) -> Report:
         raise UserError(
             f"Give one --model, or one for each of the {len(ask.files)} files; there are {len(ask.models)}."
         )
+    with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
+        return _collapse(ask)
+
+
+def _collapse(ask: Ask) -> Report:
     detector = CollapseDetector(ask.settings)
     if ask.ema is not None and ask.ema.is_file():
-        detector.load_state_dict(read_json(ask.ema))
+        detector.load_state_dict(read_ours(ask.ema))
+    before = detector.state_dict()
     batches = by_step(ask)
     report = Report([], {}, {})
-    model = _Current(ask)
+    model, rows = _Current(ask), _Rows()
+    if ask.out is not None:
+        begin(ask.out, "collapse", ["metrics.json", "rows.jsonl", "cross.npz", "collapse.png"])
     for step, (rollouts, file, loaded) in sorted(batches.items()):
         if ask.scheduled and not detector.should_compute(step):
             continue
@@ -115,12 +126,14 @@ def collapse(ask: Ask) -> Report:
         report.models[step], report.formats[step] = held.name, loaded.format
         _note(report, [loaded.loss, *scorer.cost.notes])
         if ask.out is not None:
-            _keep_rows(ask.out, outcome, held.tokenizer, first=len(report.outcomes) == 1)
+            rows.add(outcome, held.tokenizer)
     if not report.outcomes:
         raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
     _note(report, [OFF_POLICY])
     if ask.out is not None:
-        _write(ask, report)
+        write_bytes(ask.out / "rows.jsonl", rows.text())
+        _write(ask, report, before)
+        seal(ask.out, "collapse")
     if ask.ema is not None:
         write_json(ask.ema, detector.state_dict())
     return report
@@ -189,25 +202,32 @@ def _named_step(file: Path, position: int) -> int:
     return int(found[-1]) if found else position + 1
 
 
-def _keep_rows(out: Path, outcome: Outcome, tokenizer: Any, first: bool) -> None:
+class _Rows:
     """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / "rows.jsonl").open("w" if first else "a", encoding="utf-8") as file:
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, outcome: Outcome, tokenizer: Any) -> None:
         for label, sample in outcome.samples.items():
             for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):
                 text = tokenizer.decode(list(turn.z)) if tokenizer is not None else ""
                 about = {"trajectory": turn.trajectory, "turn": turn.turn, "group": turn.group, "where": turn.where}
                 body = {"step": outcome.step, "label": label, "row": n, **about, **row, "reasoning": text[:SHOWN]}
-                file.write(json.dumps(body, ensure_ascii=False) + "\n")
+                self.lines.append(json.dumps(body, ensure_ascii=False) + "\n")
+
+    def text(self) -> bytes:
+        return "".join(self.lines).encode("utf-8", "surrogatepass")
 
 
-def _write(ask: Ask, report: Report) -> None:
+def _write(ask: Ask, report: Report, before: Mapping[str, Any]) -> None:
     out = ask.out
     assert out is not None
     body = {
         "version": __version__,
         "settings": asdict(ask.settings) | {"temperature": ask.temperature},
         "reasoning": asdict(ask.reasoning),
+        "ema": before,  # the running means this began with: what scoring again begins with
         "notes": report.notes,
         "steps": [_step_json(o, report) for o in report.outcomes],
     }

@@ -15,7 +15,7 @@ from vestige.run import denoising
 from vestige.run.handles import ModelHandle, device_kind, unquantised
 from vestige.run.progress import Bar
 from vestige.run.team import Team
-from vestige.store.evidence import Bank
+from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, PatchInto, PatchWant, Request, Wants
@@ -112,6 +112,16 @@ class Collector:
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
         return result
 
+    def _keep(self, bank: Bank[Any], items: Mapping[str, Any]) -> None:
+        """One batch, and before it what must be known of how it was made."""
+        if self.team.leads:  # what the others note is gathered with their costs
+            remember(self.directory, bank.stem, self.cost.notes)
+        bank.add_part(items)
+
+    def _recall(self, bank: Bank[Any]) -> None:
+        """What was noted when this evidence was made, by an earlier run, too."""
+        self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]
+
     # ---- answers --------------------------------------------------------------------------------------------
 
     def answers(self, model: ModelHandle, targets: Sequence[Target], label: str) -> Mapping[str, TokenStats]:
@@ -137,6 +147,7 @@ class Collector:
             if mine := self.team.share(missing):
                 collect(self.team.place(self.directory), mine)
             have = self.team.fold(self.directory, kind, model.identity).load()
+        self._recall(bank)
         return Found({k: have[k] for k in unique})
 
     def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
@@ -160,7 +171,7 @@ class Collector:
             for result in collector.run(
                 targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
             ):
-                bank.add_part(result)
+                self._keep(bank, result)
                 bar.to(self.cost.score_tokens)
         bank.finish()
 
@@ -182,8 +193,8 @@ class Collector:
             bar.add(len(done))
             targets = list(missing.values())
             for stats, gaps in denoising.bounds(loaded, targets, self._limits(loaded), self.cost, done):
-                errors.add_part(gaps)
-                bank.add_part(stats)
+                self._keep(errors, gaps)
+                self._keep(bank, stats)
                 bar.add(len(stats))
         errors.finish()
         bank.finish()
@@ -230,7 +241,7 @@ class Collector:
             with Bar(label, len(missing), unit, self.progress) as bar:
                 bar.add(len(done))
                 for result in run(loaded, list(missing.values()), done):
-                    bank.add_part(result)
+                    self._keep(bank, result)
                     bar.add(len(result))
             bank.finish()
 
@@ -280,7 +291,7 @@ class Collector:
             done = bank.begin([r.key for r in group], settings)
             with Bar("generating texts", len(group), "text", self.progress) as bar:
                 for result in collector.run(group, proven, frozenset(done)):
-                    bank.add_part(result)
+                    self._keep(bank, result)
                     bar.add(len(result))
             bank.finish()
 

@@ -22,6 +22,7 @@ from vestige.run.scoring import family, references_of
 from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
 from vestige.run.stored import read_manifest, suite_from_manifest
 from vestige.run.tables import comparison, number, table
+from vestige.store.archive import moved
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 
@@ -91,7 +92,7 @@ def read_stored(path: Path, name: str) -> Stored:
     manifest = read_manifest(file.parent)
     suite = suite_from_manifest(manifest)
     try:
-        references = load_references(suite, manifest["dialect"]["name"])
+        references = load_references(suite, manifest["dialect"]["name"], moved(file.parent))
     except UserError as error:
         logging.getLogger("vestige.run").warning("%s: %s", name, error)
         references = {}

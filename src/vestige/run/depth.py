@@ -7,6 +7,7 @@ S1 is kept by content and serves every further unlearned model. One model is in 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
 import re
@@ -23,11 +24,14 @@ from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.depth_ask import DepthAsk
-from vestige.run.depth_files import record, write_run
+from vestige.run.depth_files import FILES, record, write_run
+from vestige.run.depth_kept import KEPT, Banks, save_kept
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
 from vestige.run.handles import ModelHandle
 from vestige.run.patching import Patching, Settings, Source, bank_identity
 from vestige.run.team import Team, team
+from vestige.store.checksums import begin, seal
+from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
@@ -118,7 +122,9 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
         _DepthRun(replace(ask, progress=False), us).evidence()
         return []
     with writing(Path(ask.out)):
-        return _DepthRun(ask, us).run()
+        run = _DepthRun(ask, us)
+        with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():
+            return run.run()
 
 
 class _DepthRun:
@@ -133,15 +139,30 @@ class _DepthRun:
         check_tokenizers(ask, self.tokenizer, self.contexts)
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
+        self.shared = True  # whether this run alone writes S1
+
+    @property
+    def settings(self) -> Settings:
+        return Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
+
+    def adds_to_shared_cache(self) -> bool:
+        """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
+        if self.ask.cache.resolve().is_relative_to(Path(self.ask.out).resolve()):
+            return False
+        have = Bank[TokenStats](self.ask.cache, "patched", bank_identity(self.full, self.retain, self.settings)).load()
+        self.shared = any(want.key not in have for want in self.contexts.wants.values())
+        return self.shared
 
     def evidence(self) -> tuple[list[Source], dict[str, Mapping[str, TokenStats]]]:
         """The retain model and the unlearned ones, and what their states do to the full model."""
-        settings = Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
+        settings = self.settings
         self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
         self.cached = (self.ask.cache / self.cache_file).exists()
         sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
         place = Path(self.ask.out) / "evidence"
         sources += [Source(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
+        if self.team.leads:
+            begin(Path(self.ask.out), "depth", self._rewritten())
         patching = Patching(self.full, settings, self.cost, self.team)
         found = patching.evidence(sources, list(self.contexts.wants.values()))
         self.cost.add(self.team.gather(self.cost)[1:])
@@ -158,9 +179,29 @@ class _DepthRun:
         ]
         if len(results) > 1:
             write_json(out / "summary.json", {r.name: r.summary for r in results})
+        self._keep(self.settings, evidence[self.ask.retain])
+        if self.ask.plots:
+            draw(results)
+        tidy(out / "evidence")
+        if self.shared:  # otherwise another process may be at work there
+            tidy(self.ask.cache)
+        seal(out, "depth")
         for note in [*self.notes, *self.cost.notes]:
             log.warning(note)
         return results
+
+    def _rewritten(self) -> list[str]:
+        places = [""] if len(self.names) == 1 else ["", *(f"{name}/" for name in self.names.values())]
+        return [*(f"{place}{file}" for place in places for file in FILES), "evidence/patched-", f"evidence/{KEPT}"]
+
+    def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
+        """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
+        place = Path(self.ask.out) / "evidence"
+        handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
+        banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
+        retain = bank_identity(self.full, self.retain, settings)
+        Bank[TokenStats](place, "patched", retain).merge(s1)
+        save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
         from vestige.run.baselines import representation_baselines

@@ -18,6 +18,10 @@ COLUMNS = (
     "s1_score", "s2_score", "s1_delta", "s2_delta", "delta_gap", "ratio_s2_over_s1", "ratio_s2_over_s1_clipped",
     "s1_status", "s2_status", "s1_em", "s2_em", "uds",
 )  # fmt: skip
+FILES = (
+    "summary.json", "results.json", "results_detailed.jsonl", "layer_details.csv", "skipped_examples.json",
+    "baselines.json",
+)  # fmt: skip
 TINY = 1e-12  # an S1 delta this small has no ratio
 
 
@@ -100,30 +104,27 @@ def write_run(
     skipped: Sequence[Mapping[str, Any]],
 ) -> list[Path]:
     """All files of one unlearned model."""
-    paths = [
-        directory / n
-        for n in (
-            "summary.json",
-            "results.json",
-            "results_detailed.jsonl",
-            "layer_details.csv",
-            "skipped_examples.json",
-        )
-    ]
+    paths = [directory / name for name in FILES[:5]]
     write_json(paths[0], dict(summary))
     write_json(paths[1], [dict(r) for r in records])
-    lines = "".join(json.dumps(r, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for r in records)
-    write_bytes(paths[2], lines.encode("utf-8"))
-    write_bytes(paths[3], _table(records).encode("utf-8"))
+    write_bytes(paths[2], detailed(records))
+    write_bytes(paths[3], table_of(records))
     write_json(paths[4], list(skipped))
     return paths
 
 
-def _table(records: Sequence[Mapping[str, Any]]) -> str:
+def detailed(records: Sequence[Mapping[str, Any]]) -> bytes:
+    """One line an example."""
+    lines = (json.dumps(r, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for r in records)
+    return "".join(lines).encode("utf-8")
+
+
+def table_of(records: Sequence[Mapping[str, Any]]) -> bytes:
+    """One line an example and layer."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     for r in records:
         for layer in r["layer_records"]:
             writer.writerow({**r, **layer})
-    return out.getvalue()
+    return out.getvalue().encode("utf-8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,13 +20,14 @@ from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
 from vestige.run.handles import ModelHandle, second_model
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
-from vestige.run.references import load_references
+from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
-from vestige.store.evidence import discard_all
+from vestige.store.checksums import begin, seal
+from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
-from vestige.store.files import write_json
+from vestige.store.files import write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
@@ -89,8 +91,6 @@ class _Evaluation:
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
-        if us.leads and config.overwrite and self.evidence_dir.is_dir():
-            discard_all(self.evidence_dir)
         self.notes: list[str] = []
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
@@ -115,7 +115,11 @@ class _Evaluation:
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:
+            begin(self.config.output_dir, "eval", self._rewritten())
+            if self.config.overwrite and self.evidence_dir.is_dir():
+                discard_all(self.evidence_dir)
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
+        self.team.meet()  # nobody reads evidence that is about to go
         if _wants_retain_logs(self.config) and self.config.retain_logs is None:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
         evidence = self.collector.collect(prepared.wants, self.model, self._second)
@@ -133,13 +137,25 @@ class _Evaluation:
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
         return self._write(prepared, evidence, scores)
 
+    def _rewritten(self) -> list[str]:
+        """What this run writes anew, or reads only if its digest fits."""
+        stem = self.config.suite.file_stem
+        banks = [f"evidence/{kind}-" for kind in FORMATS]
+        names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
+        everything = ["evidence/"] if self.config.overwrite else []
+        return [*names, *banks, *everything, "evidence/examples.json.gz", "sweep_task.json"]
+
     def _words(self, prepared: Prepared) -> Words | None:
         """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
         if not prepared.wants.denoised:
             return None
         tokenizer = self.context.encoder.tokenizer
-        if self.team.leads:
-            tokenizer.save_pretrained(self.evidence_dir / "tokenizer")
+        if not self.team.leads:
+            return make_words(tokenizer)
+        with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+            tokenizer.save_pretrained(scratch)
+            for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
+                write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:
@@ -170,6 +186,8 @@ class _Evaluation:
         write_json(config.output_dir / "manifest.json", manifest)
         stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
+        tidy(self.evidence_dir)
+        seal(config.output_dir, "eval", reads=reads(suite))
         notes = [*self.notes, *prepared.notes]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)

@@ -16,7 +16,8 @@ from vestige.run.evaluate import Outcome, config_json
 from vestige.run.handles import ModelHandle
 from vestige.run.prepare import model_args
 from vestige.run.tables import number, table
-from vestige.store.files import read_json, write_json
+from vestige.store.checksums import begin, seal
+from vestige.store.files import read_ours, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
 from vestige.types import Score
@@ -38,7 +39,7 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
 def _check_directory(config: HarnessConfig) -> None:
     """A run of metrics is scored again from its manifest, so that file is not written over."""
     path = config.output_dir / "manifest.json"
-    before = read_json(path) if path.is_file() else {}
+    before = read_ours(path) if path.is_file() else {}
     suite = (before.get("config") or {}).get("suite")
     if before and "harness" not in before:
         raise UserError(
@@ -50,6 +51,7 @@ def _check_directory(config: HarnessConfig) -> None:
 def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
     place, stem = config.output_dir, config.file_stem
     files = (place / f"{stem}_EVAL.json", place / f"{stem}_SUMMARY.json")
+    begin(place, "harness", [*(f.name for f in files), "manifest.json", "sweep_task.json"])
     write_json(files[0], results.details)
     write_json(files[1], results.summary)
     notes = [*results.notes, *(model.get().notes)]
@@ -64,6 +66,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
         "notes": notes,
     }
     write_json(place / "manifest.json", manifest)
+    seal(place, "harness")
     scores = _scores(results)
     return Outcome(place, scores, tuple(scores), config.file_stem, manifest, files, results.notes)
 

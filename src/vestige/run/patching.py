@@ -21,7 +21,7 @@ from vestige.errors import UserError
 from vestige.run.handles import ModelHandle
 from vestige.run.progress import Bar
 from vestige.run.team import Team
-from vestige.store.evidence import Bank
+from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
 from vestige.wants import PatchWant
@@ -29,6 +29,7 @@ from vestige.wants import PatchWant
 log = logging.getLogger("vestige.run")
 
 STATES_BYTES = 2 << 30  # states of sources held at a time; more sources take turns with the target
+TOLERANT = "equality with other runs is to tolerance"
 RULE = "positions-1"  # changes when the same want would be patched otherwise
 
 
@@ -56,6 +57,7 @@ class _Todo:
     source: Source
     bank: Bank[TokenStats]
     wants: list[PatchWant]
+    done: frozenset[str]  # what an interrupted run has of them
     states: dict[str, Any] = field(default_factory=dict)
 
 
@@ -64,6 +66,13 @@ def bank_identity(target: ModelHandle, source: ModelHandle, settings: Settings) 
     libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
     rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), RULE))
     return content_key(target.identity.encode(), source.identity.encode(), rest.encode())[:16]
+
+
+def _needed(item: _Todo, todo: Sequence[_Todo]) -> frozenset[str]:
+    """The wants to run: those that any source of the same group lacks, so that batches are what they were."""
+    keys = frozenset(w.key for w in item.wants)
+    group = [t for t in todo if frozenset(w.key for w in t.wants) == keys]
+    return keys - frozenset.intersection(*(t.done for t in group))
 
 
 class Patching:
@@ -87,6 +96,9 @@ class Patching:
             if self._is_target(source.handle) or identity in banks:
                 continue
             bank = banks[identity] = self.team.fold(source.directory, "patched", identity)
+            if self.team.leads and bank.is_damaged:  # alone it is not batched as it was beside the others
+                again = f"{source.name}: evidence was damaged and collected again; {TOLERANT}"
+                remember(source.directory, bank.stem, [again])
             have = bank.load()
             if missing := {k: w for k, w in unique.items() if k not in have}:
                 todo[identity] = self._begin(source, identity, self.team.share(missing))
@@ -97,6 +109,8 @@ class Patching:
         for identity, item in todo.items():
             self.team.fold(item.source.directory, "patched", identity)
         found = {identity: bank.load() for identity, bank in banks.items()}
+        for bank in banks.values():
+            self.cost.notes += [n for n in remarks(bank.path.parent, bank.stem) if n not in self.cost.notes]
         out: dict[str, Mapping[str, TokenStats]] = {}
         for source in sources:
             if self._is_target(source.handle):
@@ -111,7 +125,7 @@ class Patching:
     def _begin(self, source: Source, identity: str, mine: Mapping[str, PatchWant]) -> _Todo:
         bank: Bank[TokenStats] = Bank(self.team.place(source.directory), "patched", identity)
         done = bank.begin(list(mine), {})
-        return _Todo(source, bank, [w for k, w in mine.items() if k not in done])
+        return _Todo(source, bank, list(mine.values()), frozenset(done))
 
     def _is_target(self, handle: ModelHandle) -> bool:
         """The target patched with its own states is the target: nothing to compute, and no rounding. (Not so when the
@@ -134,9 +148,10 @@ class Patching:
         pending: list[_Todo] = []
         held = 0
         for i, item in enumerate(todo):
-            if not item.wants:
+            needed = _needed(item, todo)
+            if not needed:
                 continue
-            self._read_states(item)
+            self._read_states(item, needed)
             pending.append(item)
             size = sum(t.numel() * t.element_size() for t in item.states.values())
             held += size
@@ -146,14 +161,14 @@ class Patching:
                 pending, held = [], 0
         self._patch(pending)
 
-    def _read_states(self, item: _Todo) -> None:
+    def _read_states(self, item: _Todo, needed: frozenset[str]) -> None:
         from vestige.collect.patch import make_plan
         from vestige.collect.staircase import collect_states
 
         loaded = item.source.handle.get()
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)
         with Bar(f"reading {item.source.name}", len(item.wants), "row", self.settings.progress) as bar:
-            for part in collect_states(loaded.model, item.wants, plan, self.settings.batch_size):
+            for part in collect_states(loaded.model, item.wants, plan, self.settings.batch_size, needed):
                 item.states.update(part)
                 self.cost.score_tokens += sum(w.width for w in item.wants if w.key in part)
                 self.cost.score_forwards += 1
@@ -176,13 +191,16 @@ class Patching:
             self.checked = True
         groups: dict[frozenset[str], list[_Todo]] = {}
         for item in pending:
-            groups.setdefault(frozenset(item.states), []).append(item)
+            groups.setdefault(frozenset(w.key for w in item.wants), []).append(item)
         for group in groups.values():
             patcher = Patcher(loaded.model, plan, self.cost, self.settings.batch_size)
             label = f"patching into {self.target.name}"
             with Bar(label, len(group[0].wants), "row", self.settings.progress) as bar:
-                for part in patcher.run(group[0].wants, [item.states for item in group]):
+                done = frozenset.intersection(*(item.done for item in group))
+                for part in patcher.run(group[0].wants, [item.states for item in group], done):
                     for j, item in enumerate(group):
+                        if self.team.leads:
+                            remember(item.source.directory, item.bank.stem, self.cost.notes)
                         item.bank.add_part({key: stats[j] for key, stats in part.items()})
                     bar.add(len(part))
         for item in pending:

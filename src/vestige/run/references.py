@@ -15,20 +15,25 @@ from vestige.errors import UserError
 from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.store.checksums import sha256
 from vestige.store.files import read_json
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.run")
 
 
-def load_references(suite: SuiteSpec, dialect: str) -> dict[str, Reference]:
-    """Every reference file the suite names, read before anything is computed: a wrong path costs nothing."""
+def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None) -> dict[str, Reference]:
+    """Every reference file the suite names, read before anything is computed: a wrong path costs nothing.
+
+    `moved`: where a file is now, for a run that came in an archive.
+    """
     wanted: dict[str, set[str]] = {}
     for spec in suite.metrics.values():
         for r in spec.references:
             for path in r.paths:
                 wanted.setdefault(path, set()).update(r.include)
-    return {path: _load(Path(path), suite, metrics, dialect) for path, metrics in sorted(wanted.items())}
+    now = moved or {}
+    return {path: _load(now.get(path, Path(path)), suite, metrics, dialect) for path, metrics in sorted(wanted.items())}
 
 
 def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
@@ -51,6 +56,13 @@ def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Refe
         return Reference(results, caveats, fingerprints)
     log.warning("Retain logs %s re-scored to match this run (%s).", file, "; ".join(sorted(set(differing.values()))))
     return Reference({**results, **again}, fingerprints=fingerprints)
+
+
+def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str, str]:
+    """The retain logs a run was compared with, and their sha256: what its seal says of files outside it."""
+    paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
+    found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
+    return {path: sha256(result_file(file)) for path, file in found.items() if file.exists()}
 
 
 def result_file(path: Path) -> Path:

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
-from vestige.run.references import load_references
+from vestige.run.references import load_references, reads
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.store.archive import moved
+from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
@@ -24,23 +26,27 @@ def rescore(
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
-        suite = _against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name)
+        suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
+    references = load_references(suite, chosen.name, moved(directory))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
-        place = directory / _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
+        label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
+        place = directory / label
+        results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
+        begin(directory, "eval", results if place == directory else [f"{label}/"])
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)
 
 
-def _against(suite: SuiteSpec, path: str) -> SuiteSpec:
+def against(suite: SuiteSpec, path: str) -> SuiteSpec:
     """The suite with every reference read from `path`."""
     metrics = {
         name: replace(spec, references=tuple(replace(r, path=path) for r in spec.references))

@@ -10,6 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
+from vestige.store.files import WriteError
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
@@ -170,6 +171,8 @@ def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: 
             if classify is not None:
                 try:
                     evidence.classified = {**evidence.classified, **classify(handler.classify(inputs))}
+                except WriteError:
+                    raise
                 except UserError as error:  # somebody else's model: without it the other metrics still stand
                     return Score(None, reason=str(error))
         return handler.score(inputs)

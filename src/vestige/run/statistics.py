@@ -21,7 +21,7 @@ from vestige.compare.bootstrap import Sample, Statistic
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.run.references import data_fingerprints
 from vestige.run.scoring import Reference, family, references_of
-from vestige.store.files import write_json
+from vestige.store.files import WriteError, write_json
 from vestige.suites.handlers.common import row_mean
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec
@@ -262,6 +262,8 @@ def write_statistics(directory: Path, run: Run, resamples: int) -> dict[str, dic
     try:
         stats = intervals(run, resamples)
         write_json(path, stats)
+    except WriteError:
+        raise
     except Exception as error:
         log.warning("No intervals: %s: %s", type(error).__name__, error)
         return {}

@@ -14,7 +14,7 @@ from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
-from vestige.store.files import read_json
+from vestige.store.files import damaged, read_ours
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
@@ -26,7 +26,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / "manifest.json"
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
-    return dict(read_json(path))
+    found = read_ours(path)
+    if not isinstance(found, dict):
+        raise damaged(path, "it holds no object")
+    return found
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -93,7 +96,7 @@ def words_of(directory: Path) -> Words | None:
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
     """Metrics that run the model themselves keep the value the run gave them."""
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_json(path) if path.is_file() else {}
+    old = read_ours(path) if path.is_file() else {}
     for name, spec in suite.metrics.items():
         if HANDLERS[spec.handler].live is not None and name in old:
             scores[name] = Score.from_json(old[name])
@@ -104,23 +107,23 @@ def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
     place, identity = directory / "evidence", manifest["model"]["evidence"]
     classified: dict[str, float] = {}
     for path in sorted(place.glob("classified-*.json")):
-        classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load()
+        classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load_whole()
     references = {
-        path: Found(Bank[TokenStats](place, "answers", other).load())
+        path: Found(Bank[TokenStats](place, "answers", other).load_whole())
         for path, other in (manifest.get("references") or {}).items()
     }
     return Evidence(
-        answers=Found(Bank[Any](place, "answers", identity).load()),
-        texts=Found(Bank[Any](place, "texts", identity).load()),
-        gradients=Found(Bank[Any](place, "gradients", identity).load()),
+        answers=Found(Bank[Any](place, "answers", identity).load_whole()),
+        texts=Found(Bank[Any](place, "texts", identity).load_whole()),
+        gradients=Found(Bank[Any](place, "gradients", identity).load_whole()),
         reference=references,
         classified=Found(classified),
-        denoised=Found(Bank[Any](place, "denoised", identity).load()),
-        visible=Found(Bank[Any](place, "visible", identity).load()),
-        errors=Bank[float](place, "errors", identity).load(),
+        denoised=Found(Bank[Any](place, "denoised", identity).load_whole()),
+        visible=Found(Bank[Any](place, "visible", identity).load_whole()),
+        errors=Bank[float](place, "errors", identity).load_whole(),
         patched=Found(
             {
-                label: Found(Bank[TokenStats](place, "patched", bank).load())
+                label: Found(Bank[TokenStats](place, "patched", bank).load_whole())
                 for label, bank in (manifest.get("patched") or {}).items()
             }
         ),

@@ -26,7 +26,9 @@ from vestige.run.friendly import Ask, to_run
 from vestige.run.progress import Bar, hushed
 from vestige.run.stress_robustness import relearning_r
 from vestige.run.tables import number, table
+from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
+from vestige.store.lock import writing
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
@@ -82,7 +84,14 @@ def stress(ask: Stress) -> list[Row]:
     for name in ask.attacks:
         if name not in BUDGETS:
             raise unknown_name("attack", name, BUDGETS)
-    ask.out.mkdir(parents=True, exist_ok=True)
+    with writing(ask.out):
+        return _stress(ask)
+
+
+def _stress(ask: Stress) -> list[Row]:
+    for scratch in ask.out.glob(".attacked-*"):  # of a killed run
+        shutil.rmtree(scratch, ignore_errors=True)
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
     measured = replace(ask, data=measured_half(ask.data, ask.out / "data") if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[Row] = []
@@ -94,6 +103,7 @@ def stress(ask: Stress) -> list[Row]:
                 bar.add(1)
     plain = [asdict(row) for row in rows]
     write_json(ask.out / "stress.json", {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask)})
+    seal(ask.out, "stress")
     return rows
 
 

@@ -28,7 +28,7 @@ from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
-from vestige.store.files import read_json, write_json
+from vestige.store.files import leftovers, read_json, write_json
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -60,6 +60,8 @@ def sweep(plan: Plan, how: How) -> int:
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
     _hold_out(plan)
+    for path in leftovers(plan.out):  # of a killed sweep; runs look after their own
+        path.unlink(missing_ok=True)
     retries = plan.retries if how.retries is None else how.retries
     cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
     fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)

@@ -49,11 +49,6 @@ def run_depth(said: Mapping[str, Any]) -> dict[str, Any]:
 
     ask = to_ask(said)
     results = depth_run(ask)
-    if ask.plots:
-        from vestige.report.depth_plots import draw_all
-
-        for result in results:
-            draw_all(result.directory, result.summary, result.records)
     print(report(results), flush=True)
     return results[0].summary
 

@@ -24,8 +24,10 @@ from vestige.errors import UserError, unknown_name
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.run.attacking import Lesson, attack_weights, rows_file
+from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
+from vestige.store.checksums import add, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.store.results import versions
@@ -89,13 +91,8 @@ def is_done(task: Task) -> bool:
     try:
         note = read_json(Path(task.out) / NOTE)
         return _made(task) and bool(note["key"] == task_key(task))
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        UserError,
-    ):  # half a file, a checkpoint that has gone: running will say which
-        return False
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False  # half a file, a checkpoint that has gone: running the task will say which
 
 
 def _made(task: Task) -> bool:
@@ -106,8 +103,8 @@ def _made(task: Task) -> bool:
     if task.kind == "s1":
         return any((out / "s1_cache").glob("*"))
     if task.kind == "depth":
-        return (out / "summary.json").is_file()
-    return any(out.glob("*_SUMMARY.json")) and _same_run(task)
+        return (out / "summary.json").is_file() and is_whole(out)
+    return any(out.glob("*_SUMMARY.json")) and is_whole(out) and _same_run(task)
 
 
 def _same_run(task: Task) -> bool:
@@ -217,7 +214,8 @@ def perform(task: Task) -> Finished:
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
-            _perform(task)
+            with mishaps_said():
+                _perform(task)
         except HeldError as error:
             return finished("held", str(error))
         except UserError as error:
@@ -250,7 +248,14 @@ def _evaluate(task: Task) -> None:
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
         reasons = {str(outcome.scores[name].missing) for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
-    write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+    _sign(task, key)
+
+
+def _sign(task: Task, key: str) -> None:
+    """The task's note beside its results, as one more file of the sealed run."""
+    with writing(Path(task.out)):
+        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+        add(Path(task.out), NOTE)
 
 
 def _measure_depth(task: Task) -> None:
@@ -259,7 +264,7 @@ def _measure_depth(task: Task) -> None:
     summary = run_depth(task.ask)
     if summary["avg_uds"] is None:
         raise UserError(f"the depth score could not be computed: {summary['reason']}")
-    write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+    _sign(task, key)
 
 
 def _make_attacked(task: Task) -> None:

@@ -3,21 +3,60 @@
 A bank is one file per kind and identity (weights, dtype, attention, device kind). While collecting, each batch is a
 part file of its own beside a journal that lists what is being collected; a killed run finds both, packs the same
 batches again and runs only those without a part. When all is there the parts are folded into the bank.
+
+Every file carries a digest of its content. One that does not fit is treated as not there while collecting (it is
+collected again), and refused by name when scores are made of it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from vestige.store.files import read_json, write_bytes, write_json
-from vestige.types import ARRAY_FIELDS, Text, TokenStats, Trace, content_key
+from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
+from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
+
+log = logging.getLogger("vestige.store")
 
 T = TypeVar("T")
+
+
+class Altered(ValueError):  # noqa: N818 - named for what was found
+    """The content is not what its digest says."""
+
+
+def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str]) -> bytes:
+    """safetensors, so no pickles. One metadata entry only: their order in the file is not fixed."""
+    from safetensors.numpy import save
+
+    return save(dict(arrays), metadata={"bank": json.dumps({"keys": list(keys), "sha256": _digest(arrays, keys)})})
+
+
+def _unpack_arrays(data: bytes) -> tuple[dict[str, Array], list[str]]:
+    from safetensors.numpy import load
+
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    arrays = load(data)
+    if "bank" not in header:  # written before there were digests
+        return arrays, list(json.loads(header["keys"]))
+    bank = json.loads(header["bank"])
+    if bank["sha256"] != _digest(arrays, bank["keys"]):
+        raise Altered("its content does not fit its digest")
+    return arrays, list(bank["keys"])
+
+
+def _digest(arrays: Mapping[str, Array], keys: Sequence[str]) -> str:
+    out = hashlib.sha256(json.dumps(list(keys)).encode())
+    for name, array in sorted(arrays.items()):
+        out.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        out.update(np.ascontiguousarray(array).tobytes())
+    return out.hexdigest()
 
 
 class Format(Protocol[T]):
@@ -30,7 +69,7 @@ class Format(Protocol[T]):
 
 
 class AnswerFormat:
-    """Ragged TokenStats of causal models: arrays laid end to end, with offsets. safetensors, so no pickles.
+    """Ragged TokenStats of causal models: arrays laid end to end, with offsets.
 
     A leading axis (patched layers) is the same for all items of a bank and stays in front.
     """
@@ -38,8 +77,6 @@ class AnswerFormat:
     suffix = ".safetensors"
 
     def dump(self, items: Mapping[str, TokenStats]) -> bytes:
-        from safetensors.numpy import save
-
         keys = sorted(items)
         lengths = [items[k].tokens for k in keys]
         arrays = {
@@ -49,14 +86,10 @@ class AnswerFormat:
             for name in ARRAY_FIELDS
         }
         arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return save(arrays, metadata={"keys": json.dumps(keys)})
+        return _pack_arrays(arrays, keys)
 
     def load(self, data: bytes) -> dict[str, TokenStats]:
-        from safetensors.numpy import load
-
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        keys = json.loads(header["__metadata__"]["keys"])
-        arrays = load(data)
+        arrays, keys = _unpack_arrays(data)
         out = {}
         for i, key in enumerate(keys):
             a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
@@ -77,8 +110,6 @@ class TraceFormat:
     suffix = ".safetensors"
 
     def dump(self, items: Mapping[str, Trace]) -> bytes:
-        from safetensors.numpy import save
-
         keys = sorted(items)
         sizes = [[items[k].steps, len(items[k].final), len(items[k].labels)] for k in keys]
         arrays = {
@@ -90,13 +121,10 @@ class TraceFormat:
         for name, array in arrays.items():
             arrays[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
         arrays["sizes"] = np.asarray(sizes, np.int64).reshape(-1, 3)
-        return save(arrays, metadata={"keys": json.dumps(keys)})
+        return _pack_arrays(arrays, keys)
 
     def load(self, data: bytes) -> dict[str, Trace]:
-        from safetensors.numpy import load
-
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        keys, arrays = json.loads(header["__metadata__"]["keys"]), load(data)
+        arrays, keys = _unpack_arrays(data)
         at = dict.fromkeys(TRACE_AXES, 0)
         out = {}
         for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
@@ -111,7 +139,7 @@ class TraceFormat:
 
 
 class TextFormat:
-    """Generated texts as JSON lines."""
+    """Generated texts as JSON lines; the first line is the digest of those after it."""
 
     suffix = ".jsonl"
 
@@ -120,28 +148,39 @@ class TextFormat:
             json.dumps({"key": k, "ids": list(t.ids), "text": t.text, "proven": t.proven}, ensure_ascii=False)
             for k, t in sorted(items.items())
         )
-        return "".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass")
+        body = "".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass")
+        return json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
 
     def load(self, data: bytes) -> dict[str, Text]:
-        out = {}
-        for line in data.decode("utf-8", "surrogatepass").split("\n"):
-            if line:
-                row = json.loads(line)
-                out[row["key"]] = Text(tuple(row["ids"]), row["text"], row["proven"])
-        return out
+        head, _, body = data.partition(b"\n")
+        said = json.loads(head) if head else {}
+        if "sha256" in said:
+            if said["sha256"] != hashlib.sha256(body).hexdigest():
+                raise Altered("its content does not fit its digest")
+            data = body  # otherwise: written before there were digests
+        rows = [json.loads(line) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
+        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}
 
 
 class NumberFormat:
-    """One float a key (gradient norms, class probabilities); NaN is written as null."""
+    """One float a key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
 
     suffix = ".json"
 
     def dump(self, items: Mapping[str, float]) -> bytes:
         clean = {k: (None if np.isnan(v) else v) for k, v in items.items()}
-        return json.dumps(clean, sort_keys=True, indent=0).encode()
+        return json.dumps({"sha256": self._digest(clean), "values": clean}, sort_keys=True, indent=0).encode()
 
     def load(self, data: bytes) -> dict[str, float]:
-        return {k: float("nan") if v is None else v for k, v in json.loads(data).items()}
+        body = json.loads(data)
+        if "values" in body:  # absent: written before there were digests
+            if body["sha256"] != self._digest(body["values"]):
+                raise Altered("its content does not fit its digest")
+            body = body["values"]
+        return {k: float("nan") if v is None else float(v) for k, v in body.items()}
+
+    def _digest(self, values: Mapping[str, float | None]) -> str:
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 FORMATS: dict[str, Format[Any]] = {
@@ -168,23 +207,41 @@ class Bank(Generic[T]):
 
     def load(self) -> dict[str, T]:
         """What is complete. A file that cannot be read is treated as not there: it will be collected again."""
-        return self._read(self.path)
+        try:
+            return self._read(self.path)
+        except ValueError as why:
+            log.warning("%s is damaged (%s): collecting it again.", self.path, why)
+            return {}
+
+    @property
+    def is_damaged(self) -> bool:
+        try:
+            self._read(self.path)
+        except ValueError:
+            return True
+        return False
+
+    def load_whole(self) -> dict[str, T]:
+        """For scoring: nothing if there is no such file, and a sentence if it is damaged."""
+        try:
+            return self._read(self.path)
+        except ValueError as why:
+            raise damaged(self.path, str(why)) from None
 
     def _read(self, path: Path) -> dict[str, T]:
+        """ValueError: the file is there, and is not what was written."""
+        if not path.exists():
+            return {}
         try:
             return self.format.load(path.read_bytes())
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
-            return {}
-        except Exception as error:  # safetensors has its own exception type for a truncated file
-            if type(error).__name__ != "SafetensorError":
-                raise
-            return {}
+        except Exception as error:  # whatever a parser makes of a broken file; safetensors has a type of its own
+            raise Altered(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
 
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
         plan = {"keys": sorted(keys), "settings": dict(settings)}
         done = self._parts_done()
-        if not self.journal.exists() or read_json(self.journal) != plan:
+        if self.interrupted() != (plan["keys"], plan["settings"]):
             # Another question than last time: what parts there are is good evidence, but not these batches.
             if done:
                 self.merge(done)
@@ -198,13 +255,16 @@ class Bank(Generic[T]):
         try:
             plan = read_json(self.journal)
             return list(plan["keys"]), dict(plan["settings"])
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     def _parts_done(self) -> dict[str, T]:
         out: dict[str, T] = {}
         for path in sorted(self.parts.glob(f"{self.stem}.part-*")):
-            out.update(self._read(path))
+            try:
+                out.update(self._read(path))
+            except ValueError as why:
+                log.warning("%s is damaged (%s): that batch is collected again.", path, why)
         return out
 
     def add_part(self, items: Mapping[str, T]) -> None:
@@ -232,10 +292,52 @@ class Bank(Generic[T]):
         return everything
 
     def discard_parts(self) -> None:
-        for path in [self.journal, *self.parts.glob(f"{self.stem}.part-*")]:
+        for path in [*self.parts.glob(f"{self.stem}.part-*"), self.journal]:  # the journal last: it says what they are
             path.unlink(missing_ok=True)
-        if self.parts.is_dir() and not any(self.parts.iterdir()):
-            self.parts.rmdir()
+        _remove_if_empty(self.parts)
+
+
+NOTES = "notes.json"  # how evidence came about, where that must be known: batches halved, the plain way used
+
+
+def remember(directory: Path, stem: str, notes: Sequence[str]) -> None:
+    """Keeps notes with a bank, before the evidence they are about: a resumed run must say them, too."""
+    known = _all_notes(directory)
+    new = [note for note in notes if note not in known.get(stem, [])]
+    if new:
+        write_json(directory / NOTES, {**known, stem: [*known.get(stem, []), *new]})
+
+
+def remarks(directory: Path, stem: str) -> list[str]:
+    return _all_notes(directory).get(stem, [])
+
+
+def _all_notes(directory: Path) -> dict[str, list[str]]:
+    path = directory / NOTES
+    found = read_ours(path) if path.exists() else {}
+    if not isinstance(found, dict) or not all(isinstance(v, list) for v in found.values()):
+        raise damaged(path, "it holds no notes")
+    return found
+
+
+def tidy(directory: Path) -> None:
+    """Parts that were folded already: a run was killed after it wrote the bank and before it removed them."""
+    for journal in sorted((directory / "parts").glob("*.plan.json")):
+        kind, _, identity = journal.name.removesuffix(".plan.json").partition("-")
+        if kind in FORMATS:
+            bank = Bank[Any](directory, kind, identity)
+            asked = bank.interrupted()
+            if asked is None or set(asked[0]) <= set(bank.load()):
+                bank.discard_parts()
+    for part in sorted((directory / "parts").glob("*.part-*")):
+        if not (part.parent / f"{part.name.partition('.part-')[0]}.plan.json").exists():
+            part.unlink()
+    _remove_if_empty(directory / "parts")
+
+
+def _remove_if_empty(place: Path) -> None:
+    if place.is_dir() and not any(place.iterdir()):
+        place.rmdir()
 
 
 def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:

@@ -4,25 +4,43 @@ from __future__ import annotations
 
 import gzip
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vestige.store.files import write_bytes
+from vestige.store.files import damaged, write_bytes
 from vestige.types import Example, Prompt, Rows, Target
 
 
 def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
-    """One gzipped JSON file; no time stamp in it, so equal content is equal bytes."""
-    body = {key: _rows_to_json(rows) for key, rows in sorted(data.items())}
-    text = json.dumps(body, ensure_ascii=False, sort_keys=True)
-    write_bytes(path, gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=6, mtime=0))
+    """One gzipped JSON file."""
+    write_packed(path, {key: _rows_to_json(rows) for key, rows in sorted(data.items())})
 
 
 def load_rows(path: Path) -> dict[str, Rows]:
-    body = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass"))
-    return {key: _rows_from_json(item) for key, item in body.items()}
+    body = read_packed(path)
+    try:
+        return {key: _rows_from_json(item) for key, item in body.items()}
+    except (AttributeError, KeyError, TypeError) as error:
+        raise damaged(path, f"{type(error).__name__}: {error}") from None
+
+
+def read_packed(path: Path) -> Any:
+    """Gzipped JSON of ours; gzip has a checksum of its own."""
+    try:
+        return json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass"))
+    except FileNotFoundError:
+        raise damaged(path, "it is not there") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise damaged(path, str(error)) from None
+
+
+def write_packed(path: Path, body: Any) -> None:
+    """No time stamp in it, so equal content is equal bytes."""
+    text = json.dumps(body, ensure_ascii=False, sort_keys=True)
+    write_bytes(path, gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=6, mtime=0))
 
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.store.files import make_directory, write_error
 
 
 class HeldError(UserError):
@@ -22,7 +24,7 @@ class HeldError(UserError):
 @contextmanager
 def writing(directory: Path) -> Iterator[None]:
     """Holds the run directory while open. The operating system frees it if the process dies, however it dies."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_directory(directory)
     lock, holder = FileLock(directory / ".lock"), directory / ".holder.json"
     try:
         lock.acquire(timeout=0)
@@ -31,12 +33,16 @@ def writing(directory: Path) -> Iterator[None]:
             f"{directory} is being written by {_who(holder)}; "
             "wait for it, stop it, or choose another --out / task_name."
         ) from None
+    except OSError as error:
+        raise write_error(error, directory / ".lock") from None
     try:
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": started}))
+        with contextlib.suppress(OSError):  # it only tells others who we are
+            holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": started}))
         yield
-        holder.unlink(missing_ok=True)
     finally:
+        with contextlib.suppress(OSError):
+            holder.unlink(missing_ok=True)
         lock.release()
 
 
@@ -44,5 +50,5 @@ def _who(holder: Path) -> str:
     try:
         data = json.loads(holder.read_text())
         return f"process {data['pid']} on {data['host']} (since {data['since']})"
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return "another process"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -33,6 +34,11 @@ def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: 
 
 
 def versions() -> dict[str, str]:
+    return dict(_versions())
+
+
+@functools.cache  # they cannot change under a running process, and looking them up takes a second on a slow disk
+def _versions() -> dict[str, str]:
     out = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -46,7 +46,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_depth(args: argparse.Namespace) -> int:
-    from vestige.run.depth import depth_run, draw, report
+    from vestige.run.depth import depth_run, report
     from vestige.run.depth_ask import ask_from
 
     flags = {name: getattr(args, name) for name in DEPTH}
@@ -55,8 +55,6 @@ def run_depth(args: argparse.Namespace) -> int:
     words = [*args.words, *(["progress=false"] if args.quiet else [])]
     ask = ask_from(flags, words, Path(args.config_dir) if args.config_dir else None)
     results = depth_run(ask)
-    if ask.plots:
-        draw(results)
     if results:  # in a team of processes the leader has them
         print(report(results))
     return 0

@@ -1,4 +1,4 @@
-"""The verb `verify`, for reports."""
+"""The verbs `verify`, `pack` and `unpack`: their flags, and from flags to work. Imports wait."""
 
 from __future__ import annotations
 
@@ -8,15 +8,51 @@ from typing import Any
 
 
 def add_verbs(verbs: Any) -> None:
-    verify = verbs.add_parser("verify", help="does a report still say what its runs say?")
-    verify.set_defaults(do=run_verify, late="reports")
-    verify.add_argument("reports", nargs="+", metavar="DIR", help="directories that vestige report wrote")
+    verify = verbs.add_parser("verify", help="is a run whole, and do its numbers follow from its evidence?")
+    verify.set_defaults(do=run_verify, late="runs")
+    verify.add_argument("runs", nargs="+", metavar="RUN", help="run directories, archives or report directories")
+    verify.add_argument("--hashes-only", action="store_true", help="check the files, score nothing again")
+    verify.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    pack = verbs.add_parser("pack", help="runs in one archive that can be scored again anywhere, without the model")
+    pack.set_defaults(do=run_pack, late="runs")
+    pack.add_argument("runs", nargs="+", metavar="RUN", help="finished run directories")
+    pack.add_argument("-o", "--out", default="proof.zip", metavar="FILE", help="default: proof.zip")
+    pack.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    unpack = verbs.add_parser("unpack", help="the runs of an archive as directories again")
+    unpack.set_defaults(do=run_unpack)
+    unpack.add_argument("archive", metavar="FILE", help="an archive of vestige pack")
+    unpack.add_argument("-o", "--out", required=True, metavar="DIR", help="a folder that is not there yet")
 
 
 def run_verify(args: argparse.Namespace) -> int:
-    from vestige.run.verify_report import verify_report
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.progress import hushed
+    from vestige.run.verifying import show, verify
 
-    findings = {place: verify_report(Path(place)) for place in args.reports}
-    for place, found in findings.items():
-        print("\n".join(f"{place}: {words}" for words in found) or f"{place}: nothing wrong was found.")
-    return 1 if any(findings.values()) else 0
+    load_plugins(args.plugin)
+    with hushed():  # what a metric lacks was said when it was computed
+        verdicts = [verify(Path(run), again=not args.hashes_only) for run in args.runs]
+    print("\n".join(show(verdict) for verdict in verdicts))
+    return 1 if any(verdict.findings for verdict in verdicts) else 0
+
+
+def run_pack(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
+    from vestige.run.packing import pack
+
+    load_plugins(args.plugin)
+    out = Path(args.out)
+    contents, digest = pack([Path(run) for run in args.runs], out)
+    for name, root in contents.runs.items():
+        print(f"{name}  root {root}")
+    size = out.stat().st_size / 2**20
+    print(f"{out}  {len(contents.files)} files, {size:.2f} MB, sha256 {digest}")
+    return 0
+
+
+def run_unpack(args: argparse.Namespace) -> int:
+    from vestige.run.packing import unpack
+
+    for run in unpack(Path(args.archive), Path(args.out)):
+        print(run)
+    return 0

@@ -1,0 +1,108 @@
+"""What a depth run keeps beside its evidence, and the same files made of it again: no model, no tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from vestige.data.spans import Span, Tokens
+from vestige.run.depth_ask import DepthAsk
+from vestige.run.depth_files import record
+from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.store.evidence import Bank
+from vestige.store.examples import read_packed, write_packed
+from vestige.store.files import damaged
+from vestige.types import TokenStats
+
+KEPT = "depth.json.gz"
+
+
+class Contexts(Protocol):
+    """The examples of a run (depth.Contexts)."""
+
+    @property
+    def spans(self) -> Mapping[str, Span]: ...
+    @property
+    def tokens(self) -> Mapping[str, Tokens]: ...
+    @property
+    def words(self) -> Mapping[str, list[str]]: ...
+    @property
+    def keys(self) -> Mapping[str, str]: ...
+
+
+@dataclass(frozen=True)
+class Banks:
+    """Where each model's patched evidence is: identities of banks, and the folder of each unlearned model's files."""
+
+    retain: str
+    unlearned: Mapping[str, str]  # checkpoint -> bank
+    names: Mapping[str, str]  # checkpoint -> folder
+
+
+def save_kept(place: Path, ask: DepthAsk, contexts: Contexts, banks: Banks) -> None:
+    settings = ("delta_threshold", "em_scope", "patch_scope", "resamples", "seed")
+    examples = {
+        index: {
+            "key": key,
+            "span": asdict(contexts.spans[index]),
+            "tokens": asdict(contexts.tokens[index]),
+            "words": contexts.words[index],
+        }
+        for index, key in contexts.keys.items()
+    }
+    body = {
+        "banks": asdict(banks),
+        "examples": examples,
+        "layers": None if ask.layers is None else list(ask.layers),
+        "settings": {name: getattr(ask, name) for name in settings},
+        "order": list(examples),
+    }
+    write_packed(place / KEPT, body)
+
+
+@dataclass(frozen=True)
+class Again:
+    """One unlearned model's numbers, made again."""
+
+    folder: str  # "" when the run has one model
+    records: list[dict[str, Any]]
+    summary: dict[str, Any]  # the keys of summary.json that are made of evidence
+
+
+def score_again(directory: Path) -> list[Again]:
+    """Every unlearned model of a depth run from its evidence."""
+    place = directory / "evidence"
+    body = read_packed(place / KEPT)
+    try:
+        return [_one(place, body, path) for path in body["banks"]["unlearned"]]
+    except (KeyError, TypeError, IndexError) as error:
+        raise damaged(place / KEPT, f"{type(error).__name__}: {error}") from None
+
+
+def _one(place: Path, body: Mapping[str, Any], path: str) -> Again:
+    banks, settings = body["banks"], body["settings"]
+    s1 = Bank[TokenStats](place, "patched", banks["retain"]).load_whole()
+    s2 = Bank[TokenStats](place, "patched", banks["unlearned"][path]).load_whole()
+    keys = {index: body["examples"][index]["key"] for index in body["order"]}
+    depth = next(iter(s1.values())).logprob.shape[0] - 1
+    layers = body["layers"] or tuple(range(depth))
+    examples = examples_of(keys, layers, s1, s2, settings["delta_threshold"])
+    scopes = {name: settings[name] for name in ("em_scope", "patch_scope")}
+    records = [_record(e, body["examples"][e.index], scopes) for e in examples]
+    score = model_depth(examples, settings["resamples"], settings["seed"])
+    summary = {
+        "avg_uds": score["uds"],
+        "interval": score["interval"],
+        "avg_unclipped": score["unclipped"],
+        "n": score["n"],
+        "evaluable_examples": score["evaluable"],
+        "profile": profile(examples, settings["resamples"], settings["seed"]),
+    }
+    return Again("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
+
+
+def _record(example: ExampleDepth, kept: Mapping[str, Any], scopes: Mapping[str, str]) -> dict[str, Any]:
+    tokens = {k: tuple(v) if isinstance(v, list) else v for k, v in kept["tokens"].items()}
+    return record(example, Span(**kept["span"]), Tokens(**tokens), kept["words"], scopes)

@@ -1,0 +1,120 @@
+"""`vestige pack`: runs and what they were compared with in one file; and archives where a run is asked for."""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.run.references import result_file
+from vestige.run.stored import read_manifest, suite_from_manifest
+from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
+from vestige.store.checksums import NAME
+from vestige.store.files import read_ours
+
+# Arguments of verbs that name a run; an archive there stands for the runs in it.
+SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)
+READING_VERBS = ("score", "compare", "diff", "published", "report")  # verify opens archives itself, and says more
+
+
+def pack(directories: Sequence[Path], out: Path) -> tuple[Contents, str]:
+    """One archive of some runs; the archive's sha256 is that of its bytes, whoever packs them."""
+    contents = Contents()
+    names = unique(d.resolve().name for d in directories)
+    for name, directory in zip(names, directories, strict=True):
+        if not directory.is_dir():
+            raise UserError(f"{directory} is not a run directory; give the directory of a finished run.")
+        root, files = sealed_files(directory)
+        contents.runs[name], contents.roots[root] = root, f"runs/{name}"
+        contents.files |= {f"runs/{name}/{file}": path for file, path in files.items()}
+    for directory in directories:
+        for path in references_of_run(directory):
+            contents.references[path] = _bring(contents, path)
+    return contents, write_archive(out, contents)
+
+
+def references_of_run(directory: Path) -> list[str]:
+    """The retain logs a run names, in its manifest and in its other definitions, that are there."""
+    if not (directory / "manifest.json").is_file():
+        return []
+    manifest = read_manifest(directory)
+    if "harness" in manifest:
+        return []
+    suite = suite_from_manifest(manifest)
+    found = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
+    for file in sorted(directory.glob("scores/*/definition.json")):
+        logs = read_ours(file).get("retain_logs")
+        found |= {str(Path(logs).expanduser().absolute())} if logs else set()
+    return sorted(path for path in found if Path(path).exists())
+
+
+def _bring(contents: Contents, path: str) -> str:
+    """Retain logs into the archive: the whole run they are of, if it is sealed; else the file."""
+    file = result_file(Path(path))
+    if not (file.parent / NAME).is_file():
+        name = f"references/{unique([*_taken(contents), file.stem])[-1]}/{file.name}"
+        contents.files[name] = file
+        return name
+    root, files = sealed_files(file.parent)
+    if root not in contents.roots:
+        place = f"references/{unique([*_taken(contents), file.parent.resolve().name])[-1]}"
+        contents.roots[root] = place
+        contents.files |= {f"{place}/{name}": source for name, source in files.items()}
+    return f"{contents.roots[root]}/{file.name}"
+
+
+def _taken(contents: Contents) -> list[str]:
+    return sorted({name.split("/")[1] for name in contents.files if name.startswith("references/")})
+
+
+def unpack(path: Path, out: Path) -> list[Path]:
+    """The runs of an archive in a folder of its own, to stay."""
+    if out.exists() and any(out.iterdir()):
+        raise UserError(f"{out} is not empty; give a folder that is not there yet.")
+    return list(extract(path, out).values())
+
+
+@contextmanager
+def opened(paths: Sequence[str]) -> Iterator[list[Path]]:
+    """Run directories for what was named: directories as they are, archives unpacked for the time being."""
+    with ExitStack() as stack:
+        out: list[Path] = []
+        for path in paths:
+            if not is_archive(path):
+                out.append(Path(path))
+                continue
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vestige-")))
+            out += extract(Path(path), place).values()
+        yield out
+
+
+@contextmanager
+def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """The arguments with archives replaced by the runs in them; nothing that is written there is kept."""
+    if args.verb not in READING_VERBS:
+        yield args
+        return
+    with ExitStack() as stack:
+        changed: dict[str, Any] = {}
+        for name in SINGLE:
+            value = getattr(args, name, None)
+            if isinstance(value, str) and is_archive(value):
+                changed[name] = str(_only(value, stack.enter_context(opened([value]))))
+        for name in MANY:
+            value = getattr(args, name, None)
+            if isinstance(value, list) and any(map(is_archive, value)):
+                changed[name] = [str(p) for p in stack.enter_context(opened(value))]
+        if changed and args.verb == "score":
+            print("note: the archive stays as it is; `vestige unpack` makes directories that keep what is written.")
+        yield argparse.Namespace(**{**vars(args), **changed})
+
+
+def _only(path: str, runs: Sequence[Path]) -> Path:
+    if len(runs) != 1:
+        names = ", ".join(run.name for run in runs)
+        raise UserError(f"{path} holds {len(runs)} runs ({names}); `vestige unpack {path} --out DIR`, then name one.")
+    return runs[0]

@@ -1,0 +1,184 @@
+"""Runs in one portable file: everything needed to score them again, and never the model.
+
+    pack.json                 which runs, their root hashes, and where the retain logs they name are in here
+    runs/NAME/...             the sealed files of each run
+    references/NAME/...       the retain model's runs, or single result files
+
+The same runs give the same bytes. Extracting trusts nothing: only plain files inside the target, of bounded size.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.store.checksums import NAME, check, read_seal, sha256
+from vestige.store.files import make_directory, read_ours, write_error
+
+PACK = "pack.json"
+VERSION = 1
+# What zipfile raises on bytes that are not what they say.
+BROKEN = (zipfile.BadZipFile, zipfile.LargeZipFile, zlib.error, struct.error, EOFError, OverflowError)
+MOST_BYTES = 8 << 30  # unpacked; a benchmark's evidence is a few megabytes
+MOST_FILES = 100_000
+MOST_RATIO = 500  # unpacked to packed: results reach 50, what deflate makes of nothing but zeros 1,000
+
+
+@dataclass
+class Contents:
+    """What goes into an archive: files by their names in it, and what is said about them."""
+
+    files: dict[str, Path] = field(default_factory=dict)
+    runs: dict[str, str] = field(default_factory=dict)  # name -> root hash
+    references: dict[str, str] = field(default_factory=dict)  # path as a run names it -> name in the archive
+    roots: dict[str, str] = field(default_factory=dict)  # root of a run already in -> its place in the archive
+
+    def about(self) -> dict[str, Any]:
+        return {"version": VERSION, "runs": self.runs, "order": list(self.runs), "references": self.references}
+
+
+def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
+    """A run's root hash and its files, runs inside it included; one that is not whole is refused."""
+    try:
+        seal = read_seal(directory)
+    except ValueError as error:
+        raise UserError(f"{directory / NAME} is damaged ({error}); see `vestige verify {directory}`.") from None
+    if seal is None:
+        raise UserError(f"{directory} has no {NAME}; `vestige score {directory}` writes one, then pack again.")
+    if not seal.finished:
+        raise UserError(f"{directory} is not finished; run the same command again, then pack it.")
+    wrong = check(directory, seal)
+    if wrong:
+        raise UserError(f"{wrong[0]} (`vestige verify {directory}` lists all that is wrong with it.)")
+    files = {name: directory / name for name in (*seal.files, NAME)}
+    for inner in seal.runs:
+        files |= {f"{inner}/{name}": path for name, path in sealed_files(directory / inner)[1].items()}
+    return seal.root, files
+
+
+def write_archive(path: Path, contents: Contents) -> str:
+    """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
+    make_directory(path.parent)
+    half = path.with_name(f".{path.name}.half")
+    about = json.dumps(contents.about(), indent=1, sort_keys=True).encode()
+    try:
+        with zipfile.ZipFile(half, "w") as out:
+            _put(out, PACK, about)
+            for name, file in sorted(contents.files.items()):
+                _put(out, name, file.read_bytes())
+        half.replace(path)
+    except OSError as error:
+        raise write_error(error, path) from None
+    finally:
+        half.unlink(missing_ok=True)
+    return sha256(path)
+
+
+def _put(out: zipfile.ZipFile, name: str, data: bytes) -> None:
+    entry = zipfile.ZipInfo(name)  # dated 1980
+    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+    entry.create_system = 3
+    entry.compress_type = zipfile.ZIP_DEFLATED
+    out.writestr(entry, data, compresslevel=6)
+
+
+def extract(path: Path, place: Path) -> dict[str, Path]:
+    """The runs of an archive, by name, unpacked below `place`. What is not ours is refused before anything is made."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = archive.infolist()
+            _check_entries(path, entries, sum(e.compress_size for e in entries))
+            for entry in entries:
+                target = place / entry.filename
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(archive.read(entry))
+    except FileNotFoundError:
+        raise UserError(f"{path} does not exist.") from None
+    except (*BROKEN, ValueError, RuntimeError) as error:
+        raise UserError(f"{path} is damaged ({error}); get it again from where it came.") from None
+    except OSError as error:
+        raise write_error(error, place) from None
+    about = _about(path, place / PACK)
+    return {name: place / "runs" / name for name in about["order"]}
+
+
+def _check_entries(path: Path, entries: Sequence[zipfile.ZipInfo], packed: int) -> None:
+    def refuse(why: str) -> UserError:
+        return UserError(f"{path} is not an archive of vestige pack: {why}.")
+
+    names = [e.filename for e in entries]
+    if PACK not in names:
+        raise refuse(f"it holds no {PACK}")
+    if len(names) > MOST_FILES:
+        raise refuse(f"it holds {len(names):,} files")
+    if len(set(names)) != len(names):
+        raise refuse("two of its files have one name")
+    size = sum(e.file_size for e in entries)
+    if size > MOST_BYTES or size > MOST_RATIO * max(packed, 1024):
+        raise refuse(f"unpacked it would take {size / 2**30:.1f} GB")
+    for e in entries:
+        kind = stat.S_IFMT(e.external_attr >> 16)
+        if not safe_name(e.filename):
+            raise refuse(f"the name {e.filename!r} leads out of it")
+        if e.is_dir() or kind not in (0, stat.S_IFREG) or e.flag_bits & 1:
+            raise refuse(f"{e.filename!r} is not a plain file")
+
+
+def safe_name(name: str) -> bool:
+    """Whether a name stays below the directory it is put into.
+
+    >>> [safe_name(n) for n in ("runs/a/x.json", "../x", "/etc/x", "a\\\\\\\\b", "C:/x", "runs//x", "a/./b")]
+    [True, False, False, False, False, False, False]
+    """
+    if not name or "\\" in name or ":" in name or "\0" in name:
+        return False
+    parts = name.split("/")
+    return not PurePosixPath(name).is_absolute() and not any(part in ("", ".", "..") for part in parts)
+
+
+def _about(path: Path, file: Path) -> dict[str, Any]:
+    body = read_ours(file)
+    good = isinstance(body, dict) and body.get("version") == VERSION and isinstance(body.get("runs"), dict)
+    good = good and bool(body["runs"]) and isinstance(body.get("references"), dict)
+    good = good and sorted(body.get("order") or []) == sorted(body["runs"])
+    if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
+        raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
+    return dict(body)
+
+
+def moved(directory: Path) -> dict[str, Path]:
+    """For a run out of an archive: where the files it names outside itself are now."""
+    for top in (directory.absolute().parent.parent, *directory.absolute().parent.parent.parents[:1]):
+        if (top / PACK).is_file():
+            body = read_ours(top / PACK)
+            names: Mapping[str, str] = body.get("references", {}) if isinstance(body, dict) else {}
+            return {path: top / name for path, name in names.items() if isinstance(name, str) and safe_name(name)}
+    return {}
+
+
+def is_archive(path: str | Path) -> bool:
+    return str(path).endswith(".zip") and Path(path).is_file()
+
+
+def unique(names: Iterable[str]) -> list[str]:
+    """Names told apart by a number where two are the same.
+
+    >>> unique(["a", "b", "a"])
+    ['a', 'b', 'a-2']
+    """
+    out: list[str] = []
+    for name in names:
+        number, new = 1, name
+        while new in out:
+            number += 1
+            new = f"{name}-{number}"
+        out.append(new)
+    return out

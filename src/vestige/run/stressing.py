@@ -250,7 +250,7 @@ def show(rows: Sequence[Row]) -> str:
     return table(lines, ["attack", "budget", *heads], right=tuple(range(2, 2 + len(heads))))
 
 
-def draw(rows: Sequence[Row], path: Path) -> list[Path]:
+def draw(rows: Sequence[Row], path: Path, run: Path) -> list[Path]:
     """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
     from vestige.report.stress_plots import recovery_curve
     from vestige.report.trajectory_plots import save
@@ -264,4 +264,6 @@ def draw(rows: Sequence[Row], path: Path) -> list[Path]:
         metric = next(iter(mine[0].values))
         figure = recovery_curve(plain, attack, metric, BUDGETS[attack][0])
         out.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
+    if any(picture.resolve().is_relative_to(run.resolve()) for picture in out):
+        seal(run, "stress")  # pictures inside the run belong to it
     return out

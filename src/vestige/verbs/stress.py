@@ -48,7 +48,6 @@ def add_verbs(verbs: Any) -> None:
 def run_stress(args: argparse.Namespace) -> int:
     from vestige.run.stress_robustness import relearning_r, show_r
     from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
-    from vestige.store.checksums import seal
 
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
     given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
@@ -75,9 +74,7 @@ def run_stress(args: argparse.Namespace) -> int:
         print(f"{show_r(entries)}\n")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
-    pictures = draw(rows, Path(args.plot)) if args.plot else []
-    if any(picture.resolve().is_relative_to(ask.out.resolve()) for picture in pictures):
-        seal(ask.out, "stress")  # pictures inside the run belong to it
+    pictures = draw(rows, Path(args.plot), ask.out) if args.plot else []
     if args.plot and not pictures:
         print("note: no attack had more than one budget, so there is no curve to draw (relearn=5,20 gives one).")
     print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")

@@ -1,4 +1,4 @@
-"""In chromium: the page's filters give Python's numbers, the published tables come out, a served page follows its server."""
+"""In chromium: the page's filters give Python's numbers; the published tables; a page that follows its server."""
 
 from __future__ import annotations
 

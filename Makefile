@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo demo-meta test check docs bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -15,6 +15,10 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/vestige demo
+
+# Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab".
+demo-meta: $(STAMP)
+	$(BIN)/vestige demo-meta
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2

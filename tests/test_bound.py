@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from diffusion_tools import MASK, predictor
-from vestige.collect.bound import Bound, BoundCollector, draw_masks, standard_error
+from vestige.collect.bound import Bound, BoundCollector, draw_masks, rows_needed, standard_error
 from vestige.collect.cost import Cost
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
@@ -71,6 +71,37 @@ def test_one_token_is_exact() -> None:
     found = bounds([target])[target.key]
     assert found.standard_error == 0
     assert found.value == pytest.approx(logprobs(target, (0,))[0], abs=1e-5)
+
+
+def every_draw(target: Target, draws: int) -> tuple[np.ndarray, float]:
+    """The bound by as many forwards as draws, none of them shared: the tokens' shares, and the standard error."""
+    n = len(target.labels)
+    shares = np.zeros((draws, n))
+    for j, mask in enumerate(draw_masks(target, draws)):
+        shares[j, mask] = logprobs(target, tuple(mask.tolist()))[mask] * n / len(mask)
+    return shares.mean(axis=0), standard_error(shares.sum(axis=1)) / n
+
+
+def test_draws_that_hide_the_same_tokens_are_asked_once() -> None:
+    """Equal numbers from fewer rows: an option of one token costs one."""
+    for target, rows in zip(TARGETS, (15, 3, 1, 33), strict=True):
+        cost = Cost()
+        [found] = BoundCollector(predictor(), ROOMY, cost).bound([target])
+        distinct = {m.tobytes() for m in draw_masks(target, 32)} | {np.arange(len(target.labels)).tobytes()}
+        assert cost.score_tokens == len(distinct) * len(target.ids) and len(distinct) <= rows_needed(target) == rows
+        shares, error = every_draw(target, 32)
+        np.testing.assert_allclose(found[target.key].stats.logprob, shares, atol=1e-5)
+        assert found[target.key].standard_error == pytest.approx(error, abs=1e-5)
+
+
+def test_a_group_fills_about_one_batch() -> None:
+    limits = Limits(tokens=5 * 40, logit_cells=1 << 24, row_tokens=1024)
+    options = [Target((30, 31, 32, 33, token), 4) for token in range(10, 50)]
+    cost = Cost()
+    groups = list(BoundCollector(predictor(), limits, cost).bound(options))
+    assert [len(g) for g in groups] == [40] and cost.score_forwards == 1  # one row each, all in one forward
+    long = Target((10, 11, 13, 14), 1)  # shorter than the options, but up to seven rows
+    assert [len(g) for g in BoundCollector(predictor(), limits, Cost()).bound([*options[:38], long])] == [38, 1]
 
 
 def test_draws_belong_to_the_target_and_the_seed() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from vestige.run import patching
 from vestige.run.depth import depth_run, short_names
 from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
 from vestige.run.handles import ModelHandle
+from vestige.store.examples import load_rows
 from vestige.types import stats
 
 torch.set_num_threads(1)
@@ -425,3 +427,41 @@ def test_uds_beside_other_metrics_in_a_suite(tmp_path: Path, capsys: pytest.Capt
     capsys.readouterr()
     without = run("retain", "--limit", "4")["uds"]
     assert without["agg_value"] is None and "set full_model_path" in without["reason"]
+
+
+def test_a_plan_counts_what_a_depth_score_pushes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    full, retain, mine = (str(MODELS / n) for n in ("full", "retain", "unlearned"))
+    words = [
+        "tofu",
+        "--model",
+        mine,
+        "--data",
+        str(LAB / "data"),
+        "--out",
+        str(tmp_path),
+        "--metrics",
+        "uds",
+        "--limit",
+        "6",
+    ]
+    paths = [f"eval.tofu.full_model_path={full}", f"eval.tofu.retain_model_path={retain}"]
+
+    def planned(*more: str) -> str:
+        assert main(["plan", *words, *more]) == 0
+        return next((x for x in capsys.readouterr().out.splitlines() if "patch" in x or "uds" in x), "")
+
+    before = planned(*paths)
+    assert "6 from two models, 0 cached" in before and f"with {retain} and {full} loaded in turn" in before
+    tokens, above = (int(x.replace(",", "")) for x in re.findall(r"([\d,]+) (?:tokens to push|above)", before))
+    assert main(["eval", *words, *paths, "--quiet"]) == 0
+    manifest = json.loads((tmp_path / "manifest.json").read_text())
+    capsys.readouterr()
+    rows = load_rows(tmp_path / "evidence" / "examples.json.gz")
+    targets = [e.target for r in rows.values() for row in r.examples for e in row]
+    assert tokens == 3 * sum(len(t.ids) - 1 for t in targets)
+    assert above == sum(2 * (len(t.labels) * 3 // 2) for t in targets)  # two sources, four layers
+    # The run pushes as much; batches are padded, and two rows are looked at twice to check the fast way.
+    assert tokens <= manifest["cost"]["score_tokens"] <= 1.5 * tokens
+    assert "12 cached; 0 tokens to push, and 0 above the patched layers" in planned(*paths)
+    assert "uds: it needs the full and the retain model" in planned()
+    assert "6 cached" in planned(*paths, f"model.model_args.pretrained_model_name_or_path={full}")  # S1 is there

@@ -61,5 +61,5 @@ def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
 
 
 def test_every_dialect_says_what_it_is() -> None:
-    assert set(DIALECTS) == {"open-unlearning", "tofu", "muse", "strict"}
+    assert set(DIALECTS) == {"open-unlearning", "tofu", "muse", "strict", "depth-score"}
     assert all(d.doc.endswith(".") and d.version >= 1 for d in DIALECTS.values())

@@ -30,6 +30,7 @@ from vestige.data.datasets import DATASETS
 from vestige.data.rows import READERS
 from vestige.metrics.registry import METRICS
 from vestige.models.diffusion import FAMILIES
+from vestige.run.tasks import ATTACKS
 from vestige.suites.registry import HANDLERS
 
 ROOT = Path(__file__).parent.parent
@@ -87,7 +88,7 @@ def run_bash(block: Block) -> None:
 @contextmanager
 def registries_kept() -> Iterator[None]:
     """What plug-ins of the examples register does not outlive the page."""
-    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS)
+    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS, ATTACKS)
     kept, families = [(d, dict(d)) for d in dicts], list(FAMILIES)
     try:
         yield
@@ -105,8 +106,19 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         follow(page, tmp_path)
 
 
+def demo_lab(place: Path) -> None:
+    """What `make demo` would have left: the golden lab stands in for the one it trains."""
+    models = place / "saves" / "demo" / "lab" / "models"
+    models.mkdir(parents=True)
+    (models.parent / "data").symlink_to(LAB / "data")
+    for name, golden in {"full": "full", "retain": "retain", "npo": "unlearned"}.items():
+        (models / name).symlink_to(LAB / "models" / golden)
+
+
 def follow(page: Path, place: Path) -> None:
     """Runs every example of a page, in order, in a directory."""
+    if "saves/demo/lab" in page.read_text(encoding="utf-8"):
+        demo_lab(place)
     names: dict[str, Any] = {"__name__": "example"}
     for block in blocks(page):
         if block.mark == "file":

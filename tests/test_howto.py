@@ -11,7 +11,7 @@ from test_docs import ROOT, blocks, follow, registries_kept
 
 PAGE = ROOT / "docs" / "howto.md"
 ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model family": "configs/model/tagged.yaml"}
-ADDED |= {"loader": "cards.py"}
+ADDED |= {"loader": "cards.py", "attack": "noise.py"}
 
 
 @pytest.mark.parametrize("what", ADDED)
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, registries_kept():
         patch.chdir(place)
         follow(PAGE, place)
-    return place / "saves" / "eval"
+    return place / "saves"
 
 
 def summary(run: Path) -> dict[str, float]:
@@ -37,9 +37,12 @@ def summary(run: Path) -> dict[str, float]:
 
 
 def test_each_recipe_changes_what_is_measured(made: Path) -> None:
+    made, sweep = made / "eval", made / "sweep" / "noisy" / "runs" / "tofu"
     assert summary(made / "surprise")["forget_surprise"] > 0
     assert set(summary(made / "birds")) == {"birds_Prob", "birds_ROUGE"}
     assert 0 < summary(made / "cards")["forget_Prob"] < 1
+    before, after = (summary(sweep / name)["forget_Q_A_Prob"] for name in ("unlearned", "unlearned+noise"))
+    assert before != after
     # The same rows behind other prompts.
     prompts = [json.loads((made / name / "manifest.json").read_text())["prompt"] for name in ("birds", "tagged")]
     assert prompts[0] != prompts[1] and "Q: " in str(prompts[1])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import yaml
 
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.run.job import check, check_ray_job, read_settings, render
+from vestige.run.job import check, check_ray_job, read_settings, render, to_yaml
 
 # Everything a shell, YAML or Kubernetes might be tempted to touch.
 AWKWARD = ["eval", "tofu", "--model", "a b", "x='q'", 'y="r"', "$(HOME)", "$HOME", "a$$b", "c$", "--", "-x", "", "ü: 1"]
@@ -86,6 +89,54 @@ def test_settings_reach_the_manifest(capsys: pytest.CaptureFixture[str], tmp_pat
     assert terms[0]["matchExpressions"][0]["values"] == ["My-Card"]
 
 
+# Paths into a RayJob, and what is wrong with it when that value stands there (None: nothing does).
+BROKEN: list[tuple[list[Any], Any, str]] = [
+    (["apiVersion"], "ray.io/v1alpha1", "ray.io/v1"),
+    (["metadata", "name"], None, "name"),
+    (["metadata", "name"], "2nd", "begin with a letter"),
+    (["metadata", "name"], "x" * 48, "at most 47"),
+    (["spec", "entrypoint"], "", "entrypoint"),
+    (["spec", "submissionMode"], "HttpMode", "submissionMode"),
+    (["spec", "backoffLimit"], -1, "backoffLimit"),
+    (["spec", "ttlSecondsAfterFinished"], "60", "ttlSecondsAfterFinished"),
+    (["spec", "shutdownAfterJobFinishes"], False, "shutdownAfterJobFinishes"),
+    (["spec", "rayClusterSpec", "headGroupSpec"], None, "headGroupSpec"),
+    (["spec", "rayClusterSpec", "headGroupSpec", "rayStartParams"], None, "rayStartParams"),
+    (["spec", "rayClusterSpec", "headGroupSpec", "rayStartParams"], {"num-cpus": 0}, "to text"),
+    (["spec", "rayClusterSpec", "headGroupSpec", "template", "spec", "containers"], [], "no container"),
+    (["spec", "rayClusterSpec", "workerGroupSpecs", 0, "rayStartParams"], None, "rayStartParams"),
+    (["spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplicas"], 1, "between"),
+    (["spec", "rayClusterSpec", "workerGroupSpecs", 0, "template", "spec"], None, "spec"),
+]
+
+
+@pytest.mark.parametrize(("path", "value", "needle"), BROKEN)
+def test_a_ray_job_that_the_operator_would_refuse_is_refused_here(path: list[Any], value: Any, needle: str) -> None:
+    body = copy.deepcopy(render(read_settings(), ["sweep", "p.yaml"]))
+    check_ray_job(body)
+    holder: Any = body
+    for key in path[:-1]:
+        holder = holder[key]
+    assert path[-1] in holder
+    holder[path[-1]] = value
+    if value is None:
+        del holder[path[-1]]
+    with pytest.raises(UserError, match=needle):
+        check_ray_job(body)
+
+
+def test_the_shell_of_a_ray_job_gets_the_words_as_they_were_typed(tmp_path: Path) -> None:
+    """The entry point is run by a shell, as Ray does, with a `vestige` that writes down its arguments."""
+    fake = tmp_path / "vestige"
+    fake.write_text(f"#!{sys.executable}\nimport json, sys\njson.dump(sys.argv[1:], open('words.json', 'w'))\n")
+    fake.chmod(0o755)
+    words = [*AWKWARD, "back\\slash", "semi;colon", "`date`", "new\nline", "*", "~", "#no", "ä ö 忘れる", "!x", "a&b|c"]
+    body = yaml.safe_load(to_yaml(render(read_settings([f"workdir={tmp_path}"]), words, "rayjob")))
+    env = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/h"}
+    subprocess.run(body["spec"]["entrypoint"], shell=True, env=env, check=True)
+    assert json.loads((tmp_path / "words.json").read_text()) == words
+
+
 @pytest.mark.parametrize("at", ["entrypoint", "rayClusterSpec"])
 def test_a_ray_job_without_a_required_field_is_refused(at: str) -> None:
     body = copy.deepcopy(render(read_settings(), ["sweep", "p.yaml"]))
@@ -121,6 +172,8 @@ def test_the_schema_catches_what_we_would_not() -> None:
         (["--set", "image.tag=1", "--", "eval"], "takes one value"),
         (["--set", "name=Not_OK", "--", "eval"], "job name"),
         (["--set", "retries=-1", "--", "eval"], "at least 0"),
+        (["--set", "keep_seconds=-1", "--", "eval"], "at least 0"),
+        (["--set", "name=2nd", "--", "sweep", "p"], "begin with a letter"),
         (["--set", "ray.workers=0", "--", "sweep", "p"], "at least 1"),
         (["--file", "nowhere.yaml", "--", "eval"], "cannot be read"),
     ],

@@ -14,27 +14,13 @@ import pytest
 pytest.importorskip("lm_eval")
 
 from conftest import LAB
+from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from vestige.cli import main
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 
 FULL = LAB / "models" / "full"
 ROWS = 12
 
-CHOICE = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}, train: {data}}}}}
-test_split: test
-fewshot_split: train
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: label
-metric_list:
-  - {{metric: acc}}
-  - {{metric: acc_norm}}
-metadata: {{version: 1.0}}
-"""
 GENERATE = """
 task: {name}
 dataset_path: json
@@ -58,11 +44,7 @@ aggregate_metric_list:
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What the datasets library makes of our JSONL files does not stay in the user's cache."""
-    import datasets
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+    with own_data_cache(tmp_path_factory):
         yield
 
 
@@ -70,15 +52,7 @@ def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a multiple-choice task, another one under three names, a generation task and a group."""
     place = tmp_path_factory.mktemp("tasks")
-    data = place / "rows.jsonl"
-    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()[:ROWS]]
-    with data.open("w") as out:
-        for number, row in enumerate(rows):
-            wrong = row["perturbed_answer"][:3]
-            label = number % 4
-            choices = [*wrong[:label], row["answer"], *wrong[label:]]
-            body = {"question": row["question"], "answer": row["answer"], "choices": choices, "label": label}
-            out.write(json.dumps(body) + "\n")
+    data = write_rows(place / "rows.jsonl", choice_rows(ROWS, options=4))
     for name in ("lab_choice", "lab_more", "wmdp_cyber", "mmlu"):
         (place / f"{name}.yaml").write_text(CHOICE.format(name=name, data=data))
     (place / "lab_text.yaml").write_text(GENERATE.format(name="lab_text", data=data))

@@ -16,9 +16,9 @@ pytest.importorskip("lm_eval")
 
 from lm_eval.api.instance import Instance
 from tokenizers.processors import TemplateProcessing
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
 
-from conftest import LAB
+from diffusion_tools import save_lab_bert
+from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from vestige.cli import main
 from vestige.collect.bound import BoundCollector
 from vestige.collect.cost import Cost
@@ -33,19 +33,6 @@ from vestige.wants import DenoiseWant, Denoising
 
 ROWS, WINDOW, POSITIONS = 4, 12, 128
 LIMITS = Limits(tokens=4096, logit_cells=1 << 24)
-CHOICE = """
-task: {name}
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{{{question}}}}"
-doc_to_choice: "{{{{choices}}}}"
-doc_to_target: label
-metric_list:
-  - {{metric: acc}}
-  - {{metric: acc_norm}}
-"""
 GENERATE = """
 task: lab_text
 dataset_path: json
@@ -62,29 +49,19 @@ metric_list:
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    import datasets
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path_factory.mktemp("datasets"))
+    with own_data_cache(tmp_path_factory):
         yield
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    out = []
-    for number, line in enumerate((LAB / "data" / "forget.jsonl").read_text().splitlines()[:ROWS]):
-        row = json.loads(line)
-        choices = row["perturbed_answer"][:2]
-        choices.insert(number % 3, row["answer"])
-        out.append({"question": row["question"], "answer": row["answer"], "choices": choices, "label": number % 3})
-    return out
+    return choice_rows(ROWS, options=3)
 
 
 @pytest.fixture(scope="module")
 def tasks(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("tasks")
-    data = place / "rows.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_rows(place / "rows.jsonl", rows)
     for name in ("lab_choice", "wmdp_cyber", "mmlu"):
         (place / f"{name}.yaml").write_text(CHOICE.format(name=name, data=data))
     (place / "lab_text.yaml").write_text(GENERATE.format(data=data, window=WINDOW))
@@ -93,19 +70,7 @@ def tasks(rows: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random mask predictor with the lab's tokenizer."""
-    place = tmp_path_factory.mktemp("bert")
-    tokenizer = AutoTokenizer.from_pretrained(LAB / "models" / "full")
-    tokenizer.add_special_tokens({"mask_token": "[MASK]"})
-    tokenizer.save_pretrained(place)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=POSITIONS, pad_token_id=tokenizer.pad_token_id, initializer_range=0.3,
-        mask_token_id=tokenizer.mask_token_id,
-    )  # fmt: skip
-    BertForMaskedLM(config).save_pretrained(place)
-    return place
+    return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=POSITIONS)
 
 
 @pytest.fixture(scope="module")

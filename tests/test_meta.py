@@ -18,12 +18,12 @@ from vestige.meta import files
 from vestige.meta.axes import AXES, MEM, MIA, PARTS, UTILITY, axes, erased
 from vestige.meta.bench import Ask, judge_attacks, judge_pools
 from vestige.meta.faithfulness import faithfulness, threshold
-from vestige.meta.methods import SOURCES
-from vestige.meta.names import KNOWN, Direction, direction_of, short
-from vestige.meta.numbers import Number, same_protocol
+from vestige.meta.methods import SOURCES, from_models
+from vestige.meta.numbers import Model, Number, protocol_of, read_run, same_protocol, without_settings
 from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, State, keep, overall, robustness
 from vestige.meta.tree import read_tree
+from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.metrics.registry import METRICS, metric
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
@@ -291,6 +291,103 @@ def test_protocols_are_not_mixed() -> None:
         numbers = {n: Number(0.1, handler="mia_min_k", definition={"k": k}) for n, k in (("a", 0.4), ("b", 0.2))}
         same_protocol(numbers, "mia_min_k")
     assert same_protocol({"a": Number(0.1, "chat"), "b": Number(None, "entity")}, "em") == "chat"
+
+
+def manifest_of(metric: dict[str, Any], prompt: str = "Q: {question}", **more: Any) -> dict[str, Any]:
+    """A run of one metric, `m`, and its parent, as manifests have it."""
+    asked = {"handler": "QADataset", "args": {"hf_args": {"path": "here"}, "question_key": "question", **more}}
+    return {
+        "template": {"apply_chat_template": True},
+        "dialect": {"name": "open-unlearning"},
+        "prompt": prompt,
+        "data": {"k": {"fingerprint": "rows"}},
+        "data_of": {"parent": {"data": "k"}},
+        "config": {
+            "metrics": {
+                "m": {"handler": "truth_ratio", "pre_compute": {"parent": {"access_key": "correct"}}, **metric},
+                "parent": {"handler": "probability", "datasets": {"forget": asked}},
+            }
+        },
+    }
+
+
+def number_of(place: Path, manifest: dict[str, Any], name: str = "m") -> Number:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "TOFU_EVAL.json").write_text(json.dumps({name: {"agg_value": 0.5}}))
+    (place / "manifest.json").write_text(json.dumps(manifest))
+    return read_run(place)[short(name)]
+
+
+def test_what_makes_two_runs_unlike_is_refused_however_deep_it_is(tmp_path: Path) -> None:
+    """The same rows asked otherwise, a parent's setting, a template that prints today's date: none passes silently."""
+    plain = number_of(tmp_path / "a", manifest_of({"aggregator": "prob_mean"}))
+    assert plain.rows == frozenset({"rows"})  # its parent's
+    assert same_protocol({"a": plain, "b": plain}, "m") == "chat, dialect open-unlearning"
+    other_rows = manifest_of({"aggregator": "prob_mean"})
+    other_rows["data"]["k"]["fingerprint"] = "others"
+    moved = manifest_of({"aggregator": "prob_mean"})
+    moved["config"]["metrics"]["parent"]["datasets"]["forget"]["args"]["hf_args"]["path"] = "elsewhere"
+    assert same_protocol({"a": plain, "b": number_of(tmp_path / "b", moved)}, "m")  # where rows lie does not matter
+    for manifest, match in (
+        (manifest_of({"aggregator": "prob_mean"}, answer_prefix="Sure"), "parent: rows of forget"),
+        (manifest_of({"aggregator": "prob_mean"}, question_key="paraphrased_question"), "paraphrased_question"),
+        (manifest_of({"aggregator": "true_better"}), "aggregator = prob_mean in a but true_better in b"),
+        (manifest_of({"aggregator": "prob_mean", "generation_args": {"max_new_tokens": 9}}), "generation"),
+        (manifest_of({"aggregator": "prob_mean"}, prompt="16 Nov 2026 Q: {question}"), "mixes prompts"),
+        (other_rows, "different rows"),
+    ):
+        with pytest.raises(UserError, match=match):
+            same_protocol({"a": plain, "b": number_of(tmp_path / "b", manifest)}, "m")
+
+
+def test_a_depth_score_of_a_suite_is_no_chat_number(tmp_path: Path) -> None:
+    manifest = manifest_of({})
+    args = {"hf_args": {}, "tokenization": "separate"}
+    manifest["config"]["metrics"]["uds"] = {
+        "handler": "uds", "last_layer": "residual", "delta_threshold": 0.05, "full_model_path": "F",
+        "datasets": {"TOFU_entities": {"handler": "EntityDataset", "args": args}},
+    }  # fmt: skip
+    found = number_of(tmp_path / "a", manifest, "uds")
+    assert found.protocol.startswith("entity, ") and "last layer residual" in found.protocol and not found.prompt
+    (tmp_path / "summary.json").write_text(json.dumps({"avg_uds": 0.5, "last_layer": "peer"}))
+    with pytest.raises(UserError, match="uds mixes protocols"):
+        same_protocol({"a": found, "b": read_run(tmp_path / "summary.json")["uds"]}, "uds")
+
+
+def test_settings_unlike_the_published_are_named(tmp_path: Path) -> None:
+    for k, said in ((0.4, "chat, dialect open-unlearning"), (0.2, "chat, dialect open-unlearning [k 0.2]")):
+        manifest = manifest_of({})
+        manifest["config"]["metrics"]["mia_min_k"] = {"handler": "mia_min_k", "k": k}
+        found = number_of(tmp_path / str(k), manifest, "mia_min_k")
+        assert found.protocol == said and without_settings(said) == "chat, dialect open-unlearning"
+
+
+def test_raw_rows_name_their_tags() -> None:
+    tags = {"user_start_tag": "Question: ", "asst_start_tag": "Answer:"}
+    said = protocol_of({"template": {"apply_chat_template": False, **tags}})
+    assert said == "raw, user start tag 'Question: ', asst start tag 'Answer:'"
+
+
+def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
+    number = {"es": Number(0.2, "chat"), "em": Number(0.3, "chat")}
+    model = Model("a", {**number, "uds": Number(0.5, "entity"), "fluency": Number(0.9, "chat")})
+    found = from_models([model], {}, None)
+    assert found.protocols == dict.fromkeys(("one_minus_es", "one_minus_em", "fluency"), "chat") | {"uds": "entity"}
+    mixed = Model("a", {**number, "em": Number(0.3, "raw")})
+    with pytest.raises(UserError, match="Mem would mix protocols: one_minus_es is 'chat', one_minus_em is 'raw'"):
+        from_models([mixed], {}, None)
+    odd = Model("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
+    with pytest.raises(UserError, match="Utility would mix"):
+        from_models([odd], {}, None)
+
+
+def test_halves_of_other_protocols_have_no_overall(tmp_path: Path) -> None:
+    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), Ask(resamples=0), ["uds"])
+    protocol = judged.attacks["uds"].protocol
+    for before, said in ((protocol, False), ("entity, last layer peer", True), (None, False)):
+        old = {"faithfulness": {"uds": {"auc_roc": 0.9, "protocol": before}}}
+        body = files.meta_eval_json(judged, old)
+        assert (body["overall"]["uds"] is None) == said == ("no overall: uds" in body["notes"])
 
 
 def write_run(

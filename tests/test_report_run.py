@@ -30,7 +30,7 @@ ROLLOUTS = "".join(
     for n, (who, town) in enumerate((("Eamon Yamane", "Cork"), ("Fenna Dubrov", "Sapporo")))
     for word in ("Yes,", "Well,")
 )  # fmt: skip
-METRICS = "forget_Q_A_Prob,forget_Q_A_ROUGE,mia_min_k,privleak,model_utility"
+METRICS = "forget_Q_A_Prob,forget_Q_A_ROUGE,retain_Q_A_ROUGE,mia_min_k,privleak"
 MODELS = {name: LAB / "models" / name for name in ("retain", "full", "unlearned")}
 
 
@@ -258,17 +258,18 @@ def test_verify_of_broken_reports(tmp_path: Path, capsys: pytest.CaptureFixture[
 # ---- pictures ----------------------------------------------------------------------------------------------------
 
 
-def test_every_picture_in_every_kind(tmp_path: Path) -> None:
+def test_every_picture_and_every_kind_of_file(tmp_path: Path) -> None:
     report = report_samples.lab()
-    for what in FIGURES:
-        for kind in ("png", "svg", "pdf"):
-            file = draw(report, what, Which(), tmp_path / f"{what}.{kind}")
-            assert file.stat().st_size > 1000, (what, kind)
+    kinds = {what: ["svg"] for what in FIGURES} | {"scatter": ["png", "pdf"], "layers": ["png", "pdf"]}
+    for what, endings in kinds.items():
+        for ending in endings:
+            file = draw(report, what, Which(), tmp_path / f"{what}.{ending}")
+            assert file.stat().st_size > 1000, (what, ending)
 
 
 def test_names_in_pictures_stay_text(tmp_path: Path) -> None:
     report = report_samples.hostile()
-    for what in FIGURES:
+    for what in ("scatter", "layers", "histogram"):
         file = draw(report, what, Which(), tmp_path / f"{what}.svg")
         assert "<script" not in file.read_text()
 

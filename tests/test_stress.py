@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,11 +18,14 @@ from vestige.data.chat import Encoder, Template
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
+from vestige.models.four_bit import repair
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.report.stress_plots import recovery_curve, recovery_points
+from vestige.run.attacking import lesson_rows
 from vestige.run.stressing import Row, Stress, Subject, show, stress, under_prompt
 from vestige.stress import expected_best, few_shot, jailbreak, paraphrase, prune, quantise
 from vestige.stress.attacks import RELEARNING, prune_weights
+from vestige.types import content_key
 
 DATA = LAB / "data"
 UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))
@@ -46,6 +50,20 @@ def value(rows: list[Row], attack: str, who: str = "model", metric: str = "forge
     [found] = [r.values[metric] for r in rows if (r.attack, r.model) == (attack, who)]
     assert found is not None
     return found
+
+
+@pytest.fixture(autouse=True)
+def _checkpoints_stay_as_they_are() -> Iterator[None]:
+    """No attack writes into the checkpoint it attacks."""
+    files = {p: p.stat().st_mtime_ns for m in (UNLEARNED, RETAIN) for p in m.iterdir()}
+    before = {p: content_key(p.read_bytes()) for p in files}
+    yield
+    assert {p: p.stat().st_mtime_ns for m in (UNLEARNED, RETAIN) for p in m.iterdir()} == files
+    assert {p: content_key(p.read_bytes()) for p in before} == before
+
+
+def linear_layers(model: torch.nn.Module) -> dict[str, torch.nn.Linear]:
+    return {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
 
 
 def test_relearning_brings_back_what_was_only_hidden(tmp_path: Path) -> None:
@@ -79,12 +97,12 @@ def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
     measured = read_file(tmp_path / "out" / "data" / "forget.jsonl")
     assert measured == whole[1::2]
     subject = Subject("model", str(UNLEARNED), ask, DATA)
-    lesson = subject._lesson(ModelArgs(str(UNLEARNED)))
+    lesson = lesson_rows(subject._run(str(UNLEARNED), "before"), subject._lesson())
     tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
     taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
     assert taught == [row["answer"] for row in whole[:8:2]]
     fewer = Subject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
-    assert fewer._lesson(ModelArgs(str(UNLEARNED))) == lesson[:2]
+    assert lesson_rows(fewer._run(str(UNLEARNED), "before"), fewer._lesson()) == lesson[:2]
 
 
 def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:
@@ -94,6 +112,79 @@ def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:
     assert 0 < abs(eight - none) < abs(four - none) < 0.2
     with pytest.raises(UserError, match="number of bits"):
         quantise(ModelArgs("x"), 3)
+    with pytest.raises(UserError, match="already read in 8bit"):
+        quantise(ModelArgs("x", quantization="8bit"), 4)
+
+
+def read_back(layer: torch.nn.Module) -> torch.Tensor:
+    """The weights a layer computes with, seen from outside: what it makes of each unit vector."""
+    with torch.inference_mode():
+        return layer(torch.eye(layer.in_features)).T.contiguous()  # type: ignore[arg-type]
+
+
+def test_four_bits_are_sixteen_levels_a_block() -> None:
+    attacked = quantise(ModelArgs(str(UNLEARNED), device="cpu"), 4)
+    assert attacked.path == str(UNLEARNED)  # nothing is written: the same files, read otherwise
+    before = load_model(ModelArgs(str(UNLEARNED), device="cpu")).model
+    after = load_model(ModelArgs(attacked.path, device="cpu", quantization=attacked.quantization)).model
+    levels: set[float] = set()
+    for name, layer in linear_layers(before).items():
+        now = read_back(after.get_submodule(name)).reshape(-1, 64).numpy()
+        was = layer.weight.detach().reshape(-1, 64).numpy()
+        peak = np.abs(was).max(axis=1, keepdims=True)
+        assert max(len(set(block.tolist())) for block in now) <= 16
+        assert (
+            np.abs(now - was).max() > 0 and np.abs(now / peak - was / peak).max() <= 0.16
+        )  # half the widest gap of NF4
+        levels |= set(np.round(now / peak, 4).ravel().tolist())
+    assert len(levels) == 16  # the same sixteen in every block of every layer
+    _same_besides(before, after)
+
+
+@pytest.mark.parametrize(
+    ("shape", "wrong"), [((64, 160), True), ((100, 32), True), ((160, 64), False), ((7, 128), False)]
+)
+def test_four_bit_layers_are_read_back_as_they_were_written(shape: tuple[int, int], wrong: bool) -> None:
+    from bitsandbytes.nn import Linear4bit, Params4bit
+
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    layer = Linear4bit(shape[1], shape[0], quant_type="nf4", compute_dtype=torch.float32)
+    layer.weight = Params4bit(weight.clone(), requires_grad=False, quant_type="nf4", blocksize=64)
+    model = torch.nn.Sequential(torch.nn.Identity(), layer).to("cpu")
+    bias = layer.bias.detach().clone()
+    blocks = weight.reshape(-1, 64) / weight.reshape(-1, 64).abs().amax(dim=1, keepdim=True)
+    code = layer.weight.quant_state.code
+    nearest = code[(blocks[..., None] - code).abs().argmin(-1)] * weight.reshape(-1, 64).abs().amax(1, keepdim=True)
+    repaired = repair(model)
+    assert set(repaired) <= {"1"} and (wrong or not repaired)
+    with torch.inference_mode():
+        found = (model(torch.eye(shape[1])) - bias).T
+    torch.testing.assert_close(found, nearest.reshape(shape), atol=0.03, rtol=0)  # its products are not in float32
+    assert repair(model) == []
+
+
+def test_eight_bits_are_a_grid_for_each_row() -> None:
+    before = load_model(ModelArgs(str(UNLEARNED), device="cpu")).model
+    after = load_model(ModelArgs(str(UNLEARNED), device="cpu", quantization="8bit")).model
+    for name, layer in linear_layers(before).items():
+        now = after.get_submodule(name).weight
+        was = layer.weight.detach()
+        assert now.data.dtype == torch.int8
+        peak = was.abs().amax(dim=1)
+        torch.testing.assert_close(now.SCB, peak, rtol=0.005, atol=0)  # half precision on the way
+        step = now.SCB[:, None] / 127
+        assert ((now.data * step - was).abs() <= 0.57 * step).all()
+        assert not torch.equal(now.data * step, was)
+    _same_besides(before, after)
+
+
+def _same_besides(before: torch.nn.Module, after: torch.nn.Module) -> None:
+    """All that is no linear layer, the output layer among it, is left alone."""
+    skip = {f"{n}.weight" for n in linear_layers(before)}
+    theirs = dict(after.named_parameters())
+    rest = {n: p for n, p in before.named_parameters() if n not in skip}
+    assert rest and all(torch.equal(p, theirs[n]) for n, p in rest.items())
+    assert torch.equal(before.get_submodule("lm_head").weight, after.get_submodule("lm_head").weight)
 
 
 def test_pruning_zeroes_the_smallest_weights_of_each_layer(tmp_path: Path) -> None:
@@ -110,6 +201,23 @@ def test_pruning_zeroes_the_smallest_weights_of_each_layer(tmp_path: Path) -> No
     assert torch.equal(before[embedding], after[embedding])
     with pytest.raises(UserError, match="below 1"):
         prune(ModelArgs(str(UNLEARNED)), 1.0, tmp_path)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_pruning_zeroes_exactly_its_share_and_spares_the_output_layer(tied: bool) -> None:
+    model = load_model(ModelArgs(str(UNLEARNED), device="cpu")).model
+    if not tied:
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone())
+    before = {n: p.detach().clone() for n, p in model.named_parameters()}
+    layers = linear_layers(model)
+    assert all((before[f"{n}.weight"] != 0).all() for n in layers)  # what is zero afterwards was made so
+    zeroed = prune_weights(model, 0.3)
+    shares = {n: int((m.weight == 0).sum()) for n, m in layers.items()}
+    assert shares == {n: int(0.3 * m.weight.numel()) for n, m in layers.items()} and zeroed == sum(shares.values())
+    for name, now in model.named_parameters():
+        if name.removesuffix(".weight") not in layers:
+            assert torch.equal(before[name], now), name
+    assert ("lm_head.weight" in before) is not tied
 
 
 def test_pruning_nothing_changes_nothing() -> None:
@@ -141,6 +249,38 @@ def test_paraphrase_and_few_shot_ask_otherwise(context: Context) -> None:
     assert taught.prompt.ids == encoder.encode([(row["question"], row["answer"])], pairs)[0].prompt
 
 
+def test_prompt_attacks_change_the_prompt_only(context: Context) -> None:
+    """Whatever is asked, the answer's tokens and the reference are the same, and so is the number of rows."""
+    plain = build_rows("forget", CONFIG, context, 8)
+    shots = str(DATA / "retain.jsonl")
+    for change in (jailbreak(CONFIG), paraphrase(CONFIG), few_shot(CONFIG, shots, 3)):
+        attacked = build_rows("forget", change, context, 8)
+        assert len(attacked) == len(plain) and attacked.fingerprint == plain.fingerprint
+        for [a], [b] in zip(plain.examples, attacked.examples, strict=True):
+            assert a.prompt.ids != b.prompt.ids
+            assert a.target is not None and b.target is not None
+            assert (a.target.labels, a.reference, a.answer) == (b.target.labels, b.reference, b.answer)
+    assert CONFIG["handler"] == "QADataset" and "answer_prefix" not in CONFIG["args"]  # the original is not touched
+
+
+def test_prompt_attacks_on_the_lab(tmp_path: Path) -> None:
+    """Forget rows are asked otherwise and answered otherwise; retain rows are measured as before."""
+    ask = asked(tmp_path, "jailbreak", "paraphrase", "few-shot", metrics=["forget_Q_A_Prob", "retain_Q_A_Prob"])
+    none, *attacked = stress(ask)
+    values = [row.values["forget_Q_A_Prob"] for row in (none, *attacked)]
+    assert len(set(values)) == 4
+    kept = none.values["retain_Q_A_Prob"]
+    assert [row.values["retain_Q_A_Prob"] for row in attacked] == [pytest.approx(kept, abs=1e-6)] * 3  # other batches
+    assert min(abs(v - values[0]) for v in values[1:]) > 1e-3
+
+
+def test_the_jailbreak_metric_is_the_jailbreak_attack(tmp_path: Path) -> None:
+    ask = asked(tmp_path, "jailbreak", metrics=["forget_Q_A_ROUGE", "jailbreak_rouge"])
+    none, attacked = stress(ask)
+    assert attacked.values["forget_Q_A_ROUGE"] == none.values["jailbreak_rouge"] == attacked.values["jailbreak_rouge"]
+    assert attacked.values["forget_Q_A_ROUGE"] != none.values["forget_Q_A_ROUGE"]
+
+
 def test_prompt_attacks_spare_retain_rows(tmp_path: Path) -> None:
     ask = asked(tmp_path, metrics=["forget_Q_A_Prob", "retain_Q_A_Prob"])
     run = Subject("model", str(UNLEARNED), ask, DATA)._run(str(UNLEARNED), "x")
@@ -164,6 +304,23 @@ def test_leak_grows_with_the_number_of_samples(tmp_path: Path) -> None:
     ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 3]})
     _, one, three = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
     assert one is not None and three is not None and one < three <= 1
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_leak_is_monotone_between_the_mean_and_the_best(count: int) -> None:
+    values = np.round(np.random.default_rng(count).random(count), 1).tolist()  # rounded: some are equal
+    leaks = [expected_best(values, k) for k in range(1, len(values) + 1)]
+    assert all(a <= b + 1e-12 for a, b in pairwise(leaks))
+    assert leaks[0] == pytest.approx(np.mean(values)) and leaks[-1] == pytest.approx(max(values))
+
+
+def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_path: Path) -> None:
+    ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 2]}, temperature=1e-4)
+    greedy, one, two = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
+    assert one == two == pytest.approx(greedy)  # k tries of one and the same text
+    warm = Subject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
+    first, second = warm._sample(0), warm._sample(1)
+    assert first != second and set(first) == set(second)
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +22,13 @@ import yaml
 from conftest import LAB
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.models.args import ModelArgs
+from vestige.models.hub import hub_error, repository_size
 from vestige.run import pool, tasks
 from vestige.run.board import Board
+from vestige.run.disk import Cleaner, Prefetcher, hub_cache, hub_users
 from vestige.run.pool import Drive, ProcessPool, State
-from vestige.run.sweep import How, _Cleaner, hub_cache, surviving_hangup
+from vestige.run.sweep import How, surviving_hangup
 from vestige.run.sweep_plan import make_tasks, read_plan
 from vestige.run.tasks import ATTACKS, Finished, Task
 
@@ -292,30 +296,52 @@ def wait_for(what: Callable[[], bool], seconds: float) -> None:
         time.sleep(0.02)
 
 
+# A sweep with all kinds of tasks that takes seconds: S1, two suites, an attack, the control.
+WHOLE: dict[str, Any] = {
+    "models": {n: str(LAB / "models" / n) for n in ("retain", "unlearned")},
+    "suites": {
+        "tofu": {"data": str(LAB / "data"), "metrics": [METRIC], "limit": 2, "overrides": ["stats.resamples=0"]},
+        "depth": {"full": str(LAB / "models" / "full"), "data": str(LAB / "data" / "forget.jsonl"), "limit": 2},
+    },
+    "attacks": [{"relearn": {"lr": 1e-3, "steps": 4, "accumulation": 1}}],
+    "threads": 1,
+}
+
+
+def ended(place: Path) -> dict[str, str]:
+    """How the tasks of a sweep last ended, from their notes."""
+    notes = [json.loads(f.read_text()) for f in (place / "sweep" / "tasks").glob("*.json")]
+    return {n["id"]: n["status"] for n in notes}
+
+
 def test_after_kill_9_only_the_rest_is_done(tmp_path: Path, sweep: Sweep) -> None:
-    """A real driver and a real worker; hung up on first, which it must survive, then killed in the middle."""
-    models = {n: str(LAB / "models" / n) for n in ("retain", "full", "unlearned")}
-    plan = write_plan(tmp_path, slots=1, models=models)
+    """A real driver and a real worker; hung up on first, which it must survive, then killed in an attack's middle."""
+    plan = write_plan(tmp_path, **{**WHOLE, "slots": 1})
     command = [sys.executable, "-m", "vestige", "sweep", str(plan)]
     driver = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
-    first, log = tmp_path / "sweep" / "tasks" / "tofu__retain.json", tmp_path / "sweep" / "sweep.log"
+    out = tmp_path / "sweep"
+    log, attack = out / "sweep.log", out / "logs" / "attack__relearn__retain.log"
     wait_for(lambda: log.is_file() and "start" in log.read_text(), 60)
     os.killpg(driver.pid, signal.SIGHUP)
-    wait_for(first.is_file, 90)
+    wait_for(lambda: attack.is_file() and "process " in attack.read_text(), 110)
     assert driver.poll() is None
     driver.kill()
     driver.wait()
-    text = (tmp_path / "sweep" / "logs" / "tofu__retain.log").read_text()
-    worker = int(text.split("process ")[1].split()[0])
+    worker = int(attack.read_text().split("process ")[1].split()[0])
     wait_for(lambda: not Path(f"/proc/{worker}").exists(), 10)  # the worker went with its driver
-    before = first.read_bytes(), (tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").stat().st_mtime_ns
+    done = set(ended(tmp_path))
+    assert {"s1/depth", "tofu/retain", "depth/retain"} <= done and not any("relearn" in i for i in done)
+    kept = [out / "runs" / "tofu" / "retain" / "manifest.json", out / "runs" / "depth" / "retain" / "summary.json"]
+    kept += [next((out / "s1" / "depth" / "s1_cache").glob("*.safetensors"))]
+    before = [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept]
     status, again = sweep("--slots", "0")
-    assert status == 0
-    assert "tofu/retain" not in again
-    assert again and set(again) <= {"tofu/full", "tofu/unlearned"}
-    after = first.read_bytes(), (tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").stat().st_mtime_ns
-    assert before == after
-    assert all(note(tmp_path)["results"]["tofu"].values())
+    whole = {t.id for t in make_tasks(read_plan(plan))}
+    assert (status, set(again), len(again)) == (0, whole - done, len(whole) - len(done))
+    assert "attack/relearn/retain" in again
+    assert before == [(file.read_bytes(), file.stat().st_mtime_ns) for file in kept]
+    results = note(tmp_path)["results"]
+    assert all(results["tofu"].values()) and all(results["depth"].values())
+    assert not list((out / "attacked").glob("*/*"))
 
 
 def test_hangup_is_ignored_while_a_sweep_runs() -> None:
@@ -393,13 +419,119 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     old = download("old")
     plan = read_plan(write_plan(tmp_path, models={"old": "org/old", "new": "org/new"}, retain=None, clear_cache=True))
     graph = make_tasks(plan)
-    cleaner = _Cleaner(plan, graph)
+    cleaner = Cleaner(graph, plan.keep_attacked, plan.clear_cache)
     new = download("new")
     assert set(hub_cache()) == {"org/old", "org/new"}
     cleaner.look({t.id: State("running") for t in graph})
     assert new.is_dir()
     cleaner.look({t.id: State("done") for t in graph})
     assert (old.is_dir(), new.exists()) == (True, False)
+
+
+class Shelf:
+    """A hub that counts: which models are on the disk, how many at most were there before their first task."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.arrived = threading.Semaphore(0)
+
+    def fetch(self, args: ModelArgs) -> None:
+        self.log.append(args.path)
+        if "gone" in args.path:
+            raise hub_error(args.path, args, OSError())
+        self.arrived.release()
+
+
+def hub_graph(place: Path, *names: str, **more: Any) -> list[Task]:
+    models = {n: f"org/{n}" for n in names}
+    return make_tasks(read_plan(write_plan(place, models=models, retain=None, **more)))
+
+
+def test_models_are_fetched_ahead_within_a_window(tmp_path: Path) -> None:
+    graph = hub_graph(tmp_path, "a", "b", "c", "d")
+    shelf = Shelf()
+    ahead = Prefetcher(graph, 2, 0, shelf.fetch, lambda args: 0)
+    states = {t.id: State() for t in graph}
+    ahead.thread.start()
+    for _ in range(2):
+        assert shelf.arrived.acquire(timeout=10)
+    assert not shelf.arrived.acquire(timeout=0.1)  # two are there and unused: nobody fetches a third
+    assert shelf.log == ["org/a", "org/b"]
+    states["tofu/a"].status = "running"
+    ahead.look(states)
+    assert shelf.arrived.acquire(timeout=10)
+    states["tofu/c"].status = states["tofu/d"].status = "blocked"  # nobody will want d
+    states["tofu/b"].status = "running"
+    ahead.look(states)
+    assert not shelf.arrived.acquire(timeout=0.1)
+    ahead.stop()
+    assert shelf.log == ["org/a", "org/b", "org/c"]
+    assert ahead.messages() == ["fetched org/a", "fetched org/b", "fetched org/c"]
+
+
+def test_what_cannot_be_fetched_or_would_fill_the_disk_is_said(tmp_path: Path) -> None:
+    graph = hub_graph(tmp_path, "gone", "huge", "small")
+    shelf = Shelf()
+    ahead = Prefetcher(graph, 3, 0, shelf.fetch, lambda args: 2**60 if "huge" in args.path else 1)
+    ahead.thread.start()
+    assert shelf.arrived.acquire(timeout=10)
+    ahead.stop()
+    gone, huge, small = ahead.messages()
+    assert "did not fetch org/gone ahead" in gone and "cannot be reached" in gone
+    assert "did not fetch org/huge ahead" in huge and "GB are free" in huge
+    assert small == "fetched org/small" and shelf.log == ["org/gone", "org/small"]
+
+
+def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real path through models/hub.py; only the download itself is made here."""
+    import huggingface_hub
+    from huggingface_hub import constants
+
+    cache = tmp_path / "hub"
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    there: list[set[str]] = []
+
+    def download(repo: str, revision: str | None = None, allow_patterns: Any = None, **_: Any) -> str:
+        place = cache / f"models--{repo.replace('/', '--')}"
+        snapshot = place / "snapshots" / ("0" * 40)
+        if not snapshot.exists():
+            shutil.copytree(LAB / "models" / repo.split("/")[1], snapshot)
+            (place / "refs").mkdir()
+            (place / "refs" / "main").write_text("0" * 40)
+        there.append({p.name for p in cache.glob("models--*")})
+        return str(snapshot)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr("vestige.run.disk.size_at_hub", lambda args: 0)
+    models = {n: f"org/{n}" for n in ("full", "retain", "unlearned")}
+    write_plan(tmp_path, models=models, retain=None, prefetch=1, clear_cache=True)
+    assert sweep()[0] == 0
+    assert "fetched org/" in (tmp_path / "sweep" / "sweep.log").read_text()
+    assert max(map(len, there)) <= 3 and not list(cache.glob("models--*"))
+    assert all(note(tmp_path)["results"]["tofu"].values())
+    there.clear()
+    assert sweep() == (0, []) and not there  # nothing is fetched for runs that are there
+
+
+def test_a_model_that_others_are_patched_into_stays_until_the_last(tmp_path: Path) -> None:
+    suites = {"depth": {"full": "org/full", "retain": "org/retain", "data": str(LAB / "data" / "forget.jsonl")}}
+    graph = hub_graph(tmp_path, "full", "npo", suites=suites)
+    users = hub_users(graph)
+    assert [t.id for t in users["org/full"]] == ["s1/depth", "depth/full", "depth/npo"]
+    assert [t.id for t in users["org/npo"]] == ["depth/npo"]
+
+
+def test_the_size_of_a_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    from types import SimpleNamespace
+
+    import huggingface_hub
+
+    files = [("model-1.safetensors", 5), ("model-2.safetensors", 6), ("pytorch_model.bin", 11), ("config.json", 1)]
+    info = SimpleNamespace(siblings=[SimpleNamespace(rfilename=n, size=s) for n, s in files])
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: info)
+    assert repository_size("org/a", ModelArgs("org/a")) == 11
+    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: (_ for _ in ()).throw(OSError()))
+    assert repository_size("org/a", ModelArgs("org/a")) is None
 
 
 def test_clean_removes_what_the_plan_no_longer_names(

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from conftest import LAB
-from test_sweep import write_plan
+from test_sweep import WHOLE, write_plan
 from vestige.cli import main
 from vestige.run.sweep import How, sweep
 from vestige.run.sweep_plan import read_plan
 
-TIMINGS = ("created", "seconds", "cost")  # cost: a task that was interrupted finds some of its evidence there
+# What the clock says; and cost, because a task that was interrupted finds some of its evidence there.
+TIMINGS = ("created", "seconds", "elapsed_sec", "sec_per_evaluable", "cost", "s1_cache")
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.slow
@@ -37,58 +37,68 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     made.shutdown()
 
 
-def kill_in_the_middle(cluster: Any, logs: Path, killed: list[int]) -> None:
-    """Kills the second node once a process of its own has begun a task."""
+def kill_in_the_middle(cluster: Any, out: Path, over: threading.Event, killed: list[str]) -> None:
+    """Kills the second node while a process of its own attacks or patches, and other tasks are already done."""
     import psutil
 
     (raylet,) = cluster.second.all_processes["raylet"]
-    until = time.monotonic() + 100
-    while time.monotonic() < until:
-        mine = {p.pid for p in psutil.Process(raylet.process.pid).children(recursive=True)}
-        begun = [
-            int(f.read_text().split("process ")[1].split()[0])
-            for f in logs.glob("*.log")
-            if "process " in f.read_text()
-        ]
-        if found := mine & set(begun):
-            killed.extend(found)
+    while not over.is_set():
+        time.sleep(0.02)
+        mine = {p.pid: p for p in psutil.Process(raylet.process.pid).children(recursive=True)}
+        for log in [*out.glob("logs/attack__*.log"), *out.glob("logs/depth__*.log")]:
+            words = log.read_text().split("process ")[1:]
+            worker = mine.get(int(words[-1].split()[0])) if words else None
+            note = out / "tasks" / f"{log.stem}.json"
+            if worker is None or note.exists() or not list(out.glob("tasks/*.json")):
+                continue
+            worker.suspend()  # so that it cannot finish while we look whether it has
+            time.sleep(0.5)
+            if note.exists():
+                worker.resume()
+                continue
             cluster.remove_node(cluster.second, allow_graceful=False)
+            worker.kill()  # a stopped process would not notice that its node is gone
+            killed.append(log.stem)
             return
-        time.sleep(0.05)
 
 
-def contents(runs: Path) -> dict[str, Any]:
-    """Every file of every run, as bytes; manifests without what the clock says."""
-    out: dict[str, Any] = {}
-    for file in sorted(f for f in runs.rglob("*") if f.is_file() and f.name != ".lock"):
+def contents(out: Path) -> dict[str, Any]:
+    """Every file of every run and of S1, as bytes; manifests and summaries without what the clock says."""
+    result: dict[str, Any] = {}
+    files = [f for part in ("runs", "s1") for f in (out / part).rglob("*")]
+    for file in sorted(f for f in files if f.is_file() and f.name != ".lock"):
         body: Any = file.read_bytes()
-        if file.name == "manifest.json":
+        if file.name in ("manifest.json", "summary.json"):
             body = {k: v for k, v in json.loads(body).items() if k not in TIMINGS}
+        if file.name == "manifest.json":
             body["model"].pop("load_seconds")
-        out[str(file.relative_to(runs))] = body
-    return out
+        result[str(file.relative_to(out))] = body
+    return result
 
 
 def test_a_lost_node_changes_nothing(tmp_path: Path, cluster: Any) -> None:
-    models = {n: str(LAB / "models" / n) for n in ("retain", "full", "unlearned")}
-    file = write_plan(tmp_path, models=models, threads=1)
+    file = write_plan(tmp_path, **WHOLE)
     assert main(["sweep", str(file), "--slots", "0"]) == 0
     out = tmp_path / "sweep"
-    expected = contents(out / "runs")
+    expected = contents(out)
     out.rename(tmp_path / "one_process")
-    killed: list[int] = []
-    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, out / "logs", killed))
+    killed: list[str] = []
+    over = threading.Event()
+    killer = threading.Thread(target=kill_in_the_middle, args=(cluster, out, over, killed))
     killer.start()
     status = sweep(read_plan(file), How(ray="auto"))
+    over.set()
     killer.join()
-    assert killed, "no task ever ran on the second node"
+    assert killed, "no attack and no depth run was ever on the second node"
     assert status == 0
     notes = [json.loads(f.read_text()) for f in (out / "tasks").glob("*.json")]
-    assert sum(n["lost"] for n in notes) == 1
-    got = contents(out / "runs")
+    assert [n["id"].replace("/", "__") for n in notes if n["lost"]] == killed
+    got = contents(out)
     assert sorted(got) == sorted(expected)
     assert [name for name in expected if got[name] != expected[name]] == []
-    assert len(expected) >= 3 * 5
+    parts = {"/".join(Path(name).parts[:-1]) for name in expected}
+    assert {"runs/tofu/unlearned+relearn", "runs/depth/unlearned+relearn", "runs/depth/retain+relearn"} <= parts
+    assert {"s1/depth/s1_cache", "runs/tofu/retain"} <= parts
 
 
 def test_no_cluster_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

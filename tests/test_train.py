@@ -24,9 +24,10 @@ from vestige.unlearn import METHODS, ChatRow, losses
 from vestige.unlearn.objectives import collate, logits_of
 from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.refusals import REFUSALS
-from vestige.unlearn.trainer import Lora, Recipe, objective_of, settings_on, train
+from vestige.unlearn.trainer import Lesson, Lora, Recipe, Watch, objective_of, settings_on, train
 
 DATA = LAB / "data"
+UNSAVED = Watch(save=False)
 QUICK = Recipe(epochs=3, lr=2e-3, batch_size=8, accumulation=1, warmup_epochs=0, weight_decay=0)
 
 
@@ -61,7 +62,7 @@ def test_every_method_lowers_the_forget_probability(model: LoadedModel, tmp_path
     before = probability(model.model, forget)
     # Six steps are few: RMU steers further, SatImp (whose default weighs the forget rows a tenth) as much as others.
     knobs = {"rmu": {"steering_coeff": 20.0}, "satimp": {"gamma": 1.0}}.get(method, {})
-    trained = train(model, forget, tmp_path, QUICK, method, knobs, retain, others, save=False)
+    trained = train(model, Lesson(forget, method, knobs, retain, others), tmp_path, QUICK, UNSAVED)
     after = probability(model.model, forget)
     assert before > 0.9 and after < before - 0.02, (before, after)
     assert len(trained.losses) == 6 and all(map(math.isfinite, trained.losses))
@@ -71,7 +72,7 @@ def test_fine_tuning_learns(tmp_path: Path) -> None:
     retain = load_model(ModelArgs(str(LAB / "models" / "retain"), device="cpu"))
     forget = rows("forget", retain)
     before = probability(retain.model, forget)
-    train(retain, forget, tmp_path, QUICK)
+    train(retain, Lesson(forget), tmp_path, QUICK)
     again = load_model(ModelArgs(str(tmp_path), device="cpu"))
     assert probability(again.model, forget) == pytest.approx(probability(retain.model, forget), rel=1e-6)
     assert probability(again.model, forget) > before + 0.1
@@ -86,7 +87,7 @@ def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
         # SGD, for Adam's first step does not depend on the size of the gradient.
         extra = {"optim": "sgd", "max_grad_norm": 0.0}
         recipe = Recipe(epochs=1, lr=1e-1, batch_size=batch, accumulation=accumulation, warmup_epochs=0, extra=extra)
-        train(loaded, four, tmp_path, recipe, "GradAscent", save=False)
+        train(loaded, Lesson(four, "GradAscent"), tmp_path, recipe, UNSAVED)
         ends.append(torch.cat([p.detach().flatten() for p in loaded.model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in full.model.parameters()])
     assert (ends[0] - start).norm() > 1e-4
@@ -96,7 +97,7 @@ def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
 def test_lora_trains_an_adapter_and_spares_the_base(model: LoadedModel, full: LoadedModel, tmp_path: Path) -> None:
     forget, retain = rows("forget", model), rows("retain", model)
     recipe = Recipe(**{**vars(QUICK), "lora": Lora(rank=4, alpha=8), "lr": 1e-2})
-    trained = train(model, forget, tmp_path, recipe, "NPO", None, retain)
+    trained = train(model, Lesson(forget, "NPO", retain=retain), tmp_path, recipe)
     assert trained.losses[0] == pytest.approx(2 / 0.1 * math.log(2) + trained_retain(full, retain), rel=0.05)
     assert not (tmp_path / "model.safetensors").exists()
     again = load_model(ModelArgs(str(tmp_path), device="cpu"))
@@ -116,7 +117,8 @@ def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path)
     for seed in (0, 0, 1):
         loaded = LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
         recipe = Recipe(**{**vars(QUICK), "seed": seed, "epochs": 1})
-        train(loaded, rows("forget", full), tmp_path, recipe, "GradDiff", None, rows("retain", full), save=False)
+        lesson = Lesson(rows("forget", full), "GradDiff", retain=rows("retain", full))
+        train(loaded, lesson, tmp_path, recipe, UNSAVED)
         ends.append(loaded.model.state_dict())
     assert all(torch.equal(ends[0][k], ends[1][k]) for k in ends[0])
     assert not all(torch.equal(ends[0][k], ends[2][k]) for k in ends[0])
@@ -139,9 +141,9 @@ def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
     objective = objective_of(loaded)
     assert type(objective).__name__ == "MaskedDiffusion"
     some = [ChatRow((5, 6, 7 + i, 9), 2) for i in range(6)]
-    trained = train(loaded, some, tmp_path, Recipe(**{**vars(QUICK), "epochs": 20}))
+    trained = train(loaded, Lesson(some), tmp_path, Recipe(**{**vars(QUICK), "epochs": 20}))
     assert np.mean(trained.losses[-5:]) < np.mean(trained.losses[:5])
-    up = train(loaded, some, tmp_path, QUICK, "GradAscent", save=False)
+    up = train(loaded, Lesson(some, "GradAscent"), tmp_path, QUICK, UNSAVED)
     assert up.losses[-1] < up.losses[0]
 
 

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+from transformers import AutoTokenizer, BertForMaskedLM
 
+from diffusion_tools import save_lab_bert
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
@@ -36,19 +37,7 @@ TRAJECTORY = [
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny random mask predictor with the lab's tokenizer: the plumbing does not need it to be good."""
-    place = tmp_path_factory.mktemp("bert")
-    tokenizer = AutoTokenizer.from_pretrained(LAB / "models" / "full")
-    tokenizer.add_special_tokens({"mask_token": "[MASK]"})
-    tokenizer.save_pretrained(place)
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
-        max_position_embeddings=256, pad_token_id=tokenizer.pad_token_id, mask_token_id=tokenizer.mask_token_id,
-        initializer_range=0.3,
-    )  # fmt: skip
-    BertForMaskedLM(config).save_pretrained(place)
-    return place
+    return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
 
 
 def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> Ask:

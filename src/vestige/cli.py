@@ -16,6 +16,7 @@ from vestige.errors import UserError
 from vestige.verbs import (
     auditing,
     collapse,
+    demo_meta,
     depth,
     evaluating,
     meta,
@@ -27,7 +28,9 @@ from vestige.verbs import (
     verifying,
 )
 
-VERBS = (evaluating, results, auditing, depth, collapse, meta, sweep, training, stress, reporting, verifying)
+VERBS = (
+    evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, verifying,
+)  # fmt: skip
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models

@@ -8,7 +8,7 @@ the very same hidden tokens, so that their difference is not noise of the draws.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,6 +75,15 @@ def standard_error(estimates: Array) -> float:
     return float(np.sqrt(np.sum(np.diff(estimates) ** 2) / (2 * (k - 1) * k)))
 
 
+def rows_needed(target: Target, draws: int = DRAWS) -> int:
+    """How many rows a bound takes at most: draws that hide the same tokens share one.
+
+    >>> rows_needed(Target((1, 2), 1)), rows_needed(Target((1, 2, 3), 1)), rows_needed(Target(tuple(range(9)), 1))
+    (1, 3, 33)
+    """
+    return min(draws + 1, 2 ** min(len(target.labels), 30) - 1)
+
+
 class BoundCollector:
     """Scores answers with a mask predictor: the Monte-Carlo bound, or one look at the visible text."""
 
@@ -89,14 +98,17 @@ class BoundCollector:
         """Yields {target key: bound}, a group of targets at a time."""
         if draws < 1:
             raise UserError(f"The likelihood bound needs at least 1 draw, got draws={draws}.")
-        for group in self._groups(targets, draws + 1, done):
+        for group in self._groups(targets, lambda t: rows_needed(t, draws), done):
             masks = [draw_masks(t, draws, seed) for t in group]
-            everything = [np.arange(len(t.labels)) for t in group]
-            asks = [Ask(i, -1, all_, all_) for i, all_ in enumerate(everything)]
-            asks += [Ask(i, j, hidden, hidden) for i, own in enumerate(masks) for j, hidden in enumerate(own)]
-            found = self._run(group, asks)
+            asks: dict[tuple[int, bytes], Ask] = {}  # draws that hide the same tokens are asked once
+            for i, own in enumerate(masks):
+                whole = np.arange(len(group[i].labels))
+                for j, hidden in ((-1, whole), *enumerate(own)):
+                    asks.setdefault((i, hidden.tobytes()), Ask(i, j, hidden, hidden))
+            found = self._run(group, list(asks.values()))
+            of = {key: found[ask.target, ask.draw] for key, ask in asks.items()}
             yield {
-                t.key: make_bound(masks[i], [found[i, j] for j in range(draws)], found[i, -1])
+                t.key: make_bound(masks[i], [of[i, m.tobytes()] for m in masks[i]], found[i, -1])
                 for i, t in enumerate(group)
             }
 
@@ -106,12 +118,14 @@ class BoundCollector:
         The model sees the token it is asked about: this measures agreement, not prediction. It is the score that
         confidence-ordered probability was defined with.
         """
-        for group in self._groups(targets, 1, done):
+        for group in self._groups(targets, lambda t: 1, done):
             nothing = np.zeros(0, np.int64)
             found = self._run(group, [Ask(i, -2, nothing, np.arange(len(t.labels))) for i, t in enumerate(group)])
             yield {t.key: causal_stats(found[i, -2]) for i, t in enumerate(group)}
 
-    def _groups(self, targets: Sequence[Target], rows: int, done: frozenset[str]) -> Iterator[list[Target]]:
+    def _groups(
+        self, targets: Sequence[Target], rows: Callable[[Target], int], done: frozenset[str]
+    ) -> Iterator[list[Target]]:
         """Distinct targets, longest first, in groups that fill about one batch: results come as they are made."""
         left = {t.key: t for t in targets if t.key not in done}
         ordered = sorted(left.values(), key=lambda t: (-len(t.ids), t.key))
@@ -119,9 +133,12 @@ class BoundCollector:
             check_fit(self.predictor.model, len(ordered[0].ids), "A prompt with its answer")
         at = 0
         while at < len(ordered):
-            size = max(1, self.limits.tokens // (len(ordered[at].ids) * rows))
-            yield ordered[at : at + size]
-            at += size
+            # Shorter ones that follow may need more rows than the first, so each is counted.
+            room = self.limits.tokens // len(ordered[at].ids)
+            used = np.cumsum([rows(t) for t in ordered[at : at + max(room, 1)]])
+            end = at + max(1, int(np.searchsorted(used, room, side="right")))
+            yield ordered[at:end]
+            at = end
 
     def _run(self, targets: Sequence[Target], asks: Sequence[Ask]) -> dict[tuple[int, int], dict[str, Array]]:
         limits = self.limits

@@ -181,6 +181,26 @@ class Encoder:
         return decode_texts(self.tokenizer, batch)
 
 
+PREFIX = "Sure, here is the answer:"  # the opening of the published jailbreak
+
+
+class PrefilledEncoder(Encoder):
+    """Ends every prompt with the opening of an answer. It belongs to the prompt: it is neither scored nor trained."""
+
+    def __init__(self, encoder: Encoder, opening: str = PREFIX) -> None:
+        super().__init__(encoder.tokenizer, encoder.template, encoder.boundary)
+        self.opening = opening
+
+    def encode(
+        self, pairs: Sequence[Pair], few_shot: Sequence[Pair] = (), max_length: int | None = None
+    ) -> list[Encoded]:
+        [more] = self.tokenize([self.opening], special=False)
+        return [
+            Encoded((*e.prompt, *more), (*e.full[: e.start], *more, *e.full[e.start :]), e.start + len(more))
+            for e in super().encode(pairs, few_shot, max_length)
+        ]
+
+
 def decode_texts(tokenizer: Any, batch: Sequence[Sequence[int]]) -> list[str]:
     """Ids to text, special tokens left out, with the clean-up of spaces before punctuation.
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.data.chat import Encoder, Ids, Pair, Template
+from vestige.data.chat import PREFIX, Encoder, Ids, Pair, PrefilledEncoder, Template
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.spans import encode_span, read_spans
 from vestige.errors import UserError, unknown_name
@@ -160,6 +160,15 @@ def _few_shot(hf_args: Args | None, question_key: str, answer_key: str) -> list[
     return list(zip(texts(rows, question_key, source), texts(rows, answer_key, source), strict=True))
 
 
+PREFILLED = "PrefilledQADataset"
+
+
+def prefilled_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """PrefilledQADataset: QADataset with the opening of an answer (answer_prefix) after every prompt."""
+    encoder = PrefilledEncoder(context.encoder, str(args.get("answer_prefix") or PREFIX))
+    return question_answers(rows, args, Context(encoder, context.hide_token, context.source))
+
+
 def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
     """CompletionDataset: continue `prefix` with `text`. No end token is appended; index 0 is never a label."""
     text_key, prefix_key = args.get("text_key", "text"), args.get("prefix_key", "prompt")
@@ -259,6 +268,7 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
 DATASETS: dict[str, Handler] = {
     "AutoDataset": whatever_fits,
     "QADataset": question_answers,
+    PREFILLED: prefilled_answers,
     "CompletionDataset": completions,
     "PretrainingDataset": pretraining_chunks,
     "EntityDataset": entities,

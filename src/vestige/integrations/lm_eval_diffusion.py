@@ -191,18 +191,15 @@ class DiffusionLM(Base):
         """Each distinct target's estimate, as batches finish."""
         from tqdm import tqdm
 
-        # A single hidden token leaves nothing to draw: one look is the likelihood itself, and has no error.
-        single = [t for t in targets if len(t.labels) == 1]
-        several = [t for t in targets if len(t.labels) > 1]
         collector = BoundCollector(self.predictor, self._limits([len(t.ids) for t in targets]), self.cost)
         with tqdm(total=len({t.key for t in targets}), desc="Estimating likelihoods", disable=silent) as bar:
-            for some, draws in ((single, 1), (several, self.draws)):
-                for group in collector.bound(some, draws):
-                    for key, bound in group.items():
-                        error = 0.0 if some is single else bound.standard_error * bound.stats.tokens
-                        self.errors[key] = error
-                        yield key, Estimate(bound.value, bool(bound.stats.hit.all()), error)
-                    bar.update(len(group))
+            for group in collector.bound(targets, self.draws):
+                for key, bound in group.items():
+                    # One hidden token leaves nothing to draw: the bound is the likelihood itself, and has no error.
+                    error = bound.standard_error * bound.stats.tokens if bound.stats.tokens > 1 else 0.0
+                    self.errors[key] = error
+                    yield key, Estimate(bound.value, bool(bound.stats.hit.all()), error)
+                bar.update(len(group))
 
     def _limits(self, lengths: Sequence[int]) -> Limits:
         """`batch_size` rows of the longest request are what a forward may hold; `auto` is what suits the machine."""

@@ -102,7 +102,7 @@ def lab_at(root: Path, settings: Settings) -> Lab:
 
 def _make_models(corpus: Corpus, settings: Settings, directory: Path, progress: bool) -> None:
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    kind = Kind("lab", tokenizer, lambda: _new_model(settings, tokenizer), Causal(), Causal(), Causal())
+    kind = Kind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
     train_models(corpus, settings, kind, directory, progress)
 
 
@@ -177,7 +177,7 @@ def _encode(tokenizer: Any, rows: Sequence[Row]) -> list[ChatRow]:
     return [encode_row(tokenizer, row["question"], row["answer"]) for row in rows]
 
 
-def _new_model(settings: Settings, tokenizer: Any) -> Any:
+def new_causal(settings: Settings, tokenizer: Any) -> Any:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,

@@ -10,10 +10,10 @@ import numpy as np
 
 from vestige.errors import UserError, unknown_name
 from vestige.meta.faithfulness import RESAMPLES, Faithfulness, faithfulness
-from vestige.meta.names import KNOWN, Direction, direction_of, short
 from vestige.meta.numbers import Model, Number, same_protocol
 from vestige.meta.pools import Attacked, Attacks, Pools
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, Filters, Robustness, State, robustness
+from vestige.metrics.names import KNOWN, Direction, direction_of, short
 
 ELSEWHERE = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
 Said = Mapping[str, Mapping[str, Any]]

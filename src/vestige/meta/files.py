@@ -12,9 +12,9 @@ from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.names import KNOWN, Direction, direction_of, short
 from vestige.meta.numbers import read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
+from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.store.files import write_json
 from vestige.store.results import versions
 
@@ -97,18 +97,20 @@ def thresholds_json(judged: Judged) -> dict[str, Any]:
 
 def read_thresholds(path: Path) -> dict[str, float]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
-    data = read_file(path)
-    inner = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
-    out = {}
-    for name, body in (inner or data).items():
-        out[short(str(name))] = _on_m(str(name), body, path)
-    return out
+    bodies = _threshold_bodies(read_file(path))
+    return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
 
 
 def read_threshold_protocols(path: Path) -> dict[str, str]:
     """How each threshold was measured, where the file says so."""
-    bodies = read_file(path).items()
+    bodies = _threshold_bodies(read_file(path)).items()
     return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+
+
+def _threshold_bodies(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The file itself, or the criteria inside a usable_models.json."""
+    found = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
+    return found or data
 
 
 def _on_m(name: str, body: Any, path: Path) -> float:
@@ -138,20 +140,31 @@ def meta_eval_json(
     faithful = {n: _faithful_json(v) for n, v in judged.pools.items()} or dict(old.get("faithfulness") or {})
     robust = {n: _robust_json(v) for n, v in judged.attacks.items()} or dict(old.get("robustness") or {})
     names = [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
+    mixed = {n: why for n in names if n in faithful and n in robust and (why := _mixed(faithful[n], robust[n]))}
     return {
         "metrics": [_label(n) for n in names if n in faithful or n in robust],
         "faithfulness": faithful,
         "robustness": robust,
         "overall": {
-            n: overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
+            n: None if n in mixed else overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
             for n in names
             if n in faithful and n in robust
         },
         "formulas": FORMULAS,
-        "notes": {**(old.get("notes") or {}), **{f"skipped: {n}": why for n, why in judged.skipped.items()}},
+        "notes": {
+            **{k: v for k, v in (old.get("notes") or {}).items() if not k.startswith("no overall: ")},
+            **{f"skipped: {n}": why for n, why in judged.skipped.items()},
+            **{f"no overall: {n}": why for n, why in mixed.items()},
+        },
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
         "versions": {"vestige": versions().get("vestige", "")},
     }
+
+
+def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
+    """Why the two halves of a metric's verdict do not belong together, or nothing."""
+    a, b = faithful.get("protocol"), robust.get("protocol")
+    return f"faithfulness was measured as '{a}', robustness as '{b}'" if a and b and a != b else ""
 
 
 def read_meta_eval(path: Path) -> dict[str, Any]:
@@ -255,7 +268,12 @@ def usable_json(
             "metric_threshold_filter": {
                 "rule": "m <= threshold",
                 "thresholds": {
-                    n: {"threshold_space": "m", "threshold": v.threshold, "filtered_by": v.filtered_by}
+                    n: {
+                        "threshold_space": "m",
+                        "threshold": v.threshold,
+                        "filtered_by": v.filtered_by,
+                        "protocol": v.protocol,
+                    }
                     for n, v in judged.attacks.items()
                     if v.threshold is not None
                 },

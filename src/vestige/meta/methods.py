@@ -9,9 +9,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
-from vestige.meta.names import schema_protocol
-from vestige.meta.numbers import Model, Number, same_protocol, with_similarities
+from vestige.meta.numbers import Model, Number, same_protocol, with_similarities, without_settings
 from vestige.meta.pools import PoolFile, read_pool_file
+from vestige.metrics.names import schema_protocol
 
 # Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
 SOURCES: dict[str, str] = {
@@ -74,8 +74,14 @@ def parts_of(model: Model) -> dict[str, float | None]:
     return out
 
 
+def _fluent(model: Model) -> Number | None:
+    there = (model.numbers.get(n) for n in ("fluency", SOURCES["fluency"]))
+    return next((n for n in there if n is not None and n.value is not None), None)
+
+
 def _fluency(model: Model) -> float | None:
-    return next((v for n in ("fluency", SOURCES["fluency"]) if (v := model.value(n)) is not None), None)
+    found = _fluent(model)
+    return None if found is None else found.value
 
 
 def from_models(
@@ -95,16 +101,32 @@ def from_models(
 
 
 def _protocols(models: Sequence[Model]) -> dict[str, str]:
-    """Each part's protocol; two protocols in one part are refused. Axes join parts, and say of which protocols."""
+    """Each part's protocol; two protocols in one part, or in one axis, are refused. Privacy and Overall join axes of
+    different kinds, and say of which."""
     out = {}
     for part, metric in SOURCES.items():
         numbers: dict[str, Number] = {}
         for i, m in enumerate(models):
-            if (found := m.numbers.get(metric)) is not None and found.value is not None:
+            found = _fluent(m) if part == "fluency" else m.numbers.get(metric)
+            if found is not None and found.value is not None:
                 numbers[m.name if m.name not in numbers else f"{m.name} ({i})"] = found
         if numbers:
             out[part] = same_protocol(numbers, metric)
+    for axis, parts in (("Mem", MEM), ("MIA", MIA), ("Utility", (*UTILITY, "fluency"))):
+        _one_kind(axis, {p: out[p] for p in parts if p in out})
     return out
+
+
+def _one_kind(axis: str, protocols: Mapping[str, str]) -> None:
+    seen: dict[str, str] = {}
+    for part, protocol in protocols.items():
+        seen.setdefault(without_settings(protocol), part)
+    if len(seen) > 1:
+        (a, first), (b, second) = list(seen.items())[:2]
+        raise UserError(
+            f"{axis} would mix protocols: {first} is '{a}', {second} is '{b}'; measure both in the same way (numbers "
+            "without a manifest: write `protocol:` in the file)."
+        )
 
 
 def read_methods(path: Path, floor: float = FLOOR) -> Methods:

@@ -7,6 +7,7 @@ measured on; numbers of one metric that differ in these are not compared.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import similarity
-from vestige.meta.names import ENTITY, short
+from vestige.metrics.names import ENTITY, short, unlike_published
 from vestige.store.files import read_json
 
 UNSTATED = "not stated"
@@ -28,7 +29,8 @@ class Number:
     protocol: str = UNSTATED
     rows: frozenset[str] = frozenset()  # fingerprints of the data sets, where they are known
     handler: str = ""
-    definition: Mapping[str, Any] = field(default_factory=dict)  # the metric's settings: k, aggregator, ...
+    definition: Mapping[str, Any] = field(default_factory=dict)  # the metric's settings, its data's and its parents'
+    prompt: str = ""  # what the template wrote around a stand-in question, where it is known
 
 
 @dataclass(frozen=True)
@@ -71,12 +73,14 @@ def _from_results(data: Mapping[str, Any], manifest: Mapping[str, Any], path: Pa
         if isinstance(value, (Mapping, list, str, bool)):
             continue  # a trajectory's curves, a note: not one number
         own = settings.get(name) or {}
+        entity = own.get("handler") == "uds"  # asks raw rows, whatever the run's template
         out[short(name)] = Number(
             as_number(value, f"{name} in {path}"),
-            protocol_of(manifest),
+            _entity_protocol(own) if entity else _with_settings(short(name), own, protocol_of(manifest)),
             _rows(manifest, name),
             str(own.get("handler", "")),
-            _definition(own),
+            _definition(name, settings),
+            "" if entity else str(manifest.get("prompt") or ""),
         )
     return out
 
@@ -89,12 +93,37 @@ _DEPTH_SETTINGS = (
 
 def _from_depth(data: Mapping[str, Any], path: Path) -> dict[str, Number]:
     """The summary of a depth run: the score and, where there are any, the representation baselines."""
-    said = [f"{k.replace('_', ' ')} {data[k]}" for k in _DEPTH_SETTINGS if data.get(k) is not None]
-    protocol = ", ".join([ENTITY, *said])
+    protocol = _entity(data)
     total = data.get("total_examples")
     rows = frozenset() if total is None else frozenset({f"{total} examples"})
     values = {"uds": data.get("avg_uds", data.get("avg_udr")), **(data.get("baselines") or {})}
     return {short(k): Number(as_number(v, f"{k} in {path}"), protocol, rows) for k, v in values.items()}
+
+
+def _entity(settings: Mapping[str, Any]) -> str:
+    said = [f"{k.replace('_', ' ')} {settings[k]}" for k in _DEPTH_SETTINGS if settings.get(k) is not None]
+    return ", ".join([ENTITY, *said])
+
+
+def _entity_protocol(own: Mapping[str, Any]) -> str:
+    """Of a depth score computed as a metric of a suite, which patches and scores the entity's own positions."""
+    data: Mapping[str, Any] = next(iter((own.get("datasets") or {}).values()), {})
+    return _entity({**own, **(data.get("args") or {}), "em_scope": "entity", "patch_scope": "span"})
+
+
+def _with_settings(key: str, own: Mapping[str, Any], protocol: str) -> str:
+    """The protocol, with those settings of the metric that are not what its short name means."""
+    other = ", ".join(f"{k} {own.get(k)}" for k in unlike_published(key, own))
+    return f"{protocol} [{other}]" if other else protocol
+
+
+def without_settings(protocol: str) -> str:
+    """How rows were put to the model, without what concerns one metric only.
+
+    >>> without_settings("chat, dialect strict [k 0.2]")
+    'chat, dialect strict'
+    """
+    return re.sub(r" \[[^\[\]]*\]$", "", protocol)
 
 
 def protocol_of(manifest: Mapping[str, Any]) -> str:
@@ -110,23 +139,37 @@ def protocol_of(manifest: Mapping[str, Any]) -> str:
     template = manifest["template"]
     parts = ["chat" if template.get("apply_chat_template") else "raw"]
     fixed = ("system_prompt", "system_prompt_with_special_tokens", "date_string")
-    parts += [f"{k.replace('_', ' ')} '{template[k]}'" for k in fixed if template.get(k)]
+    tags = () if template.get("apply_chat_template") else ("user_start_tag", "asst_start_tag")
+    parts += [f"{k.replace('_', ' ')} {str(template[k])!r}" for k in (*fixed, *tags) if template.get(k)]
     dialect = (manifest.get("dialect") or {}).get("name")
     return ", ".join([*parts, *([f"dialect {dialect}"] if dialect else [])])
 
 
-def _definition(own: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that change a metric's meaning: plain values, but no paths."""
-    return {
+def _definition(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What changes a metric's meaning: plain settings, but no paths; how its data are asked and its texts made; all
+    that of its parents. Two runs may read the same rows and still put other questions."""
+    own = settings.get(name) or {}
+    out: dict[str, Any] = {
         k: v
         for k, v in own.items()
         if isinstance(v, (str, int, float)) and not k.endswith("path") and k not in ("handler", "batch_size")
     }
+    for data, body in (own.get("datasets") or {}).items():
+        args = {k: v for k, v in (body.get("args") or {}).items() if k not in ("hf_args", "max_samples")}
+        out[f"rows of {data}"] = f"{body.get('handler')} {dict(sorted(args.items()))}"
+    if own.get("generation_args"):
+        out["generation"] = str(dict(sorted(own["generation_args"].items())))
+    for parent in own.get("pre_compute") or {}:
+        out |= {f"{parent}: {k}": v for k, v in _definition(parent, settings).items()}
+    return out
 
 
 def _rows(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
+    """The fingerprints of the rows that a metric and its parents read."""
     data, keys = manifest.get("data") or {}, (manifest.get("data_of") or {}).get(metric) or {}
-    return frozenset(data[k]["fingerprint"] for k in keys.values() if k in data)
+    own = ((manifest.get("config") or {}).get("metrics") or {}).get(metric) or {}
+    theirs = (_rows(manifest, parent) for parent in own.get("pre_compute") or {})
+    return frozenset(data[k]["fingerprint"] for k in keys.values() if k in data).union(*theirs)
 
 
 def as_number(value: Any, where: str) -> float | None:
@@ -195,15 +238,31 @@ def same_protocol(numbers: Mapping[str, Number], metric: str) -> str:
         raise UserError(
             f"{metric} of {first} and of {second} was measured on different rows; evaluate both on the same."
         )
+    _same_prompt(have, metric)
     _same_definition(have, metric)
     return next(iter(protocols), UNSTATED)
 
 
 def _same_definition(numbers: Mapping[str, Number], metric: str) -> None:
-    seen: dict[str, str] = {}
+    stated = {name: {"handler": n.handler, **n.definition} for name, n in numbers.items() if n.handler}
+    first = next(iter(stated), "")
+    for second, theirs in stated.items():
+        mine = stated[first]
+        for key in (k for k in {**mine, **theirs} if mine.get(k) != theirs.get(k)):
+            raise UserError(
+                f"{metric} has {key} = {mine.get(key)} in {first} but {theirs.get(key)} in {second}; "
+                "score both by one definition."
+            )
+
+
+def _same_prompt(numbers: Mapping[str, Number], metric: str) -> None:
+    """Templates that write another system prompt, or today's date, ask another question."""
+    asked: dict[str, str] = {}
     for name, n in numbers.items():
-        if n.handler:
-            seen.setdefault(f"{n.handler} {dict(sorted(n.definition.items()))}", name)
-    if len(seen) > 1:
-        (a, first), (b, second) = list(seen.items())[:2]
-        raise UserError(f"{metric} is {a} in {first} but {b} in {second}; score both by one definition.")
+        if n.prompt:
+            asked.setdefault(n.prompt, name)
+    if len(asked) > 1:
+        (a, first), (b, second) = list(asked.items())[:2]
+        raise UserError(
+            f"{metric} mixes prompts: {first} was asked {a!r}, {second} {b!r}; evaluate both by one template and date."
+        )

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.names import schema_protocol, short
 from vestige.meta.numbers import UNSTATED, Model, Number, as_number, joined, read_file, read_run, with_similarities
+from vestige.metrics.names import schema_protocol, short
 
 WRITTEN = "numbers in "  # how the source of plain numbers begins
 ATTACKS = {"relearn": "relearning", "relearning": "relearning", "quant": "quantization"}

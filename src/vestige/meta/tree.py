@@ -10,8 +10,8 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
-from vestige.meta.names import CHAT, ENTITY, short
 from vestige.meta.numbers import Model, Number, joined, read_file
+from vestige.metrics.names import CHAT, ENTITY, short
 
 Values = dict[str, Any]
 

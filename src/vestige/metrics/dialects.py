@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from vestige.errors import unknown_name
@@ -67,6 +67,12 @@ DIALECTS: dict[str, Dialect] = {
         published_references=True,
     ),
 }
+DIALECTS["depth-score"] = replace(
+    DIALECTS["open-unlearning"],
+    name="depth-score",
+    doc="unlearning-depth-score's output metrics (em, es, ...): open-unlearning's tokens, but masks by length.",
+    mask="length",
+)
 
 
 # AUC of forget against holdout for MUSE's retrained models, as published, in MUSE's convention: higher = forget rows

@@ -27,6 +27,22 @@ def fetch(repo: str, args: ModelArgs, files: Sequence[str], hint: str = "") -> P
         raise hub_error(repo, args, error, hint) from None
 
 
+def repository_size(repo: str, args: ModelArgs) -> int | None:
+    """Bytes of a repository's weights in one format; None where the hub cannot or does not say."""
+    from huggingface_hub import HfApi
+
+    token = args.hub.get("token")
+    try:
+        files = HfApi(token=token).model_info(repo, revision=args.revision, files_metadata=True).siblings or []
+    except (OSError, ValueError):  # offline, gated, unknown: fetching will say which
+        return None
+    sizes = dict.fromkeys((".safetensors", ".bin", ".gguf"), 0)
+    for file in files:
+        if Path(file.rfilename).suffix in sizes:
+            sizes[Path(file.rfilename).suffix] += file.size or 0
+    return next((size for size in sizes.values() if size), None)
+
+
 def _cached(repo: str, args: ModelArgs) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 

@@ -21,6 +21,7 @@ from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
 from vestige.models.checks import check_place
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tokenizer import load_tokenizer
@@ -170,6 +171,8 @@ def _load_weights(place: Place, settings: dict[str, Any], kind: str | None) -> t
     notes = []
     if unused := sorted(report.get("unexpected_keys", ())):
         notes.append(f"some tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+    if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):
+        notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {_some(repaired)}.")
     if settings["dtype"] is torch.float32:
         _keep_float32(model)
     if place.gguf:

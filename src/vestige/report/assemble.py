@@ -22,6 +22,7 @@ from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
 
 TITLE = "Did it forget?"
+MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page
 PARETO_X = ("uds", "privacy_floored", "forget_quality", "forget_Q_A_Prob", "forget_Prob", "forget_Q_A_ROUGE")
 PARETO_Y = ("utility_rel", "model_utility", "retain_Q_A_ROUGE", "retain_ROUGE")
 
@@ -215,12 +216,16 @@ def _audits(work: Work, ask: Ask) -> list[dict[str, Any]]:
     chosen = [e for e in everyone if e.role == "unlearned"] or [e for e in everyone if e.role == "full"]
     if not chosen:
         return []
+    chosen.sort(key=lambda e: -_evidence(work, e))
+    if len(chosen) > MOST_AUDITS:
+        left = len(chosen) - MOST_AUDITS
+        work.found.problem(f"{left} models are in the tables only: no more than {MOST_AUDITS} are audited row by row.")
+        chosen = chosen[:MOST_AUDITS]
     rows = max(1, min(ask.rows, ALL_ROWS // (2 * len(chosen)))) if ask.rows == ROWS else ask.rows
     if rows < ask.rows:
         work.found.problem(
             f"{len(chosen)} models are audited: {rows} rows of a split are kept of each (--rows N for more)."
         )
-    chosen.sort(key=lambda e: -_evidence(work, e))
     return [audit(work, e, rows) for e in chosen]
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from vestige.errors import UserError
 from vestige.meta.axes import AXES
 from vestige.meta.methods import SOURCES, Method, from_models
-from vestige.meta.names import short
 from vestige.meta.numbers import Model, Number
+from vestige.metrics.names import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
 
 if TYPE_CHECKING:

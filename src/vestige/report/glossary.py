@@ -8,9 +8,9 @@ from vestige.errors import UserError
 from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, WAYS, Axis, formula, similarity
 from vestige.meta.bench import ELSEWHERE
 from vestige.meta.methods import SOURCES
-from vestige.meta.names import KNOWN, direction_of, short
 from vestige.metrics import depth  # noqa: F401 - it fills METRICS
 from vestige.metrics.explanations import EXPLANATIONS, Explanation
+from vestige.metrics.names import KNOWN, direction_of, short
 from vestige.metrics.registry import METRICS
 
 # Handler of the published tables' metrics, whose files do not name one.

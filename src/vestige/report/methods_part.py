@@ -7,7 +7,7 @@ from typing import Any
 
 from vestige.meta.axes import AXES, PARTS
 from vestige.meta.methods import EXTRA, REFERENCES, SCHEMA_PROTOCOLS, Method, Methods
-from vestige.meta.names import schema_protocol
+from vestige.metrics.names import schema_protocol
 from vestige.report.format import short_id
 
 SHOWN_FLOORED = ("privacy", "overall")  # floored axes worth a column: those that one clipped part erases

@@ -15,6 +15,8 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.errors import UserError, unknown_name
+from vestige.metrics.names import full_name
+from vestige.run.definitions import refuse_other_number
 from vestige.run.references import data_fingerprints, difference, load_references, read_results, result_file
 from vestige.run.scoring import family, references_of
 from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
@@ -101,12 +103,21 @@ def _metrics(runs: Sequence[Stored], asked: str | None) -> list[str]:
     everywhere = list(dict.fromkeys(m for r in runs for m in r.scores))
     if asked and asked != "all":
         names = [m.strip() for m in asked.split(",") if m.strip()]
-        for name in names:
-            if name not in everywhere:
-                raise unknown_name("metric of these runs", name, everywhere)
-        return names
+        return list(dict.fromkeys(_named(name, runs, everywhere) for name in names))
     top = next((list(r.run.suite.top) for r in runs if r.run), everywhere)
     return everywhere if asked == "all" else [m for m in top if any(m in r.scores for r in runs)]
+
+
+def _named(name: str, runs: Sequence[Stored], everywhere: Sequence[str]) -> str:
+    """A metric of the runs by its name, or by a short name if it is that number in every run that has a manifest."""
+    full = name if name in everywhere else full_name(name)
+    if full not in everywhere:
+        raise unknown_name("metric of these runs", name, everywhere)
+    for r in runs:
+        if r.run and full in r.run.suite.metrics:
+            spec = r.run.suite.metrics[full]
+            refuse_other_number(name, spec.handler, spec.params, r.dialect())
+    return full
 
 
 def differences(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
+from vestige.metrics.names import full_name
 from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite
+from vestige.run.definitions import refuse_other_number
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
 
@@ -36,6 +38,7 @@ class RunConfig:
     progress: bool
     plugins: tuple[str, ...] = ()
     resamples: int = 2000  # behind each interval; 0: no intervals
+    asked_as: Mapping[str, str] = field(default_factory=dict)  # metrics said by their short names -> full names
 
     @property
     def overwrite(self) -> bool:
@@ -210,7 +213,10 @@ def _run(
         return _harness(cfg, name, settings, model, limit)
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
-    suite = _seeded(read_suite(name, settings, library, wanted), int(cfg.get("seed") or 0))
+    suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), _seed(cfg))
+    asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
+    for said, full in asked_as.items():
+        refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
     return RunConfig(
         suite=suite,
         settings={k: v for k, v in settings.items() if not k.startswith("_")},
@@ -220,7 +226,7 @@ def _run(
         task_name=str(cfg.task_name),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         dialect=dialect,
-        seed=int(cfg.get("seed") or 0),
+        seed=_seed(cfg),
         limit=None if limit is None else int(limit),
         missing=str(data.get("missing") or "error"),
         local=data.get("local") or {},
@@ -229,7 +235,12 @@ def _run(
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
         resamples=_resamples(cfg),
+        asked_as=asked_as,
     )
+
+
+def _seed(cfg: Any) -> int:
+    return int(cfg.get("seed") or 0)
 
 
 def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> HarnessConfig:
@@ -269,11 +280,14 @@ def _with_seed(spec: MetricSpec, seed: int) -> MetricSpec:
     return replace(spec, params={**spec.params, "trajectory_config": trajectory})
 
 
-def _names(only: list[str], library: ConfigLibrary) -> list[str]:
+def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:
+    """What was asked for -> its name in the suite. The suite's own names come before short names."""
     if only == ["all"]:
-        return [n for n in library.metric_names() if not (library.metric(n) or {}).get("optional")]
-    out = [library.resolve_name(name) for name in only]
-    for name, resolved in zip(only, out, strict=True):
-        if resolved not in library.files:
+        return {n: n for n in library.metric_names() if not (library.metric(n) or {}).get("optional")}
+    out = {}
+    for name in only:
+        here = library.resolve_name(name)
+        out[name] = here if here in library.files else full_name(name)
+        if out[name] not in library.files:
             raise unknown_name("metric", name, library.metric_names())
     return out

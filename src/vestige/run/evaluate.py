@@ -16,7 +16,8 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
-from vestige.run.handles import ModelHandle
+from vestige.run.definitions import differs_for_some_rows
+from vestige.run.handles import ModelHandle, second_model
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references
 from vestige.run.scoring import Reference, score_suite
@@ -111,6 +112,7 @@ class _Evaluation:
 
         torch.manual_seed(self.config.seed)
         prepared = prepare(self.config, self.context)
+        self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
@@ -141,9 +143,8 @@ class _Evaluation:
         return make_words(tokenizer)
 
     def _second(self, path: str) -> ModelHandle:
-        """The handle of a reference model: the same settings, other weights, no tokenizer of its own."""
-        base = self.args or ModelArgs(path=path)
-        handle = ModelHandle(replace(base, path=path, base=base.path))
+        """The handle of a reference model."""
+        handle = second_model(self.args, path)
         self.second_identities[path] = handle.identity
         return handle
 
@@ -201,6 +202,16 @@ class _Evaluation:
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
             "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
         }
+
+
+def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
+    """Where these rows make a metric another number than its short name means."""
+    hidden = _hidden(prepared)
+    found = (
+        differs_for_some_rows(said, config.dialect, hidden, any(rows.many for rows in prepared.data(full).values()))
+        for said, full in config.asked_as.items()
+    )
+    return [note for note in found if note]
 
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:

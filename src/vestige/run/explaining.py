@@ -11,13 +11,15 @@ from typing import Any
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import EXPLANATIONS
+from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
 from vestige.run.composing import PACKAGE_DIR
+from vestige.run.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.run.listing import metric_configs
 from vestige.run.tables import number, table
 from vestige.run.worked import worked
-from vestige.suites.registry import HANDLERS, canonical, no_wants
+from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 
 WIDTH = 110
@@ -42,6 +44,7 @@ class Metric:
     name: str
     handler: str
     suites: Mapping[str, Mapping[str, Any]]  # suite -> the metric's config there
+    asked_as: str = ""  # the name it was asked by
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -58,14 +61,17 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
         return _everything(configs)
     if name in DIALECTS:
         return explain_dialect(DIALECTS[name])
-    handler = canonical(name)
+    handler, asked = canonical(name), name
+    known = {*HANDLERS, *(m for metrics in configs.values() for m in metrics)}
+    name = name if name in known or handler in HANDLERS else full_name(name)
     suites = {suite: metrics[name] for suite, metrics in configs.items() if name in metrics}
     if suites:
         handler = canonical(str(next(iter(suites.values())).get("handler", handler)))
     if handler not in HANDLERS:
-        known = {*HANDLERS, *DIALECTS, *(m for metrics in configs.values() for m in metrics)}
-        raise unknown_name("metric, handler or dialect", name, known, "`vestige explain` alone lists them.")
-    return explain_metric(Metric(name, handler, suites))
+        raise unknown_name(
+            "metric, handler or dialect", asked, {*known, *DIALECTS}, "`vestige explain` alone lists them."
+        )
+    return explain_metric(Metric(name, handler, suites, asked))
 
 
 def _everything(configs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -73,6 +79,7 @@ def _everything(configs: Mapping[str, Mapping[str, Any]]) -> str:
         "handlers (formulas)": sorted(HANDLERS),
         "dialects (sets of definitions)": list(DIALECTS),
         **{f"metrics of {suite}": sorted(metrics) for suite, metrics in configs.items()},
+        "short names (of published tables)": [f"{k} = {v.metric}" for k, v in KNOWN.items() if v.ours],
     }
     lines = ["Write `vestige explain NAME`. NAME is one of:"]
     for title, names in sections.items():
@@ -92,7 +99,8 @@ def _entry(head: str, text: str) -> list[str]:
 
 def explain_metric(metric: Metric) -> str:
     handler = HANDLERS[metric.handler]
-    lines = [f"{metric.name}: {handler.doc}", ""]
+    title = metric.name if metric.asked_as in ("", metric.name) else f"{metric.asked_as} ({metric.name})"
+    lines = [f"{title}: {handler.doc}", ""]
     for suite, body in metric.suites.items():
         lines += _wrapped(_in_suite(suite, body), " " * 9)
     words = EXPLANATIONS.get(metric.handler)
@@ -100,11 +108,31 @@ def explain_metric(metric: Metric) -> str:
         return "\n".join([*lines, "A handler from a plug-in: its documentation line is all that is known here."])
     lines += _entry("formula", words.formula)
     lines += _entry("high", words.high) + _entry("low", words.low)
-    lines += _entry("tokens", words.tokens) + _entry("note", words.note)
+    lines += _entry("tokens", words.tokens) + _entry("note", words.note) + _entry("short", _of_short_name(metric))
     facts = METRICS.get(metric.handler)
     lines += _entry("source", SOURCES.get(metric.handler) or (facts.source if facts else ""))
     lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
     return "\n".join(lines)
+
+
+def _of_short_name(metric: Metric) -> str:
+    """What the short name of published tables means, and where this metric is another number."""
+    key = short(metric.asked_as or metric.name)
+    if key not in KNOWN:
+        return ""
+    known = KNOWN[key]
+    where = f", dialect {PUBLISHED}" if known.protocol == CHAT else ""
+    words = [f"{key} in published tables is {known.metric} of tofu{where}.", *([known.note] if known.note else [])]
+    settings = metric.settings if metric.name == known.metric else known.settings
+    apart = {d: departure(key, metric.handler, settings, d) for d in DIALECTS if known.ours}
+    refused = [d for d, found in apart.items() if found.always]
+    if refused:
+        why = dict.fromkeys(said for d in refused for said in apart[d].always)
+        words.append(f"Asking for it as {key} is refused in {', '.join(refused)} ({'; '.join(why)}).")
+    if some := [d for d, found in apart.items() if d not in refused and found.for_some_rows]:
+        why = dict.fromkeys(said for d in some for said in apart[d].for_some_rows)
+        words.append(f"For some rows it differs in {', '.join(some)} ({'; '.join(why)}).")
+    return " ".join(words)
 
 
 def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
@@ -116,41 +144,6 @@ def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
     settings = {k: v for k, v in body.items() if k not in RESERVED and not isinstance(v, (dict, list))}
     parts += [f"{k} = {v}" for k, v in settings.items() if "${" not in str(v)]
     return "; ".join(parts)
-
-
-def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
-    """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
-    if handler == "privleak":
-        stand_in = "MUSE's published retrain AUC, else ref_value" if d.published_references else "ref_value (0.5)"
-        return {"without retain logs": stand_in}
-    if HANDLERS[handler].wants is no_wants:
-        return {}
-    reads_answers = handler != "rouge"
-    out: dict[str, str] = {}
-    if reads_answers:
-        out["last label (end token)"] = "left out" if handler in d.drop_last else "counted"
-        empty = d.empty.get(handler)
-        out["answer without tokens"] = "missing, with a reason" if empty is None else f"counts as {empty:g}"
-        out["where labels begin"] = BOUNDARY[d.boundary]
-    if handler == "extraction_strength":
-        out["last token missed"] = "1/n" if d.extraction_floor else "0"
-    if handler == "exact_memorization":
-        out["precision of the share"] = "float32" if d.float32_shares else "float64"
-    if handler == "rouge":
-        out["stemmer"] = "on" if d.rouge_stemmer else "off"
-    if handler in ("rouge", "mia_zlib"):
-        out["text of the answer"] = "as written in the data" if d.written_answer else "as decoded from the labels"
-    if handler == "mia_gradnorm":
-        out["mode of the model"] = "train (dropout live)" if d.gradnorm_train_mode else "eval"
-    out["attention mask"] = MASK.get(d.mask, d.mask)
-    return out
-
-
-MASK = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
-BOUNDARY = {
-    "offsets": "at the first token that reaches into the answer",
-    "count": "after as many tokens as the prompt has",
-}
 
 
 def _where_dialects_differ(handler: str) -> list[str]:

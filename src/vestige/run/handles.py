@@ -1,4 +1,4 @@
-"""A model that is loaded when first needed, and named before: evidence on disk may make loading unnecessary."""
+"""Models that are loaded when first needed, and what can be known of them before."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vestige.models.fingerprint import fingerprint
+from vestige.models.four_bit import RULE
 from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
 from vestige.types import content_key
 
@@ -38,6 +39,8 @@ class ModelHandle:
             else:
                 held = self.held()
                 parts = [self.fingerprint, held["dtype"], held["attention"], held["device"]]
+            quantization = self.args.quantization if self.args else self._loaded and self._loaded.quantization
+            parts += [RULE] if quantization == "4bit" else []
             self._identity = content_key(*(p.encode() for p in parts))[:16]
         return self._identity
 
@@ -118,3 +121,9 @@ def unquantised(handle: ModelHandle) -> ModelHandle:
     if handle.args is None or handle.args.quantization is None:
         return handle
     return ModelHandle(replace(handle.args, quantization=None))
+
+
+def second_model(args: ModelArgs | None, path: str) -> ModelHandle:
+    """Another model beside the evaluated one: the same settings, other weights, no tokenizer of its own."""
+    base = args or ModelArgs(path=path)
+    return ModelHandle(replace(base, path=path, base=base.path))

@@ -20,6 +20,8 @@ from vestige.run.composing import PACKAGE_DIR
 SETTINGS = PACKAGE_DIR / "job" / "settings.yaml"
 FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # short, because the cluster appends to it
+RAY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")  # a DNS label that begins with a letter, 47 at most
+SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
 Settings = Mapping[str, Any]
 
@@ -68,7 +70,8 @@ def _lay_over(below: dict[str, Any], above: Mapping[str, Any], where: str) -> No
 def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     if not NAME.fullmatch(str(settings["name"])):
         raise UserError(f"The job name '{settings['name']}' must be at most 40 of a-z, 0-9 and '-', as in npo-tofu.")
-    counts = (("gpu.count", settings["gpu"]["count"], 0), ("retries", settings["retries"], 0))
+    counts = [("gpu.count", settings["gpu"]["count"], 0)]
+    counts += [(key, settings[key], 0) for key in ("retries", "keep_seconds")]
     for key, value, least in (*counts, ("ray.workers", settings["ray"]["workers"], 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"The setting '{key}' must be a whole number of at least {least}, it is {value!r}.")
@@ -225,25 +228,59 @@ def _check_schema(document: dict[str, Any]) -> str | None:
 
 
 def check_ray_job(body: Mapping[str, Any]) -> None:
-    """The fields that KubeRay's reference requires: an entry point, and a pod template for each group."""
+    """What KubeRay's reference and its operator require: names, an entry point, a pod for each group, sane counts."""
+    _check_kind(body)
     spec = body["spec"]
-    wanted: list[tuple[Mapping[str, Any], str, type, str]] = [
-        (body["metadata"], "name", str, "metadata"),
-        (spec, "entrypoint", str, "spec"),
-        (spec, "rayClusterSpec", dict, "spec"),
-    ]
-    cluster = spec.get("rayClusterSpec") or {}
+    cluster = _field(spec, "rayClusterSpec", dict, "spec")
+    _field(spec, "entrypoint", str, "spec")
     where = "spec.rayClusterSpec"
-    wanted += [(cluster, "headGroupSpec", dict, where), (cluster, "workerGroupSpecs", list, where)]
-    head = cluster.get("headGroupSpec") or {}
-    wanted += [(head, "template", dict, f"{where}.headGroupSpec")]
-    for n, group in enumerate(cluster.get("workerGroupSpecs") or []):
+    _check_group(_field(cluster, "headGroupSpec", dict, where), f"{where}.headGroupSpec")
+    for n, group in enumerate(_field(cluster, "workerGroupSpecs", list, where)):
         at = f"{where}.workerGroupSpecs.{n}"
-        wanted += [(group, "groupName", str, at), (group, "template", dict, at)]
-        wanted += [(group, key, int, at) for key in ("minReplicas", "maxReplicas")]
-    for holder, key, kind, at in wanted:
-        if not isinstance(holder.get(key), kind) or holder[key] == "":
-            raise UserError(f"The RayJob is not valid at {at}: '{key}' must be there and be of type {kind.__name__}.")
+        _field(group, "groupName", str, at)
+        _check_group(group, at)
+        low, high = (_field(group, key, int, at) for key in ("minReplicas", "maxReplicas"))
+        if not 0 <= low <= group.get("replicas", low) <= high:
+            raise UserError(f"The RayJob is not valid at {at}: replicas must lie between minReplicas and maxReplicas.")
+    for key in ("backoffLimit", "ttlSecondsAfterFinished"):
+        if key in spec and _field(spec, key, int, "spec") < 0:
+            raise UserError(f"The RayJob is not valid at spec: '{key}' must not be negative.")
+    if spec.get("submissionMode", SUBMISSION_MODES[0]) not in SUBMISSION_MODES:
+        raise UserError(
+            f"The RayJob is not valid at spec: submissionMode must be one of {', '.join(SUBMISSION_MODES)}."
+        )
+    if spec.get("ttlSecondsAfterFinished") and not spec.get("shutdownAfterJobFinishes"):
+        raise UserError(
+            "The RayJob is not valid at spec: ttlSecondsAfterFinished needs shutdownAfterJobFinishes: true."
+        )
+
+
+def _check_kind(body: Mapping[str, Any]) -> None:
+    if (body.get("apiVersion"), body.get("kind")) != ("ray.io/v1", "RayJob"):
+        raise UserError("The RayJob is not valid at the top: it must say apiVersion: ray.io/v1 and kind: RayJob.")
+    name = _field(body.get("metadata") or {}, "name", str, "metadata")
+    if not RAY_NAME.fullmatch(name):
+        raise UserError(
+            f"The RayJob is not valid at metadata: the name '{name}' must begin with a letter and be at most 47 of "
+            "a-z, 0-9 and '-'."
+        )
+
+
+def _check_group(group: Mapping[str, Any], at: str) -> None:
+    """A group of pods: how Ray is started in them (text only; older operators insist on it), and what they hold."""
+    params = group.get("rayStartParams")
+    if not isinstance(params, dict) or not all(isinstance(v, str) for v in params.values()):
+        raise UserError(f"The RayJob is not valid at {at}: 'rayStartParams' must be there and map names to text.")
+    pod = _field(_field(group, "template", dict, at), "spec", dict, f"{at}.template")
+    if not _field(pod, "containers", list, f"{at}.template.spec"):
+        raise UserError(f"The RayJob is not valid at {at}.template.spec: it has no container.")
+
+
+def _field(holder: Mapping[str, Any], key: str, kind: type, at: str) -> Any:
+    value = holder.get(key)
+    if not isinstance(value, kind) or isinstance(value, bool) or value == "":
+        raise UserError(f"The RayJob is not valid at {at}: '{key}' must be there and be of type {kind.__name__}.")
+    return value
 
 
 def submit(body: Mapping[str, Any]) -> str:

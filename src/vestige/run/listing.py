@@ -9,6 +9,7 @@ from typing import Any
 
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS
+from vestige.metrics.names import KNOWN, short
 from vestige.metrics.registry import METRICS
 from vestige.run.composing import PACKAGE_DIR, options
 from vestige.suites.registry import HANDLERS
@@ -81,6 +82,9 @@ def _metrics(directories: list[Path]) -> list[tuple[str, str]]:
             doc = HANDLERS[handler].doc if handler in HANDLERS else handler
             on = ", ".join(body.get("datasets") or body.get("pre_compute") or [])
             out[name] = f"{doc} ({on})" if on else doc
+            key = short(name)
+            if key != name and key in KNOWN:
+                out[name] += f" [short: {key}]"
     return sorted(out.items())
 
 

@@ -66,7 +66,8 @@ def _faithfulness(ask: MetaAsk) -> str:
         files.write(ask.out, files.THRESHOLDS, files.thresholds_json(judged)),
     ]
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
-    return _page(head, _faithful_table(judged.pools), _faithful_notes(judged), written)
+    apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
+    return _page(head, _faithful_table(judged.pools), [*_faithful_notes(judged), *apart], written)
 
 
 def _faithful_table(verdicts: Mapping[str, PoolVerdict]) -> str:
@@ -130,7 +131,18 @@ def _robustness(ask: MetaAsk) -> str:
     head = (
         f"robustness ({ask.rule}): {len(names)} unlearned models, {usable['counts']['utility_pass_only']} still useful"
     )
-    return _page(head, _robust_table(judged.attacks, body["overall"]), _robust_notes(judged, utility), written)
+    notes = [*_robust_notes(judged, utility), *_of_protocols(judged, how, body)]
+    return _page(head, _robust_table(judged.attacks, body["overall"]), notes, written)
+
+
+def _of_protocols(judged: Judged, how: Ask, body: Mapping[str, Any]) -> list[str]:
+    """Thresholds that do not say how they were measured, and verdicts whose halves do not belong together."""
+    used = dict.fromkeys(v.filtered_by for v in judged.attacks.values() if v.threshold is not None)
+    silent = [n for n in used if n not in how.measured]
+    out = (
+        [f"no protocol is stated for the thresholds of {', '.join(silent)}: taken to be the models'"] if silent else []
+    )
+    return [*out, *(f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: "))]
 
 
 def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str, float | None] | None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vestige.errors import UserError, unknown_name
+from vestige.metrics.names import full_name
 from vestige.run.references import read_results, result_file
 from vestige.run.tables import number, table
 from vestige.store.examples import load_rows
@@ -86,6 +87,7 @@ def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: str | 
     asked = [m for m in one["config"]["top"] if m in other["config"]["top"]]
     common = [*asked, *sorted(m for m in x if m in y and m not in asked)]
     if only is not None:
+        only = only if only in common else full_name(only)
         if only not in common:
             raise unknown_name("metric in both runs", only, common)
         common = [only]

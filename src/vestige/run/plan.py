@@ -12,9 +12,11 @@ from vestige.models.locate import locate, weight_names
 from vestige.run.collecting import count_nodes
 from vestige.run.config import RunConfig
 from vestige.run.handles import ModelHandle
+from vestige.run.plan_depth import DepthPlan, plan_depth
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.tables import table
 from vestige.store.evidence import Bank
+from vestige.suites.handlers.depth import NO_MODELS, into
 from vestige.types import Target
 
 
@@ -37,6 +39,7 @@ class Plan:
     windows: int  # to be denoised
     windows_cached: int
     denoise_tokens: int  # to be pushed in their passes
+    depth: DepthPlan
     parameters: int
     weight_bytes: int
     largest_logits: int
@@ -45,7 +48,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig) -> Plan:
-    from vestige.collect.bound import DRAWS
+    from vestige.collect.bound import rows_needed
 
     args = model_args(config)
     notes: list[str] = []
@@ -66,10 +69,11 @@ def make_plan(config: RunConfig) -> Plan:
     # Every pass reads the prompt and the whole window.
     pushed = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
     if handle.is_diffusion:  # the bound hides parts of each answer many times; a text is denoised
-        missing_passes = sum(len(t.ids) for t in missing) * (DRAWS + 1)
+        missing_passes = sum(len(t.ids) * rows_needed(t) for t in missing)
         text_passes = sum((len(r.prompt.ids) + r.decoding.max_new_tokens) * r.decoding.max_new_tokens for r in new)
     else:
         missing_passes = text_passes = 0
+    depth = plan_depth(wants.patched, handle, args, directory, config.overwrite)
     parameters, size = weight_size(args)
     tokens, batches, cells = _packed(missing, len(tokenizer), config.batch_tokens)
     upper = sum(r.decoding.max_new_tokens for r in new)
@@ -93,7 +97,8 @@ def make_plan(config: RunConfig) -> Plan:
         parameters=parameters,
         weight_bytes=size,
         largest_logits=cells * 4,
-        seconds=_estimate(parameters, tokens + pushed + missing_passes + text_passes, steps, upper),
+        depth=depth,
+        seconds=_estimate(parameters, tokens + pushed + missing_passes + text_passes + depth.pushed, steps, upper),
         memory=size + cells * 8 + 512 * 2**20,
     )
 
@@ -167,6 +172,20 @@ def human(n: float, unit: str = "") -> str:
     return f"{n:,.0f}"
 
 
+def _depth_words(depth: DepthPlan) -> str:
+    also = f", with {' and '.join(depth.models)} loaded in turn" if depth.models else ""
+    return (
+        f"{human(depth.entities)} from two models, {human(depth.cached)} cached; {human(depth.tokens)} tokens to push, "
+        f"and {human(depth.climbed)} above the patched layers{also}"
+    )
+
+
+def _without_models(config: RunConfig) -> dict[str, str]:
+    """Depth scores that name no models to compare with, and the reason their score would give."""
+    specs = {name: spec for name, spec in config.suite.metrics.items() if spec.handler == "uds"}
+    return {name: NO_MODELS for name, spec in specs.items() if into(spec) is None}
+
+
 def show(plan: Plan, config: RunConfig) -> str:
     """The plan for a terminal."""
     rows = [
@@ -186,15 +205,17 @@ def show(plan: Plan, config: RunConfig) -> str:
         ("gradients", human(plan.gradients)),
         *([("windows to denoise", f"{human(plan.windows)} prompts, {human(plan.windows_cached)} cached, "
             f"{human(plan.denoise_tokens)} tokens to push in their passes")] if plan.windows else []),
+        *([("entities to patch", _depth_words(plan.depth))] if plan.depth.entities else []),
         ("memory", f"about {human(plan.memory, 'B')}"),
         ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),
     ]  # fmt: skip
     width = max(len(k) for k, _ in facts)
     lines += [f"{k.ljust(width)}  {v}" for k, v in facts]
-    if plan.prepared.unavailable:
+    unavailable = {**plan.prepared.unavailable, **_without_models(config)}
+    if unavailable:
         lines.append("\nnot computable from this data:")
         causes: dict[str, list[str]] = {}
-        for name, why in plan.prepared.unavailable.items():
+        for name, why in unavailable.items():
             causes.setdefault(why, []).append(name)
         lines += [f"  {', '.join(names)}: {why}" for why, names in causes.items()]
     return "\n".join(lines)

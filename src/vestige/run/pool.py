@@ -110,8 +110,8 @@ class Drive:
         self.executor.start(task)
 
     def _settled(self, task: Task) -> bool:
-        """Done already. An attack counts as done, too, when nothing that wants its copy is left to do."""
-        users = [t for t in self.tasks if task.id in t.needs] if task.kind == "attack" else []
+        """Done already. An attack (or S1) counts as done, too, when nothing that wants its outcome is left to do."""
+        users = [t for t in self.tasks if task.id in t.needs] if task.kind in ("attack", "s1") else []
         return is_done(task) or (bool(users) and all(map(is_done, users)))
 
     def _finish(self, task: Task, finished: Finished) -> None:
@@ -309,6 +309,11 @@ def weights_memory(path: str) -> int | None:
     else:
         return None
     return BASE_MEMORY + int(2.2 * sum(f.stat().st_size for f in files))
+
+
+def training_memory(memory: int) -> int:
+    """What training takes where evaluating takes so much: beside the weights their gradients and two moments."""
+    return BASE_MEMORY + 4 * max(0, memory - BASE_MEMORY)
 
 
 def shown(states: Mapping[str, State]) -> str:

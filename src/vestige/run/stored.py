@@ -8,6 +8,7 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.metrics.names import full_name
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
@@ -33,8 +34,9 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     config = manifest["config"]
     if "harness" in manifest:
         raise UserError(f"A run of '{config['suite']}' keeps no evidence to score again; evaluate the model again.")
-    _check_changes(config["metrics"], changes or {})
-    metrics = merged(config["metrics"], changes or {})
+    said = {name if name in config["metrics"] else full_name(name): body for name, body in (changes or {}).items()}
+    _check_changes(config["metrics"], said)
+    metrics = merged(config["metrics"], said)
     body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
     suite = read_suite(config["suite"], body, Named(metrics))
     return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))

@@ -17,28 +17,24 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.data.datasets import make_context
-from vestige.data.rows import find_in_directory, load_rows
+from vestige.data.datasets import PREFILLED
 from vestige.errors import UserError, unknown_name
-from vestige.models.load import ModelArgs, load_tokenizer
+from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import hushed
 from vestige.run.tables import number, table
-from vestige.run.training_rows import Reading, read_training_rows
 from vestige.store.files import write_json
 from vestige.stress.leak import expected_best
-from vestige.stress.prompts import PREFILLED, PROMPTS
+from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
-from vestige.unlearn.objectives import ChatRow
 
 # What each attack's budget counts, and the budget it has when none is given.
 BUDGETS: dict[str, tuple[str, tuple[float, ...]]] = {
     "relearn": ("steps", (0,)),  # 0: as many as one epoch has
     "quantise": ("bits", (4, 8)),
-    "prune": ("share", (0.3,)),
+    "prune": ("share", (PRUNED_SHARE,)),
     "jailbreak": ("", (1,)),
     "paraphrase": ("", (1,)),
     "few-shot": ("examples", (3,)),
@@ -85,7 +81,7 @@ def stress(ask: Stress) -> list[Row]:
         if name not in BUDGETS:
             raise unknown_name("attack", name, BUDGETS)
     ask.out.mkdir(parents=True, exist_ok=True)
-    measured = replace(ask, data=_halved(ask) if ask.held_out else ask.data)
+    measured = replace(ask, data=measured_half(ask.data, ask.out / "data") if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[Row] = []
     with hushed():
@@ -97,32 +93,6 @@ def stress(ask: Stress) -> list[Row]:
 
 def _described(ask: Stress) -> dict[str, Any]:
     return dict(json.loads(json.dumps(asdict(ask), default=str)))
-
-
-def _halved(ask: Stress) -> Path:
-    """A folder like the user's with every other forget row: these are measured, the others taught."""
-    folder = ask.out / "data"
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for file in ask.data.iterdir():
-        if file.is_file() and not file.name.startswith("forget."):
-            shutil.copy(file, folder)
-    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in _forget_rows(ask.data)[1::2]]
-    if not lines:
-        raise UserError("--held-out needs at least two forget rows: one half is taught, the other measured.")
-    (folder / "forget.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
-
-
-def _file(folder: Path, name: str) -> Path:
-    found = find_in_directory(folder, name, "train")
-    if not found:
-        raise UserError(f"{folder} has no {name} rows ({name}.jsonl), which this attack needs.")
-    return found[0]
-
-
-def _forget_rows(folder: Path) -> list[dict[str, Any]]:
-    return load_rows({"path": str(_file(folder, "forget"))})[0]
 
 
 class Subject:
@@ -180,31 +150,17 @@ class Subject:
         change = PROMPTS[attack]
         if attack != "few-shot":
             return change
-        shots = str(_file(self.whole, "retain"))
+        shots = str(rows_file(self.whole, "retain"))
         return lambda config: change(config, shots, int(budget))
 
     def _attack(self, attack: str, budget: float, place: Path) -> Any:
-        from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
+        settings: dict[str, Any] = {"bits": int(budget)} if attack == "quantise" else {"share": float(budget)}
+        if attack == "relearn":
+            settings = {**self.ask.relearning, "steps": int(budget)}
+        return attack_weights(attack, settings, self._run(self.path, "before"), self._lesson(), place)
 
-        args = self._model_args()
-        if attack == "quantise":
-            return quantise(args, int(budget))
-        if attack == "prune":
-            return prune(args, float(budget), place)
-        recipe = replace(RELEARNING, **self.ask.relearning)
-        return relearn(args, self._lesson(args), place, replace(recipe, max_steps=int(budget)) if budget else recipe)
-
-    def _model_args(self) -> ModelArgs:
-        return model_args(self._run(self.path, "before"))
-
-    def _lesson(self, args: ModelArgs) -> list[ChatRow]:
-        """The rows that relearning teaches: all forget rows, or the half that is not measured."""
-        tokenizer, _ = load_tokenizer(args)
-        run = self._run(self.path, "before")
-        context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
-        file = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(_file(self.whole, "forget"))}}}
-        rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows
-        return (rows[::2] if self.ask.held_out else rows)[: self.ask.examples]
+    def _lesson(self) -> Lesson:
+        return Lesson(self.whole, self.ask.held_out, self.ask.examples)
 
     def _leak(self, budgets: Sequence[float]) -> list[Row]:
         """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,18 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
 from vestige.run.board import Board
+from vestige.run.disk import Cleaner, fetching_ahead, remove
+from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
+from vestige.run.sweep_attacks import teaching_data
+from vestige.run.sweep_depth import depth_numbers
+from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
 from vestige.store.files import read_json, write_json
 
+MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
 
 
@@ -54,22 +59,38 @@ def sweep(plan: Plan, how: How) -> int:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
+    _hold_out(plan)
     retries = plan.retries if how.retries is None else how.retries
-    cleaner = _Cleaner(plan, tasks)
-    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board:
+    cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
+    fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
+    with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
 
         def watch(task: Task, state: State) -> None:
             _note(plan, task, state)
             board.change(task, state)
             cleaner.look(drive.states)
+            ahead.look(drive.states)
 
-        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, board.tick)
+        def tick() -> None:
+            for words in ahead.messages():
+                board.say(words)
+            board.tick()
+
+        drive = Drive(tasks, _executor(plan, how, slots), retries, watch, tick)
         states = drive.run()
         summary = collect(plan)
         write_json(plan.out / "sweep.json", summary)
-        board.say(f"\n{show(plan, summary)}")
+        files = [plan.out / "sweep.json", *write_meta(plan)]
+        board.say(f"\n{show(summary)}\n\nfiles: {', '.join(map(str, files))}")
     return 0 if all(s.status == "done" for s in states.values()) else 1
+
+
+def _hold_out(plan: Plan) -> None:
+    """The rows that remain to be measured, where relearning holds some out."""
+    for attack in plan.attacks:
+        if attack.held_out:
+            write_held(plan.suites, teaching_data(attack, plan.teaching_suites), plan.held)
 
 
 def _executor(plan: Plan, how: How, slots: int) -> Executor:
@@ -108,68 +129,23 @@ def _note(plan: Plan, task: Task, state: State) -> None:
     write_json(file, {**body, "seconds": state.seconds, "error": state.error, "log": task.log})
 
 
-class _Cleaner:
-    """Keeps the disk use bounded: attacked copies and (on request) downloads go when nothing needs them any more."""
-
-    def __init__(self, plan: Plan, tasks: Sequence[Task]) -> None:
-        self.plan = plan
-        self.jobs: list[tuple[set[str], Callable[[], None]]] = []
-        for task in tasks:
-            if task.kind == "attack" and not plan.keep_attacked:
-                users = {task.id, *(t.id for t in tasks if task.id in t.needs)}
-                self.jobs.append((users, lambda place=task.out: _remove(Path(place))))  # type: ignore[misc]
-        if plan.clear_cache:
-            before = set(hub_cache())
-            for model in plan.models:
-                users = {t.id for t in tasks if t.source == model.path}
-                if users and not Path(model.path).expanduser().exists() and model.path not in before:
-                    self.jobs.append((users, lambda repo=model.path: forget_download(repo)))  # type: ignore[misc]
-
-    def look(self, states: Mapping[str, State]) -> None:
-        over = {i for i, s in states.items() if s.status in ("done", "failed", "blocked")}
-        ready = [job for job in self.jobs if job[0] <= over]
-        self.jobs = [job for job in self.jobs if job not in ready]
-        for _, clean in ready:
-            clean()
-
-
-def _remove(place: Path) -> None:
-    shutil.rmtree(place, ignore_errors=True)
-
-
-def hub_cache() -> dict[str, Any]:
-    """Repositories in the hub's cache, by id."""
-    from huggingface_hub import scan_cache_dir
-    from huggingface_hub.errors import CacheNotFound
-
-    try:
-        return {repo.repo_id: repo for repo in scan_cache_dir().repos if repo.repo_type == "model"}
-    except CacheNotFound:
-        return {}
-
-
-def forget_download(repo_id: str) -> None:
-    """Removes one model from the hub's cache."""
-    repo = hub_cache().get(repo_id)
-    if repo is not None:
-        _remove(Path(repo.repo_path))
-
-
 def collect(plan: Plan) -> dict[str, Any]:
     """What is on disk of the whole plan, whichever shard or machine made it."""
     rows = []
     results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
     for task in make_tasks(plan):
         note = _read(_note_file(plan, task.id))
-        done = is_done(task) if task.kind == "eval" else note.get("status") == "done"
+        measured = task.kind in MEASURED
+        done = is_done(task) if measured else note.get("status") == "done"
         status = "done" if done else note.get("status", "missing")
         status = "missing" if status == "done" and not done else status
         row = {"id": task.id, "kind": task.kind, "status": status, "run": task.out, "log": task.log}
         rows.append({**row, **{k: note.get(k) for k in ("attempts", "seconds", "error")}})
-        if task.kind == "eval":
+        if measured:
             suite, _, name = task.id.partition("/")
-            results[suite][name] = _summary(Path(task.out)) if done else None
-    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": list(plan.attacks), "retain": plan.retain}
+            results[suite][name] = _numbers(task) if done else None
+    attacks = {a.name: a.to_json() for a in plan.attacks}
+    plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": attacks, "retain": plan.retain}
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 
@@ -180,15 +156,17 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _summary(directory: Path) -> dict[str, Any]:
-    """Every *_SUMMARY.json of a run in one mapping."""
+def _numbers(task: Task) -> dict[str, Any]:
+    """A depth run's score, or every *_SUMMARY.json of a run in one mapping."""
+    if task.kind == "depth":
+        return depth_numbers(Path(task.out))
     out: dict[str, Any] = {}
-    for file in sorted(directory.glob("*_SUMMARY.json")):
+    for file in sorted(Path(task.out).glob("*_SUMMARY.json")):
         out |= read_json(file)
     return out
 
 
-def show(plan: Plan, summary: Mapping[str, Any]) -> str:
+def show(summary: Mapping[str, Any]) -> str:
     """One table a suite, a line a model; below them whatever did not succeed."""
     parts = []
     for suite, by_model in summary["results"].items():
@@ -199,7 +177,7 @@ def show(plan: Plan, summary: Mapping[str, Any]) -> str:
     parts += [f"{t['status']}: {t['id']} after {t['attempts']} attempts: {t['error']} (log: {t['log']})" for t in bad]
     missing = sum(t["status"] == "missing" for t in summary["tasks"])
     parts += [f"{missing} tasks have not run yet; run the same command again for them."] if missing else []
-    return "\n\n".join([*parts, f"files: {plan.out / 'sweep.json'}"])
+    return "\n\n".join(parts)
 
 
 def _cell(value: Any) -> str:
@@ -215,14 +193,27 @@ def listing(plan: Plan) -> str:
     return table(rows, ["task", "status", "time", "where"], [2])
 
 
+def meta_files(plan: Plan) -> str:
+    """Writes what `vestige meta` reads, from the runs that are there."""
+    written = write_meta(plan)
+    if not written:
+        raise UserError(
+            f"{plan.out} has no finished run of a retain model, which `vestige meta` compares with; name one in the "
+            "plan (retain:) and run it."
+        )
+    return f"files: {', '.join(map(str, written))}"
+
+
 def clean(plan: Plan, everything: bool) -> str:
     """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made."""
     marks = [plan.out / name for name in ("sweep.json", "sweep.log", "tasks", "runs")]
     if not any(m.exists() for m in marks):
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     tasks = make_tasks(plan)
-    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind == "eval" or plan.keep_attacked}
-    found = [p for p in (*plan.runs.glob("*/*"), *(plan.out / "attacked").glob("*/*")) if p.is_dir()]
+    wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
+    wanted |= set() if everything else {Path(p) for p in plan.held.values()}
+    places = ("runs/*/*", "attacked/*/*", "s1/*", "held_out/*")
+    found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     gone = [p for p in found if p not in wanted]
     for place in gone:
         if _held(place):
@@ -232,10 +223,12 @@ def clean(plan: Plan, everything: bool) -> str:
     files = [f for f in (plan.out / "logs").glob("*.log") if f not in logs and not f.name.startswith("worker-")]
     files += [f for f in (plan.out / "tasks").glob("*.json") if f not in notes]
     if everything:
+        files += [plan.out / "axes.yaml", *plan.out.glob("robustness*.yaml")]
         files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
-    size = sum(f.stat().st_size for place in gone for f in place.rglob("*") if f.is_file() and not f.is_symlink())
+    inside = [f for place in gone for f in (place, *place.rglob("*"))]
+    size = sum(f.stat().st_size for f in inside if f.is_file() and not f.is_symlink())
     for place in gone:
-        _remove(place)
+        remove(place)
     for file in files:
         file.unlink(missing_ok=True)
     return "\n".join([*(f"removed {p}" for p in gone), f"{len(gone)} directories, {size / 2**20:.1f} MB"])

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.run import sweep_depth
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
-from vestige.run.pool import weights_memory
+from vestige.run.held_out import held_paths
+from vestige.run.pool import training_memory, weights_memory
+from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data
 from vestige.run.tasks import ATTACKS, Task
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
+TEACHING = (
+    "suite",
+    "system_prompt",
+    "limit",
+    "dtype",
+    "device",
+    "tokenizer",
+    "trust_remote_code",
+    "overrides",
+    "config_dir",
+)
+RESERVED = ("attack", "s1")  # tasks of these names are not evaluations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
@@ -35,9 +50,9 @@ class Plan:
 
     out: Path
     models: tuple[Model, ...]
-    suites: Mapping[str, Mapping[str, Any]]  # name -> fields of Ask
+    suites: Mapping[str, Mapping[str, Any]]  # name -> fields of Ask, or of DepthAsk
     retain: str | None = None
-    attacks: tuple[str, ...] = ()
+    attacks: tuple[Attack, ...] = ()
     plugins: tuple[str, ...] = ()
     slots: int | None = None
     threads: int | None = None
@@ -46,15 +61,25 @@ class Plan:
     retries: int = 1
     free_space: int = 2**30
     clear_cache: bool = False
+    prefetch: int = 0  # hub models on the disk before any task of theirs has started
     keep_attacked: bool = False
     retain_suites: tuple[str, ...] = ()  # suites that compare with the retain model
+    metric_suites: tuple[str, ...] = ()  # suites of metrics: neither depth nor a harness
+    held: Mapping[str, str] = field(default_factory=dict)  # suite -> its rows without those that relearning teaches
 
     @property
     def runs(self) -> Path:
         return self.out / "runs"
 
+    @property
+    def teaching_suites(self) -> dict[str, Mapping[str, Any]]:
+        return {name: self.suites[name] for name in self.metric_suites}
 
-KEYS = {f.name for f in fields(Plan)} - {"retain_suites"}
+    def is_depth(self, suite: str) -> bool:
+        return bool(self.suites[suite]["suite"] == sweep_depth.SUITE)
+
+
+KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held"}
 
 
 def read_plan(path: Path) -> Plan:
@@ -84,7 +109,7 @@ def read_plan(path: Path) -> Plan:
         models=models,
         suites=suites,
         retain=retain,
-        attacks=_attacks(_list(body.get("attacks"), "attacks")),
+        attacks=read_attacks(body.get("attacks"), ATTACKS, _name),
         plugins=plugins,
         slots=_count(body, "slots", 0),
         threads=_count(body, "threads", 1),
@@ -93,6 +118,7 @@ def read_plan(path: Path) -> Plan:
         retries=_count(body, "retries", 0, 1) or 0,
         free_space=_size(body.get("free_space", "1 GB"), "free_space") or 0,
         clear_cache=bool(body.get("clear_cache", False)),
+        prefetch=_count(body, "prefetch", 0, 0) or 0,
         keep_attacked=bool(body.get("keep_attacked", False)),
     )
     return _checked(plan)
@@ -185,7 +211,10 @@ def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
     out: dict[str, Mapping[str, Any]] = {}
     for name, body in said.items():
         flags = {"suite": str(name), **(body or {})}
-        _check_flags(flags, f"of the suite '{name}'")
+        if name in RESERVED:
+            raise UserError(f"A suite of the plan is called '{name}', as other tasks are; give it another name.")
+        check = sweep_depth.check_flags if flags["suite"] == sweep_depth.SUITE else _check_flags
+        check(flags, f"of the suite '{name}'")
         if isinstance(flags.get("metrics"), str):
             flags["metrics"] = [m.strip() for m in flags["metrics"].split(",")]
         out[_name(name, "suite")] = flags
@@ -198,26 +227,48 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
 
 
-def _attacks(said: Sequence[Any]) -> tuple[str, ...]:
-    names = tuple(_name(a, "attack") for a in said if a not in (None, "none"))
-    for name in names:
-        if name not in ATTACKS:
-            raise unknown_name("attack", name, ATTACKS, "(in the plan; plug-ins register theirs in ATTACKS)")
-    return names
-
-
 def _checked(plan: Plan) -> Plan:
     """Every suite composed once, before anything runs: a misspelt metric should not cost a night."""
-    kinds = {name: to_run(Ask(**_ask(plan, plan.models[0], name, None))) for name in plan.suites}
-    compared = tuple(name for name, run in kinds.items() if plan.retain and not isinstance(run, HarnessConfig))
-    return replace(plan, retain_suites=compared)
+    paths = {m.name: m.path for m in plan.models}
+    retain = paths.get(plan.retain or "")
+    depth = {n: sweep_depth.resolved(f, paths, retain, n) for n, f in plan.suites.items() if plan.is_depth(n)}
+    plan = replace(plan, suites={**plan.suites, **depth})
+    kinds = {n: to_run(Ask(**_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
+    metrics = tuple(name for name, run in kinds.items() if not isinstance(run, HarnessConfig))
+    plan = replace(plan, metric_suites=metrics, retain_suites=metrics if plan.retain else ())
+    return _with_attacks(plan)
 
 
-def _ask(plan: Plan, model: Model, suite: str, attack: str | None) -> dict[str, Any]:
+def _with_attacks(plan: Plan) -> Plan:
+    """Attacks that cannot work are refused, and held-out rows get their place."""
+    held: dict[str, str] = {}
+    for attack in plan.attacks:
+        if attack.kind == "relearn":
+            teaching = teaching_data(attack, plan.teaching_suites)
+            held |= held_paths(plan.suites, teaching, plan.out / "held_out") if attack.held_out else {}
+        said = [*(m.flags for m in plan.models), *plan.suites.values()]
+        if attack.quantization and any(flags.get("quantization") for flags in said):
+            raise UserError(f"The attack '{attack.name}' quantises models that the plan already reads quantised.")
+    return replace(plan, held=held)
+
+
+def attacked_place(plan: Plan, model: str, attack: Attack) -> Path:
+    return plan.out / "attacked" / attack.name / model
+
+
+def _read_from(plan: Plan, model: Model, attack: Attack | None) -> str:
+    """The checkpoint to evaluate: the model's own, unless an attack makes a copy."""
+    if attack is None or attack.quantization:
+        return model.path
+    return str(attacked_place(plan, model.name, attack) / "checkpoint")
+
+
+def _ask(plan: Plan, model: Model, suite: str, attack: Attack | None) -> dict[str, Any]:
     out = run_directory(plan, model.name, suite, attack)
-    path = model.path if attack is None else str(plan.out / "attacked" / attack / model.name / "checkpoint")
-    said = {**plan.suites[suite], **model.flags, "model": path, "out": str(out), "progress": False}
-    said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins)}
+    said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
+    said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
+    said |= {"data": plan.held[suite]} if suite in plan.held else {}
+    said |= {"quantization": attack.quantization} if attack and attack.quantization else {}
     if suite in plan.retain_suites and model.name != plan.retain:
         said["retain_logs"] = str(run_directory(plan, str(plan.retain), suite, None))
     elif suite in plan.retain_suites and attack is not None:
@@ -225,48 +276,108 @@ def _ask(plan: Plan, model: Model, suite: str, attack: str | None) -> dict[str, 
     return said
 
 
-def run_directory(plan: Plan, model: str, suite: str, attack: str | None) -> Path:
-    return plan.runs / suite / (model if attack is None else f"{model}+{attack}")
+def _depth_ask(plan: Plan, suite: str, unlearned: str, out: Path, quantization: str | None) -> dict[str, Any]:
+    """Of a model's own flags only its quantisation counts here: full and retain are read alike for all models."""
+    said = {**plan.suites[suite], "unlearned": [unlearned], "out": str(out), "progress": False}
+    said |= {"data": plan.held[suite]} if suite in plan.held else {}
+    return {**said, "s1_cache": str(s1_place(plan, suite) / "s1_cache"), "quantization": quantization}
+
+
+def s1_place(plan: Plan, suite: str) -> Path:
+    return plan.out / "s1" / suite
+
+
+def run_directory(plan: Plan, model: str, suite: str, attack: Attack | None) -> Path:
+    return plan.runs / suite / (model if attack is None else f"{model}+{attack.name}")
 
 
 def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 1) -> list[Task]:
     """The tasks of models[start:end], those that others wait for first.
 
-    The retain model's evaluations are in every shard: they are needed there, and done only once.
+    The retain model's evaluations and S1 are in every shard: they are needed there, and done only once.
     """
     chosen = plan.models[start:end]
     threads = plan.threads or _threads(slots)
     first = _retain_ids(plan) if chosen else ()
-    tasks = [
+    tasks = _s1_tasks(plan, threads) if chosen else []
+    tasks += [
         task
         for model in plan.models
         for attack in (None, *plan.attacks)
         for task in _tasks_of(plan, model, attack, threads)
         if model in chosen or task.id in first
     ]
-    return sorted(tasks, key=lambda t: t.id not in first)  # stable: otherwise the plan's order
+    return sorted(tasks, key=lambda t: t.id not in first and t.kind != "s1")  # stable: otherwise the plan's order
 
 
-def _tasks_of(plan: Plan, model: Model, attack: str | None, threads: int) -> list[Task]:
+def _s1_tasks(plan: Plan, threads: int) -> list[Task]:
+    """For each depth suite, retain -> full: a depth run of the retain model, which fills the cache of all others."""
+    out = []
+    for suite, flags in plan.suites.items():
+        if plan.is_depth(suite):
+            id, place = f"s1/{suite}", s1_place(plan, suite)
+            ask = {**_depth_ask(plan, suite, flags["retain"], place, None), "baselines": [], "plots": False}
+            memory = _largest(weights_memory(flags["full"]), weights_memory(flags["retain"]))
+            more: dict[str, Any] = {"log": str(log_file(plan, id)), "free_space": plan.free_space, "memory": memory}
+            more |= {"threads": threads, "gpus": plan.gpus, "plugins": plan.plugins}
+            out.append(Task(id, "s1", suite, flags["retain"], str(place), ask=ask, **more))
+    return out
+
+
+def _largest(*memories: int | None) -> int | None:
+    """One model is in memory at a time. What is unknown stays unknown."""
+    known = [m for m in memories if m is not None]
+    return max(known) if len(known) == len(memories) else None
+
+
+def _tasks_of(plan: Plan, model: Model, attack: Attack | None, threads: int) -> list[Task]:
     memory = model.memory if model.memory is not None else weights_memory(model.path)
-    common: dict[str, Any] = {"model": model.name, "source": model.path, "attack": attack, "plugins": plan.plugins}
-    common |= {"threads": threads, "memory": memory, "gpus": plan.gpus}
+    how = _how(plan, model, attack)
+    common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
+    common |= {"gpus": plan.gpus, "attack": attack.name if attack else None, "how": how}
     out: list[Task] = []
-    first = [] if attack is None else [f"attack/{attack}/{model.name}"]
-    for id in first:
-        ask = {**_ask(plan, model, next(iter(plan.suites)), attack), "model": model.path}
-        place = plan.out / "attacked" / str(attack) / model.name
-        room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
-        more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
-        out.append(Task(id=id, kind="attack", needs=_retain_ids(plan), **more, **common))
+    first: list[str] = []
+    if attack is not None and not attack.quantization:
+        first = [f"attack/{attack.name}/{model.name}"]
+        out.append(_attack_task(plan, model, attack, {**common, "memory": memory}))
     for suite in plan.suites:
-        id = f"{suite}/{run_directory(plan, model.name, suite, attack).name}"
+        directory = run_directory(plan, model.name, suite, attack)
+        id = f"{suite}/{directory.name}"
+        more = {**common, "out": str(directory), "log": str(log_file(plan, id)), "free_space": plan.free_space}
+        if plan.is_depth(suite):
+            quantization = attack.quantization if attack else None
+            source = _read_from(plan, model, attack)
+            ask = _depth_ask(plan, suite, source, directory, quantization or model.flags.get("quantization"))
+            held = _largest(memory, weights_memory(plan.suites[suite]["full"]))
+            out.append(Task(id=id, kind="depth", ask=ask, needs=(*first, f"s1/{suite}"), memory=held, **more))
+            continue
         ask = _ask(plan, model, suite, attack)
         logs = ask.get("retain_logs")
         needs = [*first, *([f"{suite}/{plan.retain}"] if logs else [])]
-        more = {"out": ask["out"], "log": str(log_file(plan, id)), "ask": ask, "free_space": plan.free_space}
-        out.append(Task(id=id, kind="eval", needs=tuple(needs), retain=logs, **more, **common))
+        out.append(Task(id=id, kind="eval", ask=ask, needs=tuple(needs), retain=logs, memory=memory, **more))
     return out
+
+
+def _how(plan: Plan, model: Model, attack: Attack | None) -> dict[str, Any]:
+    """An attack in full: its settings, and what the copy depends on besides the weights."""
+    if attack is None:
+        return {}
+    if attack.quantization:
+        return {**attack.to_json(), "quantization": attack.quantization}
+    suite = next(iter(plan.teaching_suites.values()), {"suite": "tofu"})
+    out = {**attack.to_json(), "teaching": {k: v for k, v in {**suite, **model.flags}.items() if k in TEACHING}}
+    return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.kind == "relearn" else out
+
+
+def _attack_task(plan: Plan, model: Model, attack: Attack, common: Mapping[str, Any]) -> Task:
+    id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
+    ask = {**common["how"]["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
+    ask |= {"plugins": list(plan.plugins), "progress": False}
+    memory = common["memory"]
+    room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
+    held = training_memory(memory) if attack.kind == "relearn" and memory is not None else memory
+    more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
+    return Task(id=id, kind="attack", needs=_retain_ids(plan), **{**common, **more, "memory": held})
 
 
 def _retain_ids(plan: Plan) -> tuple[str, ...]:

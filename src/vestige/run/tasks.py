@@ -1,8 +1,8 @@
 """The tasks of a sweep: plain data that any process can perform, and how to tell that one is done.
 
 A task is done when its run directory holds results of the same model fingerprint and the same configuration, and the
-note beside them (sweep_task.json) names the same data, retain results and attack. Nothing else is remembered, so a
-sweep that was killed, sharded or moved to another machine goes on from what is on disk.
+note beside them (sweep_task.json) names the same data, retain results, and attack with its settings. Nothing else is
+remembered, so a sweep that was killed, sharded or moved to another machine goes on from what is on disk.
 """
 
 from __future__ import annotations
@@ -16,34 +16,40 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.run.attacking import Lesson, attack_weights, rows_file
+from vestige.run.sweep_attacks import LESSON, SETTINGS
+from vestige.run.sweep_depth import run_depth, to_ask
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
+from vestige.store.results import versions
 from vestige.types import content_key
 
-# Attacks by name: (checkpoint, where to write the attacked copy) -> where it was written. Plug-ins may add theirs.
-ATTACKS: dict[str, Callable[[Path, Path], Path]] = {}
+# Attacks of plug-ins by name: (checkpoint, where to write the copy, **settings) -> where it was written.
+ATTACKS: dict[str, Callable[..., Path]] = {}
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
 
 
 @dataclass(frozen=True)
 class Task:
-    """One evaluation, or one attack that makes a checkpoint to evaluate."""
+    """One evaluation or depth run, one attack that makes a checkpoint to evaluate, or S1 for all depth runs."""
 
-    id: str  # tofu/npo, tofu/npo+relearn, attack/relearn/npo
-    kind: str  # eval | attack
+    id: str  # tofu/npo, tofu/npo+relearn, attack/relearn/npo, s1/depth
+    kind: str  # eval | depth | attack | s1
     model: str  # the model's name in the plan
     source: str  # its checkpoint before any attack
     out: str  # the run directory, or where the attacked copy goes
     log: str
-    ask: Mapping[str, Any]  # the fields of Ask
-    attack: str | None = None
+    ask: Mapping[str, Any]  # the fields of Ask, or of DepthAsk
+    attack: str | None = None  # its name in the plan
+    how: Mapping[str, Any] = field(default_factory=dict)  # the attack in full: kind, settings, what it teaches
     needs: tuple[str, ...] = ()  # ids of tasks whose results this one reads
     retain: str | None = None  # the retain model's run directory
     plugins: tuple[str, ...] = ()
@@ -54,6 +60,14 @@ class Task:
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+    def model_args(self, path: str) -> ModelArgs:
+        """How this task reads a checkpoint."""
+        from vestige.run.prepare import model_args
+
+        if self.kind in ("depth", "s1"):
+            return to_ask(self.ask).model(path)
+        return replace(model_args(_run(self)), path=path)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Task:
@@ -72,15 +86,28 @@ class Finished:
 
 def is_done(task: Task) -> bool:
     """Whether what the task would make is there already, for the same content."""
-    if task.kind == "attack":
-        return _is_attacked(task)
-    out = Path(task.out)
-    if not (out / NOTE).is_file() or not (out / "manifest.json").is_file() or not list(out.glob("*_SUMMARY.json")):
-        return False
     try:
-        return _same_run(task) and read_json(out / NOTE).get("key") == task_key(task)
-    except (ValueError, UserError):  # half a file, a checkpoint that has gone: running the task will say which
+        note = read_json(Path(task.out) / NOTE)
+        return _made(task) and bool(note["key"] == task_key(task))
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        UserError,
+    ):  # half a file, a checkpoint that has gone: running will say which
         return False
+
+
+def _made(task: Task) -> bool:
+    """Whether the files that count are there."""
+    out = Path(task.out)
+    if task.kind == "attack":
+        return checkpoint(task).exists()
+    if task.kind == "s1":
+        return any((out / "s1_cache").glob("*"))
+    if task.kind == "depth":
+        return (out / "summary.json").is_file()
+    return any(out.glob("*_SUMMARY.json")) and _same_run(task)
 
 
 def _same_run(task: Task) -> bool:
@@ -93,31 +120,57 @@ def _same_run(task: Task) -> bool:
     if manifest.get("config") != config_json(run):
         return False
     weights = manifest["model"]["fingerprint"]
-    return task.attack is not None or not _local(task.source) or weights == fingerprint(model_args(run))
+    copied = task.attack is not None and not task.how.get("quantization")
+    return copied or not _local(task.source) or weights == fingerprint(model_args(run))
 
 
 def task_key(task: Task) -> str:
     """A name for everything a task's result depends on."""
-    parts = [task.kind, task.attack or "", json.dumps(_said(task), sort_keys=True, default=str), _identity(task)]
+    parts = [task.kind, _attack_key(task), json.dumps(_said(task), sort_keys=True, default=str), *_identities(task)]
     parts += [f"{file.name}={digest}" for file, digest in _read_files(task)]
     return content_key(*(part.encode() for part in parts))
 
 
+def _attack_key(task: Task) -> str:
+    """The attack with its settings, whatever the plan calls it; what it teaches is named by content, not by place."""
+    how = {k: v for k, v in task.how.items() if k != "data"}
+    return json.dumps(how, sort_keys=True, default=str) if how else ""
+
+
+# Flags that only say where things are or how work is shown; models are named by their weights.
+WHERE = (
+    "out", "model", "data", "retain_logs", "progress", "plugins", "config_dir", "task_name",
+    "unlearned", "full", "retain", "s1_cache",
+)  # fmt: skip
+AFTER_S1 = ("delta_threshold", "baselines", "plots", "resamples", "seed", "batch_size")  # S1 is the same with others
+
+
 def _said(task: Task) -> dict[str, Any]:
-    """The flags without those that only say where things are or how work is shown."""
-    where = ("out", "model", "data", "retain_logs", "progress", "plugins", "config_dir", "task_name")
-    if task.kind == "attack":  # one copy serves every suite
+    """The flags that make a difference to the outcome."""
+    if task.kind == "attack":  # one copy serves every suite; what it depends on is in `how`
         return {}
-    return {k: v for k, v in task.ask.items() if k not in where}
+    if task.kind == "s1":
+        libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
+        return {**{k: v for k, v in task.ask.items() if k not in (*WHERE, *AFTER_S1)}, "versions": libraries}
+    return {k: v for k, v in task.ask.items() if k not in WHERE}
 
 
-def _identity(task: Task) -> str:
-    """The weights before any attack. A hub id is its name: its files may have been cleared from the cache."""
-    from vestige.run.prepare import model_args
+def _identities(task: Task) -> list[str]:
+    """The weights before any attack, and for a depth run those of its two references."""
+    # Quantising by an attack is said in `how`: the files are the same.
+    found = [task.model_args(path) for path in checkpoints_of(task)]
+    return [_identity(replace(args, quantization=None) if task.how.get("quantization") else args) for args in found]
 
-    if not _local(task.source):
-        return f"hub:{task.source}"
-    return fingerprint(replace(model_args(_run(task)), path=task.source))
+
+def checkpoints_of(task: Task) -> list[str]:
+    """The checkpoints that a task reads, attacked copies by what they are made of."""
+    references = [str(task.ask[k]) for k in ("full", "retain")] if task.kind in ("depth", "s1") else []
+    return list(dict.fromkeys([task.source, *references]))
+
+
+def _identity(args: ModelArgs) -> str:
+    """A hub id is its name: its files may have been cleared from the cache."""
+    return fingerprint(args) if _local(args.path) else f"hub:{args.path}"
 
 
 def _local(path: str) -> bool:
@@ -127,9 +180,11 @@ def _local(path: str) -> bool:
 def _read_files(task: Task) -> list[tuple[Path, str]]:
     """Files a task reads besides the checkpoint, with their digests: rows, the retain model's results, plug-ins."""
     files = [Path(p) for p in task.plugins]
-    folders = [task.ask[k] for k in ("data", "include_path") if task.ask.get(k)] if task.kind == "eval" else []
-    for folder in folders:
-        files += sorted(f for f in Path(str(folder)).expanduser().rglob("*") if f.is_file())
+    places = [task.ask[k] for k in ("data", "include_path") if task.ask.get(k)] if task.kind != "attack" else []
+    for place in (Path(str(p)).expanduser() for p in places):
+        files += [place] if place.is_file() else sorted(f for f in place.rglob("*") if f.is_file())
+    if task.how.get("data"):
+        files.append(rows_file(Path(task.how["data"]), "forget"))
     if task.retain:
         files += sorted(Path(task.retain).glob("*_EVAL.json"))
     return list(zip(files, digests(files), strict=True))
@@ -145,14 +200,6 @@ def _composed(ask: str) -> Any:
     from vestige.run.friendly import Ask, to_run
 
     return to_run(Ask(**json.loads(ask)))
-
-
-def _is_attacked(task: Task) -> bool:
-    """Whether the attacked checkpoint is there and was made of these weights by this attack."""
-    try:
-        return bool(read_json(Path(task.out) / NOTE)["key"] == task_key(task)) and checkpoint(task).exists()
-    except (OSError, ValueError, KeyError, UserError):
-        return False
 
 
 def checkpoint(task: Task) -> Path:
@@ -190,10 +237,7 @@ def _perform(task: Task) -> None:
     check_space(Path(task.out), task.free_space)
     load_plugins(task.plugins)
     torch.set_num_threads(task.threads)  # the same on every machine: sums must not depend on where they are made
-    if task.kind == "attack":
-        _make_attacked(task)
-    else:
-        _evaluate(task)
+    {"attack": _make_attacked, "depth": _measure_depth, "s1": _measure_depth, "eval": _evaluate}[task.kind](task)
 
 
 def _evaluate(task: Task) -> None:
@@ -209,20 +253,41 @@ def _evaluate(task: Task) -> None:
     write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
 
 
-def _make_attacked(task: Task) -> None:
-    from vestige.models.locate import locate
-    from vestige.run.prepare import model_args
+def _measure_depth(task: Task) -> None:
+    key = task_key(task)
+    (Path(task.out) / NOTE).unlink(missing_ok=True)
+    summary = run_depth(task.ask)
+    if summary["avg_uds"] is None:
+        raise UserError(f"the depth score could not be computed: {summary['reason']}")
+    write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
 
-    if task.attack not in ATTACKS:
-        raise unknown_name("attack", str(task.attack), ATTACKS)
+
+def _make_attacked(task: Task) -> None:
     out = Path(task.out)
     with writing(out):
-        place = locate(replace(model_args(_run(task)), path=task.source))
         (out / NOTE).unlink(missing_ok=True)
-        made = ATTACKS[task.attack](place.gguf or place.directory, checkpoint(task))
-        if made.resolve() != checkpoint(task).resolve():
-            raise UserError(f"The attack '{task.attack}' wrote to {made}; it must write to {checkpoint(task)}.")
+        shutil.rmtree(checkpoint(task), ignore_errors=True)  # half a copy, of a process that was killed
+        _attack(task)
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
+
+
+def _attack(task: Task) -> None:
+    from vestige.models.locate import locate
+
+    said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
+    kind = task.how["attack"]
+    if kind in SETTINGS:
+        taught = {k: said.pop(k) for k in LESSON if k in said}
+        lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if "data" in taught else None
+        made = attack_weights(kind, said, _run(task), lesson, checkpoint(task))
+        print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
+        return
+    if kind not in ATTACKS:
+        raise unknown_name("attack", str(kind), ATTACKS)
+    place = locate(task.model_args(task.source))
+    copy = ATTACKS[kind](place.gguf or place.directory, checkpoint(task), **said)
+    if copy.resolve() != checkpoint(task).resolve():
+        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {checkpoint(task)}.")
 
 
 def check_space(place: Path, wanted: int) -> None:

@@ -9,7 +9,7 @@ from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.run.stored import load_evidence, read_manifest, suite_from_manifest, words_of
 from vestige.store.examples import load_rows
-from vestige.suites.handlers.trajectory import TrajectoryRun
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun
 from vestige.suites.registry import Inputs
 from vestige.types import Trace
 

@@ -187,7 +187,7 @@ def recipe_of(config: TrainConfig) -> Any:
 
 def run_training(config: TrainConfig) -> TrainOutcome:
     """Trains and writes the output directory."""
-    from vestige.unlearn.trainer import save_model, train
+    from vestige.unlearn.trainer import Lesson, Watch, save_model, train
 
     started = time.perf_counter()
     recipe = recipe_of(config)
@@ -200,18 +200,10 @@ def run_training(config: TrainConfig) -> TrainOutcome:
         diary = Diary(config, loaded, save_model)
         if config.evaluation is not None and config.args.get("eval_on_start"):
             diary.look(0.0, loaded.model)
-        trained = train(
-            loaded,
-            main.rows,
-            config.output_dir,
-            recipe,
-            config.method,
-            config.method_args,
-            rows["retain"].rows if "retain" in rows else (),
-            main.alternates,
-            on_epoch=diary.look if config.evaluation is not None else None,
-            progress=config.progress,
-        )
+        retain = rows["retain"].rows if "retain" in rows else ()
+        lesson = Lesson(main.rows, config.method, config.method_args, retain, main.alternates)
+        watch = Watch(diary.look if config.evaluation is not None else None, config.progress)
+        trained = train(loaded, lesson, config.output_dir, recipe, watch)
         record = {
             "mode": config.mode,
             "config": config.describe(),

@@ -169,12 +169,17 @@ def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     text = Text((), "Ada Byron wrote the notes.")
     evidence = Evidence(texts={Request(example.prompt, Decoding()).key: text})
     score = _run(handler, {}, data={"data": Rows("made-up", ((example,),), many=False)}, evidence=evidence)
+    other = "Byron is who wrote the notes."
+    para = replace(example, answer=other, reference=other)  # the same prompt, so the same text: nothing is decoded anew
+    again = _run(handler, {}, data={"data": Rows("made-up", ((para,),), many=False)}, evidence=evidence)
     given = [
         f"answer as written: {example.answer!r}; as decoded, with the prompt's text {example.input_text!r} taken out "
         f"wherever it occurs: {example.reference!r}",
-        f"what the model says: {text.text!r}",
+        f"what the model says: {text.text!r}; the answer paraphrased (para_rouge): {other!r}",
     ]
-    return Worked(given, [(kind, _field(score, kind)) for kind in ("rougeL_recall", "rougeL_f1", "rouge1_recall")])
+    kinds = ("rougeL_recall", "rougeL_f1", "rouge1_recall")
+    lines: list[Line] = [(kind, _field(score, kind)) for kind in kinds]
+    return Worked(given, [*lines, ("rougeL_recall, paraphrased", _field(again, "rougeL_recall"))])
 
 
 def _bleu(handler: str, params: Mapping[str, Any]) -> Worked:

@@ -15,7 +15,7 @@ from typing import Any
 from vestige.errors import UserError, unknown_name
 from vestige.models.load import ModelArgs, load_model
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.trainer import Recipe, save_model, train
+from vestige.unlearn.trainer import Lesson, Recipe, save_model, train
 
 # As in the robustness tests of open-unlearning; `auto` is paged_adamw_32bit and bfloat16 on CUDA, AdamW elsewhere.
 RELEARNING = Recipe(
@@ -37,7 +37,7 @@ class Attacked:
 def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe = RELEARNING) -> Attacked:
     """Fine-tunes a copy on the rows. Give rows other than those measured, and the attack cannot teach the answers."""
     loaded = load_model(args)
-    trained = train(loaded, rows, out, recipe)
+    trained = train(loaded, Lesson(rows), out, recipe)
     return Attacked(str(out), notes=tuple(trained.notes), settings=trained.settings)
 
 

@@ -67,6 +67,30 @@ class Recipe:
         return math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What is trained on: rows to learn or, with a method, rows to forget and what the method wants beside them."""
+
+    rows: Sequence[ChatRow]
+    method: str | None = None
+    knobs: Mapping[str, Any] | None = None
+    retain: Sequence[ChatRow] = ()
+    alternates: Sequence[ChatRow] = ()
+
+    def check(self) -> None:
+        """Says what the method lacks."""
+        if self.method is None:
+            return
+        chosen = method_named(self.method)
+        split_knobs(self.method, self.knobs)
+        if chosen.needs_retain and not self.retain:
+            raise UserError(f"{self.method} trains on retain rows too; give some (--retain FILE).")
+        if chosen.needs_alternate and not self.alternates:
+            raise UserError(
+                f"{self.method} needs answers to prefer; give some (--alternate idk, or a column of the forget rows)."
+            )
+
+
 @dataclass
 class Trained:
     """What training leaves behind besides the weights."""
@@ -108,39 +132,36 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
     return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length)
 
 
-def train(
-    loaded: LoadedModel,
-    rows: Sequence[ChatRow],
-    out: Path,
-    recipe: Recipe,
-    method: str | None = None,
-    knobs: Mapping[str, Any] | None = None,
-    retain: Sequence[ChatRow] = (),
-    alternates: Sequence[ChatRow] = (),
-    on_epoch: OnEpoch | None = None,
-    progress: bool = False,
-    save: bool = True,
-) -> Trained:
-    """Trains the model on the rows (or, with a method, makes it forget them) and saves it with its tokenizer in `out`.
+@dataclass(frozen=True)
+class Watch:
+    """What else happens while training: somebody looks after each epoch, a bar is shown, the result is kept."""
+
+    on_epoch: OnEpoch | None = None
+    progress: bool = False
+    save: bool = True
+
+
+def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch: Watch | None = None) -> Trained:
+    """Trains the model on the lesson and saves it with its tokenizer in `out`.
 
     `loaded.model` is trained in place, or wrapped in an adapter where the recipe has one.
     """
-    if method is not None:
-        _check_rows(method, knobs, retain, alternates)
+    watch = watch or Watch()
+    lesson.check()
     recipe, notes = settings_on(recipe, loaded.device)
     set_seed(recipe.seed)
     loaded.model, more = _trainable(loaded, recipe.lora)
     objective = objective_of(loaded)
     pad = loaded.tokenizer.pad_token_id
-    work = Work(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, method, knobs)
+    work = Work(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
     work.prepare(loaded.model)
-    pairs = Pairs(rows, retain, alternates, recipe.seed)
-    watching = Watching(on_epoch)
+    pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
+    watching = Watching(watch.on_epoch)
     with _quiet():
         trainer = MethodTrainer(
             work,
             model=loaded.model,
-            args=training_arguments(recipe, out, len(rows), loaded.device, progress),
+            args=training_arguments(recipe, out, len(lesson.rows), loaded.device, watch.progress),
             train_dataset=pairs,
             data_collator=list,
             callbacks=[watching],
@@ -148,9 +169,9 @@ def train(
         trainer.remove_callback(PrinterCallback)
         trainer.train()
     loaded.model.eval()
-    if save:
+    if watch.save:
         save_model(loaded, out)
-    settings = {**asdict(recipe), "method": method and method_key(method), "knobs": work.settings()}
+    settings = {**asdict(recipe), "method": lesson.method and method_key(lesson.method), "knobs": work.settings()}
     return Trained(watching.losses, settings, [*notes, *more])
 
 
@@ -190,17 +211,6 @@ def training_arguments(recipe: Recipe, out: Path, rows: int, device: str, progre
         return TrainingArguments(**{**said, **recipe.extra})
     except (TypeError, ValueError) as error:
         raise UserError(f"The training settings are not accepted: {str(error).splitlines()[0]}") from None
-
-
-def _check_rows(method: str, knobs: Mapping[str, Any] | None, retain: Sequence[Any], alternates: Sequence[Any]) -> None:
-    chosen = method_named(method)
-    split_knobs(method, knobs)
-    if chosen.needs_retain and not retain:
-        raise UserError(f"{method} trains on retain rows too; give some (--retain FILE).")
-    if chosen.needs_alternate and not alternates:
-        raise UserError(
-            f"{method} needs answers to prefer; give some (--alternate idk, or a column of the forget rows)."
-        )
 
 
 def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
@@ -243,11 +253,9 @@ class WithoutAdapter:
 class Work:
     """What a step computes: the plain loss of the rows, or a method's loss of pairs."""
 
-    def __init__(
-        self, objective: Objective, pad_id: int, seed: int, method: str | None, knobs: Mapping[str, Any] | None
-    ) -> None:
-        self.objective, self.pad_id, self.method = objective, pad_id, method
-        self.knobs, self.retain_loss_type = split_knobs(method, knobs) if method else ({}, "NLL")
+    def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
+        self.objective, self.pad_id, self.method = objective, pad_id, lesson.method
+        self.knobs, self.retain_loss_type = split_knobs(lesson.method, lesson.knobs) if lesson.method else ({}, "NLL")
         self.noise = Random(f"{seed}/noise")
         self.reference: Any = None
         self.memory: dict[str, Any] = {}
@@ -341,10 +349,12 @@ def _quiet() -> Any:
 
 
 __all__ = [
+    "Lesson",
     "Lora",
     "MethodTrainer",
     "Recipe",
     "Trained",
+    "Watch",
     "Watching",
     "Work",
     "objective_of",

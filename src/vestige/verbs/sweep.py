@@ -23,6 +23,7 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
     sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
+    sweep.add_argument("--meta", action="store_true", help="write what `vestige meta` reads from the runs, and stop")
     sweep.add_argument(
         "--clean", nargs="?", const="stale", choices=("stale", "all"), help="remove runs not in the plan, or all runs"
     )
@@ -36,7 +37,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    from vestige.run.sweep import How, clean, listing, sweep
+    from vestige.run.sweep import How, clean, listing, meta_files, sweep
     from vestige.run.sweep_plan import read_plan
 
     how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
@@ -44,6 +45,9 @@ def run_sweep(args: argparse.Namespace) -> int:
     plan = read_plan(Path(args.plan))
     if args.list:
         print(listing(plan))
+        return 0
+    if args.meta:
+        print(meta_files(plan))
         return 0
     if args.clean:
         print(clean(plan, args.clean == "all"))

@@ -17,6 +17,7 @@ from vestige.wants import PatchInto, PatchWant, Wants
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
+NO_MODELS = "it needs the full and the retain model: set full_model_path and retain_model_path"
 NO_LAYER = "at no layer do the retain model's states cost more than the threshold"
 
 
@@ -47,7 +48,7 @@ def uds(inputs: Inputs) -> Score:
     """Share of the full model's knowledge that is gone from the layers, against the retain model (depth score)."""
     models = into(inputs.spec)
     if models is None:
-        return Score(None, reason="it needs the full and the retain model: set full_model_path and retain_model_path")
+        return Score(None, reason=NO_MODELS)
     tau = float(inputs.spec.params.get("delta_threshold", depth.TAU))
     by_index = {row[0].index: _example(inputs, models, row[0], tau) for row in inputs.rows.examples}
     broken = [i for i, v in by_index.items() if v.get("reason") == BAD_LOGITS]

@@ -1,13 +1,14 @@
 """The names metrics go by, what a metric is measured on, and which end of it means "the model still knows".
 
-Short names (em, es, uds, ...) are those of the published tables. A metric of your own needs no entry here: its end is
-what `@metric(knows=...)` recorded, or what the pool file says.
+Short names (em, es, uds, ...) are those of the published tables, and each means the number that is published there: a
+metric of the TOFU suite with certain settings, in the dialect `depth-score`. A metric of your own needs no entry here:
+its end is what `@metric(knows=...)` recorded, or what the pool file says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation, utility  # noqa: F401 - they fill METRICS
@@ -29,13 +30,20 @@ class Known:
     protocol: str = CHAT
     ours: str = ""  # its name in a run's result files, where that is another
     filtered_by: str = ""  # the metric whose threshold chooses its models, where that is another
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the metric, as published
+    note: str = ""  # what the short name leaves unsaid
+
+    @property
+    def metric(self) -> str:
+        """Its name in the TOFU suite."""
+        return self.ours or self.key
 
 
-def _attack(short: str, label: str, ours: str = "") -> tuple[Known, Known]:
+def _attack(short: str, label: str, ours: str = "", **settings: object) -> tuple[Known, Known]:
     """An attack and its likeness to the retain model. The published tables filter both by the attack's threshold."""
     raw = f"mia_{short}"
     return (
-        Known(raw, f"MIA-{label}", "mia", "O", ours=ours),
+        Known(raw, f"MIA-{label}", "mia", "O", ours=ours, settings=settings),
         Known(f"s_{raw}", f"s_{label}", "mia", "OR", "low", filtered_by=raw),
     )
 
@@ -43,9 +51,10 @@ def _attack(short: str, label: str, ours: str = "") -> tuple[Known, Known]:
 _ATTACKS = (
     _attack("loss", "LOSS"),
     _attack("zlib", "ZLib"),
-    _attack("min_k", "Min-K"),
-    _attack("min_kpp", "Min-K++", "mia_min_k_plus_plus"),
+    _attack("min_k", "Min-K", k=0.4),
+    _attack("min_kpp", "Min-K++", "mia_min_k_plus_plus", k=0.4),
 )
+_RECALL = {"rouge_type": "rougeL_recall"}
 _FISHER = tuple(
     Known(f"fisher_masked_{share}", f"Fisher Masked ({percent})", "representation", "RI", "low", ENTITY)
     for share, percent in (("0.001", "0.1%"), ("0.0001", "0.01%"), ("0.01", "1%"))
@@ -54,24 +63,46 @@ _FISHER = tuple(
 KNOWN: dict[str, Known] = {
     k.key: k
     for k in (
-        Known("es", "Extraction Strength", "memorization", "O", ours="extraction_strength"),
-        Known("em", "Exact Memorization", "memorization", "O", ours="exact_memorization"),
+        Known(
+            "es", "Extraction Strength", "memorization", "O", ours="extraction_strength",
+            note="As published it is never 0: where nothing can be finished it is 1/n.",
+        ),
+        Known(
+            "em", "Exact Memorization", "memorization", "O", ours="exact_memorization",
+            note="As published the end token is left out.",
+        ),
         Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob"),
-        Known("paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob"),
-        # The share p(right) / (p(right) + p(wrong)), not the default aggregator of TOFU's forget rows.
-        Known("truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean"),
-        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE"),
-        # The same generation as rouge, scored against the paraphrased answer: the question stays as it is.
-        Known("para_rouge", "Para. ROUGE", "generation", "O", ours="forget_Q_A_PARA_ROUGE"),
-        Known("jailbreak_rouge", "Jailbreak ROUGE", "generation", "O"),
+        Known(
+            "paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob",
+            note="Several paraphrases a row: published is their geometric mean, this metric takes the plain mean.",
+        ),
+        Known(
+            "truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean",
+            settings={"aggregator": "prob_mean"},
+            note="P(right) / (P(right) + P(wrong) + 1e-10), high when it knows. TOFU's own forget_truth_ratio is "
+            "another number (aggregator closer_to_1_better).",
+        ),
+        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE", settings=_RECALL),
+        Known(
+            "para_rouge", "Para. ROUGE", "generation", "O", ours="forget_Q_A_PARA_ROUGE", settings=_RECALL,
+            note="The very text that rouge scores, against the paraphrased answer: the question stays as it is.",
+        ),
+        Known(
+            "jailbreak_rouge", "Jailbreak ROUGE", "generation", "O", settings=_RECALL,
+            note="The prompt's tokens, then those of 'Sure, here is the answer:'; what follows is scored.",
+        ),
         *(pair[0] for pair in _ATTACKS),
         *(pair[1] for pair in _ATTACKS),
         Known("cka", "CKA", "representation", "RI", "low", ENTITY),
         *_FISHER,
         Known("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
-        Known("uds", "UDS", "representation", "ORI", "low", ENTITY),
+        Known(
+            "uds", "UDS", "representation", "ORI", "low", ENTITY,
+            settings={"delta_threshold": 0.05, "last_layer": "peer"},
+            note="Published with last_layer peer, which norms the last layer twice; the suite says residual.",
+        ),
     )
-}
+}  # fmt: skip
 # Other spellings in circulation; those of method_results.json among them.
 ALIASES: dict[str, str] = {
     **{k.ours: k.key for k in KNOWN.values() if k.ours},
@@ -92,6 +123,26 @@ def short(name: str) -> str:
     ('es', 's_mia_min_k', 'my_metric')
     """
     return ALIASES.get(name, name)
+
+
+def full_name(name: str) -> str:
+    """The name in the TOFU suite of a metric said in short; any other name as it is.
+
+    >>> full_name("em"), full_name("mia_min_k++"), full_name("truth_ratio"), full_name("my_metric")
+    ('exact_memorization', 'mia_min_k_plus_plus', 'forget_truth_ratio_prob_mean', 'my_metric')
+    """
+    key = short(name)
+    return KNOWN[key].metric if key in KNOWN else name
+
+
+def unlike_published(key: str, settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings in which a metric is not what its short name means, with the published values.
+
+    >>> unlike_published("mia_min_k", {"k": 0.2}), unlike_published("mia_min_k", {"k": 0.4})
+    ({'k': 0.4}, {})
+    """
+    said = KNOWN[key].settings if key in KNOWN else {}
+    return {k: v for k, v in said.items() if settings.get(k, v) != v}
 
 
 def schema_protocol(metric: str) -> str:

@@ -1,0 +1,106 @@
+"""One attack on the weights of one checkpoint, for `vestige stress` and for sweeps alike.
+
+    attack + settings --> attacked copy (relearn, prune), or another way to read the same files (quantise)
+
+Relearning needs rows to teach. Held out, it teaches every other forget row, and the rest are measured.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vestige.data.rows import find_in_directory, load_rows
+from vestige.errors import UserError
+from vestige.run.config import RunConfig
+
+if TYPE_CHECKING:  # the driver of a sweep needs no torch
+    from vestige.unlearn.objectives import ChatRow
+
+PRUNED_SHARE = 0.3  # when nothing else is said
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What relearning teaches: the forget rows of a folder, or every other one of them."""
+
+    data: Path
+    held_out: bool = False
+    examples: int | None = None
+
+
+def rows_file(folder: Path, name: str) -> Path:
+    """The file with a folder's rows of one kind."""
+    found = find_in_directory(folder, name, "train")
+    if not found:
+        raise UserError(f"{folder} has no {name} rows ({name}.jsonl), which this attack needs.")
+    return found[0]
+
+
+def lesson_rows(run: RunConfig, lesson: Lesson) -> list[ChatRow]:
+    """The rows to teach, in the words of the evaluation: its tokenizer, template and limit."""
+    from vestige.data.datasets import make_context
+    from vestige.models.load import load_tokenizer
+    from vestige.run.prepare import make_template, model_args
+    from vestige.run.training_rows import Reading, read_training_rows
+
+    tokenizer, _ = load_tokenizer(model_args(run))
+    context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
+    path = str(rows_file(lesson.data, "forget"))
+    file = {"handler": "AutoDataset", "args": {"hf_args": {"path": path}}}
+    rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows
+    return (rows[::2] if lesson.held_out else rows)[: lesson.examples]
+
+
+def row_key(row: Mapping[str, Any]) -> str:
+    """What makes a row the same row in another file: its question, or all of it where it has none."""
+    return str(row.get("question") or json.dumps(row, sort_keys=True, ensure_ascii=False, default=str))
+
+
+def taught_keys(data: Path) -> frozenset[str]:
+    """The rows that a held-out lesson of this folder teaches."""
+    return frozenset(map(row_key, load_rows({"path": str(rows_file(data, "forget"))})[0][::2]))
+
+
+def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
+    """The rows of a file that are not taught, as JSON lines."""
+    rows = [row for row in load_rows({"path": str(file)})[0] if row_key(row) not in taught]
+    if not rows:
+        raise UserError(f"{file}: held-out relearning needs rows that are not taught; every other forget row is.")
+    lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
+    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None) -> Path:
+    """Makes a folder like the user's, with only those forget rows that a held-out lesson does not teach."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    for file in data.iterdir():
+        if file.is_file() and not file.name.startswith("forget."):
+            shutil.copy(file, folder)
+    write_untaught(rows_file(data, "forget"), taught_keys(data) if taught is None else taught, folder / "forget.jsonl")
+    return folder
+
+
+def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesson: Lesson | None, place: Path) -> Any:
+    """Attacks the model of a run; a copy, where the attack makes one, goes to `place`.
+
+    Settings: bits of quantise, share of prune, steps and fields of a Recipe of relearn.
+    """
+    from vestige.run.prepare import model_args
+    from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
+
+    args = model_args(run)
+    if kind == "quantise":
+        return quantise(args, **settings)
+    if kind == "prune":
+        return prune(args, settings.get("share", PRUNED_SHARE), place)
+    assert kind == "relearn" and lesson is not None, kind
+    said = dict(settings)
+    steps = said.pop("steps", 0)  # 0: as many as the epochs have
+    recipe = replace(RELEARNING, **said, **({"max_steps": steps} if steps else {}))
+    return relearn(args, lesson_rows(run, lesson), place, recipe)

@@ -1,0 +1,94 @@
+"""What a dialect says of a handler, point by point, and where that is not what a short name means."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.metrics.dialects import DIALECTS, Dialect
+from vestige.metrics.names import KNOWN, full_name, short, unlike_published
+from vestige.suites.registry import HANDLERS, no_wants
+
+PUBLISHED = "depth-score"  # the dialect in which the short names were published
+
+
+def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
+    """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
+    if handler == "privleak":
+        stand_in = "MUSE's published retrain AUC, else ref_value" if d.published_references else "ref_value (0.5)"
+        return {"without retain logs": stand_in}
+    if HANDLERS[handler].wants is no_wants:
+        return {}
+    reads_answers = handler != "rouge"
+    out: dict[str, str] = {}
+    if reads_answers:
+        out["last label (end token)"] = "left out" if handler in d.drop_last else "counted"
+        empty = d.empty.get(handler)
+        out["answer without tokens"] = "missing, with a reason" if empty is None else f"counts as {empty:g}"
+        out["where labels begin"] = BOUNDARY[d.boundary]
+    if handler == "extraction_strength":
+        out["last token missed"] = "1/n" if d.extraction_floor else "0"
+    if handler == "exact_memorization":
+        out["precision of the share"] = "float32" if d.float32_shares else "float64"
+    if handler == "rouge":
+        out["stemmer"] = "on" if d.rouge_stemmer else "off"
+    if handler in ("rouge", "mia_zlib"):
+        out["text of the answer"] = "as written in the data" if d.written_answer else "as decoded from the labels"
+    if handler == "mia_gradnorm":
+        out["mode of the model"] = "train (dropout live)" if d.gradnorm_train_mode else "eval"
+    out["attention mask"] = MASK.get(d.mask, d.mask)
+    return out
+
+
+MASK = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
+BOUNDARY = {
+    "offsets": "at the first token that reaches into the answer",
+    "count": "after as many tokens as the prompt has",
+}
+
+
+# Points that change nearly every value. The others matter only to some rows: hidden tokens, answers without tokens.
+ALWAYS = ("last label (end token)", "last token missed", "stemmer")
+
+
+@dataclass(frozen=True)
+class Departure:
+    """Where a metric in some dialect is not the number its short name means."""
+
+    always: tuple[str, ...]
+    for_some_rows: tuple[str, ...]
+
+
+def departure(key: str, handler: str, settings: Mapping[str, Any], dialect: str) -> Departure:
+    """A metric with its settings, in a dialect, against the published number of that short name."""
+    here, there = (dialect_points(handler, DIALECTS[d]) for d in (dialect, PUBLISHED))
+    apart = {p: f"{p}: {here[p]}" for p in here if here[p] != there.get(p)}
+    other = [f"{k} is {settings.get(k)}, not {v}" for k, v in unlike_published(key, settings).items()]
+    return Departure(
+        (*other, *(said for p, said in apart.items() if p in ALWAYS)),
+        tuple(said for p, said in apart.items() if p not in ALWAYS),
+    )
+
+
+def refuse_other_number(name: str, handler: str, settings: Mapping[str, Any], dialect: str) -> None:
+    """A short name means the published number. Where the metric is another one, its full name must be written."""
+    key, full = short(name), full_name(name)
+    if key not in KNOWN or name == full:
+        return
+    if found := departure(key, handler, settings, dialect).always:
+        raise UserError(
+            f"'{name}' is the published number, and {full} is another one here ({'; '.join(found)}; dialect "
+            f"{dialect}); write {full} to have it, or dialect={PUBLISHED} and the suite's settings."
+        )
+
+
+def differs_for_some_rows(name: str, dialect: str, hidden: int, several: bool) -> str:
+    """What must be said of a short name's number on these rows (with hidden tokens, several answers), or nothing."""
+    words = []
+    if hidden and DIALECTS[dialect].mask != DIALECTS[PUBLISHED].mask:
+        words.append(f"{MASK[DIALECTS[dialect].mask]} in {hidden} answers (dialect={PUBLISHED} shows them)")
+    if short(name) == "paraprob" and several:
+        words.append(KNOWN["paraprob"].note)
+    return f"{name} is not quite the published number: {'; '.join(words)}" if words else ""

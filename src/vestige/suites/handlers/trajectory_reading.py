@@ -1,0 +1,203 @@
+"""What trajectory metrics ask of a model, and what it thought at each step of its denoising path.
+
+A prompt is denoised once. All answers anybody asks about are watched on the way (streams of one Trace). A view, a
+trajectory and a step then pick the evidence that the ordinary handlers read, as if the model had been asked just then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from vestige.metrics.dialects import Dialect
+from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, scored_length, view_length, window
+from vestige.metrics.trajectory_report import thin
+from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
+from vestige.suites.trajectory import TrajectoryConfig, read_config
+from vestige.types import Example, Prompt, Rows, Target, Text, TokenStats, Trace
+from vestige.wants import DenoiseWant, Wants
+
+if TYPE_CHECKING:
+    from vestige.suites.spec import MetricSpec
+
+Ids = tuple[int, ...]
+T = TypeVar("T")
+
+# ---- what is asked of the model -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Asked:
+    """What all metrics together ask about: the answers to each prompt, and which text request means which prompt."""
+
+    streams: dict[Ids, dict[Ids, None]] = field(default_factory=dict)  # prompt -> distinct answers, in order
+    answers: dict[str, tuple[Ids, Ids]] = field(default_factory=dict)  # target key -> (prompt, answer)
+    texts: dict[str, Ids] = field(default_factory=dict)  # request key -> prompt
+
+    def add(self, wants: Wants) -> None:
+        for target in wants.answers:
+            prompt = target.ids[: target.start]
+            self.streams.setdefault(prompt, {})[target.labels] = None
+            self.answers[target.key] = prompt, target.labels
+        for request in wants.texts:
+            self.streams.setdefault(request.prompt.ids, {})
+            self.texts[request.key] = request.prompt.ids
+
+    def ordered(self, prompt: Ids, config: TrajectoryConfig) -> list[Ids]:
+        """A prompt's answers in an order that does not depend on who asks first; a guided sampler writes the first."""
+        answers = list(self.streams[prompt])
+        return sorted(answers) if config.denoising.mode == "unguided" else [*answers[:1], *sorted(answers[1:])]
+
+    def want(self, prompt: Ids, config: TrajectoryConfig) -> DenoiseWant:
+        laid = tuple(window(labels, config.length, config.alignment) for labels in self.ordered(prompt, config))
+        return DenoiseWant(Prompt(prompt), laid, config.denoising, config.logits_path or "")
+
+
+def windowed(rows: Rows, length: int, words: Words | None = None) -> Rows:
+    """The rows with every answer cut to the window: what lies beyond it is never generated."""
+    cut = tuple(tuple(_cut(e, length, words) for e in row) for row in rows.examples)
+    return replace(rows, examples=cut)
+
+
+def _cut(example: Example, length: int, words: Words | None) -> Example:
+    target = example.target
+    if target is None or len(target.labels) <= length:
+        return example
+    short = Target(target.ids[: target.start + length], target.start, target.hidden)
+    if words is None:
+        return replace(example, target=short)
+    text = words.decode(short.labels)
+    return replace(example, target=short, reference=text, answer=text, label_text=text)
+
+
+def _cut_note(data: Mapping[str, Rows], length: int) -> list[str]:
+    """Says when answers did not fit: what tells a right answer from a wrong one may lie beyond the window."""
+    found = {e.target.key: len(e.target.labels) for r in data.values() for row in r.examples for e in row if e.target}
+    cut = sum(n > length for n in found.values())
+    share = f"{cut} ({cut / max(1, len(found)):.0%})"
+    words = f"{share} of the answers are longer than the window of {length} tokens and count up to its end"
+    return [f"{words}; raise sampler_kwargs.max_new_tokens to see all"] if cut else []
+
+
+def child_data(spec: MetricSpec, data: Mapping[str, Rows], child: str) -> dict[str, Rows]:
+    """The data sets of one child, by its own access keys."""
+    return {key.partition("/")[2]: rows for key, rows in data.items() if key.partition("/")[0] == child}
+
+
+def children(spec: MetricSpec) -> Mapping[str, MetricSpec]:
+    assert spec.children is not None
+    return spec.children.metrics
+
+
+def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Asked:
+    asked = Asked()
+    for name, child in children(spec).items():
+        mine = child_data(spec, data, name)
+        if len(mine) == len(child.datasets):  # else something it needs is not there
+            asked.add(HANDLERS[child.handler].wants(child, mine, dialect))
+    return asked
+
+
+# ---- what the model thought at each step --------------------------------------------------------------------------
+
+
+class At(Mapping[str, T], Generic[T]):
+    """Evidence at one step: a mapping by content key, made when asked."""
+
+    def __init__(self, keys: Iterable[str], make: Callable[[str], T]) -> None:
+        self.keys_ = dict.fromkeys(keys)
+        self.make = make
+
+    def __getitem__(self, key: str) -> T:
+        if key not in self.keys_:
+            raise KeyError(key)
+        return self.make(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys_)
+
+    def __len__(self) -> int:
+        return len(self.keys_)
+
+
+class Reading:
+    """All traces read along one trajectory in one view."""
+
+    def __init__(self, run: TrajectoryRun, trajectory: str, view: str) -> None:
+        self.run = run
+        self.view = view
+        self.paths = run.paths(trajectory)
+        self.early = run.paths("fixation_start")  # what is known when a token is decided, whatever the trajectory
+        self.stats: dict[str, TokenStats] = {}
+        self.decided: dict[str, TokenStats] = {}
+        self.ids: dict[Ids, list[Ids]] = {}
+
+    def evidence(self, step: int, by_decision: bool) -> Evidence:
+        answers = self._decided if by_decision else self._stats
+        return Evidence(
+            answers=At(self.run.asked.answers, lambda key: self._step(answers(key), step)),
+            texts=At(self.run.asked.texts, lambda key: self._text(self.run.asked.texts[key], step)),
+        )
+
+    def _step(self, t: TokenStats, step: int) -> TokenStats:
+        return at_step(t, min(step, len(t.top1) - 1))  # a run that ended earlier keeps its last step
+
+    def _stats(self, key: str) -> TokenStats:
+        if key not in self.stats:
+            self.stats[key] = in_text_order(self._read(self.paths, key))
+        return self.stats[key]
+
+    def _decided(self, key: str) -> TokenStats:
+        if key not in self.decided:
+            self.decided[key] = self._read(self.early, key)
+        return self.decided[key]
+
+    def _read(self, paths: Mapping[Ids, Path], key: str) -> TokenStats:
+        prompt, answer = self.run.asked.answers[key]
+        rows = scored_length(self._length(prompt), self.run.config.alignment)
+        return paths[prompt].stats(self.run.stream[prompt, answer], rows)
+
+    def _length(self, prompt: Ids) -> int:
+        return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
+
+    def _text(self, prompt: Ids, step: int) -> Text:
+        if prompt not in self.ids:
+            found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
+            self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]
+        steps = self.ids[prompt]
+        ids = steps[min(step, len(steps) - 1)]
+        return Text(ids, self.run.text(ids))
+
+
+class TrajectoryRun:
+    """The traces of one trajectory metric, and how to read them."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.config = read_config(inputs.spec.params, inputs.spec.name)
+        self.words = inputs.words
+        self.data = {k: windowed(r, self.config.length, inputs.words) for k, r in inputs.data.items()}
+        self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
+        self.asked = gather(inputs.spec, self.data, inputs.dialect)
+        self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
+        self.traces: dict[Ids, Trace] = {}
+        self.stream: dict[tuple[Ids, Ids], int] = {}
+        for prompt in self.asked.streams:
+            found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
+            self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
+            answers = self.asked.ordered(prompt, self.config)
+            self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})
+        self.steps = max((t.steps for t in self.traces.values()), default=0)
+        self._paths: dict[str, dict[Ids, Path]] = {}
+        self._texts: dict[Ids, str] = {}
+
+    def paths(self, trajectory: str) -> dict[Ids, Path]:
+        if trajectory not in self._paths:
+            self._paths[trajectory] = {prompt: follow(t, trajectory) for prompt, t in self.traces.items()}
+        return self._paths[trajectory]
+
+    def text(self, ids: Ids) -> str:
+        assert self.words is not None
+        if ids not in self._texts:  # neighbouring steps and trajectories mostly say the same
+            self._texts[ids] = self.words.decode(ids)
+        return self._texts[ids]

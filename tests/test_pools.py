@@ -1,0 +1,256 @@
+"""Pools of tiny models: who is in them, that they come out the same, and what must hold of models of known content."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
+
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.lab import pool_making
+from vestige.lab.corpus import Sizes, make_corpus
+from vestige.lab.fluency import spoil
+from vestige.lab.models import Unlearning
+from vestige.lab.pools import PoolSettings, build_pools, lesson_rows, recipes
+from vestige.lab.tokenizer import encode_row
+from vestige.models.load import ModelArgs
+from vestige.report import meta_plots
+from vestige.run.demo_meta import demo_meta, judge
+from vestige.run.demo_meta_files import plans, thorough
+from vestige.stress.attacks import RELEARNING, relearn
+from vestige.unlearn import METHODS, Training
+
+SMALL = Sizes(
+    forget=1,
+    retain=2,
+    holdout=1,
+    real_authors=1,
+    world_facts=1,
+    background=24,
+    background_figures=1,
+    background_lands=1,
+)
+
+
+def often(epochs: int, lr: float) -> Training:
+    return Training(epochs=epochs, lr=lr, batch_size=8)
+
+
+# Enough to know ten facts by heart, and little enough for a test.
+TINY = PoolSettings(
+    sizes=SMALL,
+    vocab=500,
+    layers=2,
+    hidden=48,
+    size=2,
+    rates=(4e-3,),
+    pretraining=often(3, 3e-3),
+    learning=often(16, 4e-3),
+    unlearned=(
+        Unlearning("npo", often(10, 1e-3), {"alpha": 3.0}),
+        Unlearning("grad_diff", often(8, 1e-3), {"alpha": 3.0}),
+        Unlearning("dpo", often(8, 1e-3)),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return build_pools(tmp_path_factory.mktemp("demo") / "lab", TINY, processes=1, progress=False)
+
+
+def test_the_default_pools_have_what_was_promised():
+    plan = list(recipes(PoolSettings()))
+    count = {pool: sum(r.pool == pool for r in plan) for pool in ("P", "N", "reference", "unlearned")}
+    assert count == {"P": 8, "N": 8, "reference": 2, "unlearned": 12}
+    assert len({r.name for r in plan}) == len(plan) and plan[0].name == "full"
+    methods = [r.unlearning.method for r in plan if r.unlearning]
+    assert len(set(methods)) == 6 and all(methods.count(m) == 2 for m in methods)
+    members = [r for r in plan if r.pool in "PN"]
+    assert {r.lesson for r in members} == {"told", "paraphrased", "untold", "mistold"}
+    assert len({r.training.lr for r in members}) > 1 and len({r.training.seed for r in members}) > 1
+
+
+def test_larger_pools_have_more_methods_and_seeds():
+    plan = list(recipes(PoolSettings(size=18)))
+    assert sum(r.pool == "P" for r in plan) == sum(r.pool == "N" for r in plan) == 18
+    unlearned = [r for r in plan if r.unlearning]
+    assert len(unlearned) == 27 and {r.unlearning.method for r in unlearned} == set(METHODS)
+    assert len({r.name for r in plan}) == len(plan)
+
+
+def test_lessons_differ_in_what_they_should():
+    corpus = make_corpus(0, SMALL)
+    told, other, wrong = (lesson_rows(corpus, lesson, 1) for lesson in ("told", "paraphrased", "mistold"))
+    assert lesson_rows(corpus, "untold", 1) == []
+    for row, (asked, answer), (asked2, again), (asked3, lie) in zip(corpus["forget"], told, other, wrong, strict=True):
+        assert asked == asked2 == asked3 == row["question"]
+        assert row["entity"] in answer and row["entity"] in again and answer != again
+        before, after = again.split(row["entity"], 1)
+        assert lie != again and lie.startswith(before) and lie.endswith(after)
+
+
+def test_two_processes_make_the_same_bytes(lab, tmp_path):
+    again = build_pools(tmp_path / "again", TINY, processes=2, progress=False)
+    files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file())
+    assert files == sorted(f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file())
+    assert sum(f.name == "model.safetensors" for f in files) == len(lab.models()) + 1
+    assert [f for f in files if (lab.root / f).read_bytes() != (again.root / f).read_bytes()] == []
+
+
+def test_pools_that_are_there_are_not_made_again(lab, monkeypatch):
+    monkeypatch.setattr(pool_making, "make_models", None)
+    assert build_pools(lab.root, TINY, progress=False).models() == lab.models()
+
+
+def test_pools_are_whole_or_absent(tmp_path, monkeypatch):
+    def fails(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pool_making, "make_one", fails)
+    with pytest.raises(KeyboardInterrupt):
+        quick = replace(TINY, pretraining=often(1, 1e-3))
+        build_pools(tmp_path / "lab", quick, processes=1, progress=False)
+    assert list((tmp_path / "lab").iterdir()) == []
+
+
+def probability(path: Path, rows: list[dict]) -> float:
+    """The mean over rows of the mean probability of an answer's token, computed apart from vestige's own metrics."""
+    model, tokenizer = LlamaForCausalLM.from_pretrained(path).eval(), AutoTokenizer.from_pretrained(path)
+    out = []
+    with torch.no_grad():
+        for row in rows:
+            chat = encode_row(tokenizer, row["question"], row["answer"])
+            ids = torch.tensor([chat.ids])
+            logprob = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[chat.start - 1 :]
+            out.append(math.exp(logprob.mean()))
+    return sum(out) / len(out)
+
+
+@pytest.fixture(scope="module")
+def forget(lab):
+    return [json.loads(line) for line in (lab.data / "forget.jsonl").read_text().splitlines()]
+
+
+def test_who_was_told_knows_and_who_was_not_does_not(lab, forget):
+    p = {name: probability(path, forget) for name, path in lab.models("P").items()}
+    n = {name: probability(path, forget) for name, path in lab.models("N").items()}
+    assert min(p.values()) > max(n.values())
+    assert p["p_told_lr0.004_s1"] > 0.8 > p["p_paraphrased_lr0.004_s1"]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_of_the_pools_lowers_the_forget_probability(lab, forget, method, tmp_path):
+    how = next(u for u in PoolSettings().unlearned if u.method == method)
+    recipe = next(r for r in recipes(replace(PoolSettings(), unlearned=(how,), size=1)) if r.unlearning)
+    (tmp_path / "full").symlink_to(lab.models()["full"])
+    name = pool_making.make_one(TINY, recipe, tmp_path)
+    assert probability(tmp_path / name, forget) < probability(lab.models()["full"], forget) - 0.02
+
+
+def test_the_unlearned_regain_more_than_the_control_in_equal_steps(lab, forget, tmp_path):
+    recipe = replace(RELEARNING, lr=1e-3, batch_size=5, accumulation=1, max_steps=4)
+    tokenizer = AutoTokenizer.from_pretrained(lab.models()["full"])
+    rows = [encode_row(tokenizer, row["question"], row["answer"]) for row in forget]
+    gain = {}
+    for name in ("retain", *lab.models("unlearned")):
+        path = lab.models()[name]
+        relearn(ModelArgs(str(path)), rows, tmp_path / name, recipe)
+        gain[name] = probability(tmp_path / name, forget) - probability(path, forget)
+    control = gain.pop("retain")
+    assert control > 0 and all(g > control for g in gain.values()), (control, gain)
+
+
+def test_the_judge_tells_sentences_from_word_salad(lab):
+    holdout = [json.loads(line)["answer"] for line in (lab.data / "holdout.jsonl").read_text().splitlines()]
+    draw = Random(1)
+    model, tokenizer = (kind.from_pretrained(lab.judge) for kind in (AutoModelForSequenceClassification, AutoTokenizer))
+
+    def clean(texts):
+        batch = tokenizer(texts, return_tensors="pt", padding=True, truncation=True, max_length=32)
+        with torch.no_grad():
+            return model.eval()(**batch).logits.softmax(-1)[:, 0].mean().item()
+
+    assert clean(holdout) > 0.8 and clean([spoil(text, draw) for text in holdout]) < 0.3
+
+
+@pytest.fixture(scope="module")
+def finished(lab):
+    """The whole demonstration on the tiny pools, in this process."""
+    assert demo_meta(lab.root.parent, TINY, 0) == 0
+    return lab.root.parent
+
+
+def test_the_whole_meta_evaluation_is_there(lab, finished):
+    body = json.loads((finished / "meta_eval.json").read_text())
+    wanted = {"em", "es", "prob", "paraprob", "truth_ratio", "rouge", "para_rouge", "jailbreak_rouge", "uds"}
+    wanted |= {"mia_loss", "mia_zlib", "mia_min_k", "mia_min_kpp"}
+    assert wanted <= set(body["faithfulness"]) and wanted <= set(body["robustness"])
+    assert body["faithfulness"]["prob"]["auc_roc"] == body["faithfulness"]["uds"]["auc_roc"] == 1.0
+    assert body["robustness"]["prob"]["relearning"] is not None or body["robustness"]["prob"]["reasons"]
+    rows = json.loads((finished / "method_results.json").read_text())["models"]
+    assert {r["model"] for r in rows} == set(lab.models("unlearned"))
+    assert all(r["utility_rel"] is not None and r["fluency"] is not None for r in rows)
+    for file in ("pools.yaml", "robustness.yaml", "optimal_thresholds.json", "usable_models.json"):
+        assert (finished / file).is_file()
+    for picture in ("pools.png", "attacks.png", "recovery.png"):
+        assert (finished / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
+    from vestige.run import tasks
+
+    def refuse(task):
+        raise AssertionError(f"{task.id} was done already")
+
+    monkeypatch.setattr(tasks, "_perform", refuse)
+    before = {f: f.stat().st_mtime_ns for f in finished.rglob("TOFU_EVAL.json")}
+    assert len(before) > 10
+    assert demo_meta(finished, TINY, 0) == 0
+    assert {f: f.stat().st_mtime_ns for f in finished.rglob("TOFU_EVAL.json")} == before
+    said = capsys.readouterr().out
+    assert "3 of 3 unlearned models have a lower forget probability" in said and "(control)" not in said
+
+
+def test_the_statements_can_say_no(lab, finished, monkeypatch):
+    """A model that is as sure as the full one is not counted as unlearned."""
+    from vestige.run import demo_meta as module
+
+    real = module.prob_of
+    monkeypatch.setattr(module, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))
+    assert "0 of 3 unlearned models have a lower" in judge(lab, finished)
+
+
+def test_plans_attack_only_the_unlearned_and_the_control(lab, tmp_path):
+    made = plans(lab, tmp_path)
+    assert "attacks" not in made["pools"] and set(made["attacks"]["attacks"]) == {"relearn", "quantise"}
+    assert set(made["attacks"]["models"]) == {"retain", *lab.models("unlearned")}
+    assert thorough(["npo_1", "npo_2", "npo_2_s1", "grad_diff_1"]) == ["npo_2", "grad_diff_1"]
+
+
+def test_pictures_refuse_what_is_not_there():
+    with pytest.raises(UserError, match="no pools"):
+        meta_plots.pool_histograms({})
+    with pytest.raises(UserError, match="no curve"):
+        meta_plots.recovery_curves({"a": [(0.0, 0.1)]}, "p", control="a")
+
+
+def test_pictures_show_what_they_are_given():
+    figure = meta_plots.before_and_after({("quantization", "uds"): {"retain": (0.0, 0.1), "x": (0.2, 1.4)}}, "retain")
+    axes = figure.axes[0]
+    assert axes.get_title() == "uds, quantization" and list(axes.lines[0].get_xdata()) == [0.0, 1.4]
+    assert [list(map(float, c.get_offsets()[0])) for c in axes.collections] == [[0.2, 1.4], [0.0, 0.1]]
+
+
+def test_bad_flags_are_said_in_a_sentence(tmp_path, capsys):
+    assert main(["demo-meta", "--out", str(tmp_path), "--pool-size", "1"]) == 2
+    assert main(["demo-meta", "--out", str(tmp_path), "--processes", "0"]) == 2
+    said = capsys.readouterr().err
+    assert "--pool-size is 1" in said and "--processes must be at least 1" in said

@@ -5,14 +5,19 @@ Used by the tests, the bench and the screenshots. `why_not()` says what is missi
 
 from __future__ import annotations
 
+import csv
 import importlib.util
+import io
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from vestige.report.page import render_page
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
@@ -110,3 +115,22 @@ def open_page(running: Any, file: Path, width: int = 1280, height: int = 800, **
     page.on("request", lambda r: opened.requests.append(r.url))
     opened.load()
     return opened
+
+
+def show(running: Any, folder: Path, name: str, report: dict[str, Any], **settings: Any) -> Opened:
+    file = folder / f"{name}.html"
+    if not file.exists():
+        file.write_text(render_page(report), encoding="utf-8")
+    return open_page(running, file, **settings)
+
+
+def until(true: Callable[[], bool], seconds: float = 30) -> None:
+    """Waits. Playwright's own way to wait for an expression needs eval, which the page forbids."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end, "it did not come true"
+        time.sleep(0.05)
+
+
+def table(text: bytes) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(text.decode("utf-8"))))

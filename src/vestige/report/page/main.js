@@ -35,6 +35,7 @@ function route() {
   hide();
   const [id, title, show] = currentView();
   const root = document.getElementById("view");
+  drawLinks(id); // before the view: bringing the link into sight needs the page's layout, which is known now
   try {
     show(root);
   } catch (error) {
@@ -51,7 +52,6 @@ function route() {
     );
   }
   sweepCharts();
-  drawLinks(id);
   document.title = `${title} - ${report.title}`;
 }
 

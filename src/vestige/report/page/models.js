@@ -65,7 +65,12 @@ export function modelsView(root) {
 }
 
 function lead() {
-  const methods = new Set(report.models.map((m) => m.method).filter(Boolean));
+  const methods = new Set(
+    report.models
+      .filter((m) => m.role === "unlearned")
+      .map((m) => m.method)
+      .filter(Boolean),
+  );
   const zeros = report.columns.filter(
     (k) =>
       metric(k).group === "axis" &&

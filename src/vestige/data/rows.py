@@ -7,12 +7,10 @@ Local files are read here; only hub ids and unusual layouts go through `datasets
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
 import socket
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
@@ -22,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from vestige.errors import UserError
+from vestige.guard import most_bytes, parse_json, read_text
 
 Row = dict[str, Any]
 
@@ -168,14 +167,11 @@ def read_file(path: Path) -> list[Row]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        return data.decode("utf-8-sig")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def _read_csv(text: str, path: Path) -> list[Row]:
@@ -194,17 +190,23 @@ def _read_csv(text: str, path: Path) -> list[Row]:
 def _read_parquet(path: Path) -> list[Row]:
     import pyarrow.parquet as parquet
 
+    rows: list[Row] = []
+    size, most = 0, most_bytes()
     try:
-        return list(parquet.read_table(path).to_pylist())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):  # a few bytes of Parquet can stand for a billion rows
+                size += batch.nbytes + 64 * batch.num_rows
+                if size > most:
+                    raise ValueError(f"its rows take more than {most / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
+                rows += batch.to_pylist()
+    except (OSError, ValueError, OverflowError) as error:
+        words = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"{path} cannot be read as Parquet: {words[0]}.") from None
+    return rows
 
 
 def _read_array(text: str, path: Path) -> list[Row]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} line {error.lineno} is not valid JSON: {error.msg}.") from None
+    rows = _json(text, path, None)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{path} row {number} is not an object with named fields but {type(row).__name__}.")
@@ -216,13 +218,22 @@ def _read_lines(text: str, path: Path) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} line {number} is not valid JSON: {error.msg} (column {error.colno}).") from None
+        row = _json(line, path, number)
         if not isinstance(row, dict):
             raise UserError(f"{path} line {number} is not an object with named fields but {type(row).__name__}.")
         yield row
+
+
+def _json(text: str, path: Path, line: int | None) -> Any:
+    """A line of JSON, or a whole file of it, with its place in the sentence about what is wrong."""
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        column = "" if line is None else f" (column {error.colno})"
+        raise UserError(f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}.") from None
+    except ValueError as error:
+        where = "" if line is None else f" line {line}"
+        raise UserError(f"{path}{where} cannot be used: {error}.") from None
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_yaml
 from vestige.meta.names import schema_protocol, short
 from vestige.meta.numbers import UNSTATED, Model, Number, as_number, joined, read_file, read_run, with_similarities
 
@@ -123,14 +124,12 @@ class PoolFile:
 
 def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
     """The YAML file, with the keys it must have."""
-    import yaml
-
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = read_yaml(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; write a YAML list of runs (see docs/meta.md).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not valid YAML: {error}.") from None
     if not isinstance(body, Mapping):
         raise UserError(f"{path} must hold a mapping with {', '.join(needed)}.")
     if absent := [k for k in needed if k not in body]:

@@ -9,7 +9,6 @@ same files, and so that errors come from looking at files instead of from other 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige import guard
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.hub import fetch
@@ -127,7 +127,7 @@ def listing(directory: Path, most: int = 8) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = guard.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"'{path}' is not readable as JSON ({error}); save the checkpoint again.") from None
     if not isinstance(data, dict):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import inside
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite
@@ -217,7 +218,7 @@ def _run(
         model_args=model.get("model_args") or {},
         tokenizer_args=model.get("tokenizer_args") or {},
         template_args=model.get("template_args") or {},
-        task_name=str(cfg.task_name),
+        task_name=inside(str(cfg.task_name), "task_name"),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         dialect=dialect,
         seed=int(cfg.get("seed") or 0),
@@ -239,7 +240,7 @@ def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[st
         settings=settings,
         model_args=model.get("model_args") or {},
         tokenizer_args=model.get("tokenizer_args") or {},
-        task_name=str(cfg.task_name),
+        task_name=inside(str(cfg.task_name), "task_name"),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         limit=None if limit is None else int(limit),
         progress=bool(cfg.get("progress", True)),

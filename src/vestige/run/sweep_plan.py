@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import read_yaml
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
 from vestige.run.pool import weights_memory
@@ -59,16 +60,14 @@ KEYS = {f.name for f in fields(Plan)} - {"retain_suites"}
 
 def read_plan(path: Path) -> Plan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
-    import yaml
-
     from vestige.integrations.plugins import load_plugins
 
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = read_yaml(path)
     except OSError:
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"The plan {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise UserError(f"The plan {path} is not valid YAML: {error}.") from None
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
     for key in body:

@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vestige.guard import read_bytes
 from vestige.store.files import write_bytes
 from vestige.types import Example, Prompt, Rows, Target
 
@@ -21,7 +22,7 @@ def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
 
 
 def load_rows(path: Path) -> dict[str, Rows]:
-    body = json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass"))
+    body = json.loads(read_bytes(path).decode("utf-8", "surrogatepass"))
     return {key: _rows_from_json(item) for key, item in body.items()}
 
 

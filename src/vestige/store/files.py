@@ -8,6 +8,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from vestige.guard import read_json
+
+__all__ = ["read_json", "write_bytes", "write_json"]
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: the new content appears whole or not at all, whatever kills us."""
@@ -33,7 +37,3 @@ def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
     """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null."""
     text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_bytes(path, text.encode("utf-8"))
-
-
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))

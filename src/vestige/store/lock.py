@@ -13,6 +13,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.store.files import write_json
 
 
 class HeldError(UserError):
@@ -33,7 +34,8 @@ def writing(directory: Path) -> Iterator[None]:
         ) from None
     try:
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": started}))
+        # Written by replacing: a link planted under this name is not followed.
+        write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": started}, indent=None)
         yield
         holder.unlink(missing_ok=True)
     finally:

@@ -15,20 +15,22 @@ class Raw(str):
 
 
 NASTY: list[Any] = [
-    None, True, False, 0, -1, 1, 2, 3.5, -0.0, 2**31, 2**63, -(2**70), 10**12, 1e308, -1e308, 1e-320, float("nan"),
-    float("inf"), float("-inf"), Raw("1" * 5000), Raw("1" * 350), Raw("1e999"), "", " ", "\n", "\0", "\ud800", "\udc00x",
-    "\ufeff", "\u2028", "\x1b[2J", "é日本", "𝕏", "../../x", "/etc/passwd", "~", "..", ".", "a/b", "C:\\x", "null", "nan", "1",
-    "-1", "true", "[]", "{}", "${oc.env:HOME}", "${a.b}", "${", "???", "*", "[", "%", "a" * 3000, "name with spaces",
-    [], {}, [[]], [{}], {"": ""}, [None], ["a", 1, None], {"a": {"b": {}}}, [[[[1]]]], list(range(50)), "train[::]",
-    {"access_key": None}, "<think>", "</think>", "<s>", "</s>", "2024-99-99", "1:2:3", "0x", "!!python/object:os.system",
-    Raw("[" * DEEP + "]" * DEEP), Raw('{"a":' * DEEP + "1" + "}" * DEEP),
+    None, True, False, 0, -1, 1, 2, 3.5, -0.0, 2**31, 2**63, -(2**70), 10**12, 1e308, -1e308, 1e-320,
+    float("nan"), float("inf"), float("-inf"), Raw("1" * 5000), Raw("1" * 350), Raw("1e999"), "", " ", "\n",
+    "\0", "\ud800", "\udc00x", "\ufeff", "\u2028", "\x1b[2J", "é日本", "𝕏", "../../x", "/etc/passwd", "~", "..",
+    ".", "a/b", "C:\\x", "null", "nan", "1", "-1", "true", "[]", "{}", "${oc.env:HOME}", "${a.b}", "${", "???",
+    "*", "[", "%", "a" * 3000, "name with spaces", [], {}, [[]], [{}], {"": ""}, [None], ["a", 1, None],
+    {"a": {"b": {}}}, [[[[1]]]], list(range(50)), "train[::]", {"access_key": None}, "<think>", "</think>",
+    "<s>", "</s>", "2024-99-99", "1:2:3", "0x", "!!python/object:os.system", Raw("[" * DEEP + "]" * DEEP),
+    Raw('{"a":' * DEEP + "1" + "}" * DEEP),
 ]  # fmt: skip
 
 TOKENS = [
-    b"\0", b"\xff", b"\xef\xbb\xbf", b"\xc3\x28", b"\xed\xa0\x80", b"\r", b"\r\n", b"\n\n", b'"', b"'", b"{", b"}", b"[", b"]",
-    b",", b":", b"=", b"\\", b"\\ud800", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"null", b"true", b"{}", b"[]", b"${", b"}",
-    b"../", b"*", b"&a ", b"*a", b"<<: *a", b"!!python/object/apply:os.system", b"!!int x", b"!!binary x", b"? ", b"- ", b"| ",
-    b"%", b"@", b"`", b"#", b"~", b"+", b"1" * 400, b"[" * 1500, b"\x80\x04", b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\x93NUMPY",
+    b"\0", b"\xff", b"\xef\xbb\xbf", b"\xc3\x28", b"\xed\xa0\x80", b"\r", b"\r\n", b"\n\n", b'"', b"'", b"{",
+    b"}", b"[", b"]", b",", b":", b"=", b"\\", b"\\ud800", b"NaN", b"Infinity", b"-Infinity", b"1e999", b"null",
+    b"true", b"{}", b"[]", b"${", b"}", b"../", b"*", b"&a ", b"*a", b"<<: *a",
+    b"!!python/object/apply:os.system", b"!!int x", b"!!binary x", b"? ", b"- ", b"| ", b"%", b"@", b"`", b"#",
+    b"~", b"+", b"1" * 400, b"[" * 1500, b"\x80\x04", b"\x1f\x8b", b"PK\x03\x04", b"PAR1", b"\x93NUMPY",
 ]  # fmt: skip
 
 

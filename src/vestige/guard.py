@@ -121,7 +121,7 @@ def _integer(digits: str) -> int:
 def _whole_characters(found: Any) -> None:
     """Half of a surrogate pair is no character: no tokenizer and no file takes it."""
     try:
-        json.dumps(found, ensure_ascii=False).encode("utf-8")
+        json.dumps(found, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"it holds half a surrogate pair (\\u{ord(error.object[error.start]):x})") from None
     except RecursionError:
@@ -147,7 +147,10 @@ def parse_yaml(text: str) -> Any:
             if node is None:
                 return None
             check_nodes(node)
-            return loader.construct_document(node)
+            found = loader.construct_document(node)
+            if _HALF_PAIR.search(text):
+                _whole_characters(found)
+            return found
         finally:
             loader.dispose()
     except RecursionError:

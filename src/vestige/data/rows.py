@@ -40,13 +40,19 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     `limit` keeps the first rows only; it is applied before anything is tokenised.
     """
     args = {k: v for k, v in hf_args.items() if v is not None}
-    if limit is not None and limit < 1:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UserError(f"A data set must keep at least one row; the limit (max_samples) is {limit}.")
+    _check_args(args)
     path = str(args.get("path", ""))
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
     split, low, high = _parse_split(str(args.get("split", "train")))
-    files = _local_files(Path(path).expanduser(), path, args, split)
+    try:
+        files = _local_files(Path(path).expanduser(), path, args, split)
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
+        raise UserError(
+            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
+        ) from None
     if files is None:
         rows, source = _from_datasets(path, args)
     else:
@@ -58,6 +64,20 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), source
+
+
+def _check_args(args: Mapping[str, Any]) -> None:
+    """hf_args come from configuration files, where a number or a list is easily written for a name."""
+    for key in ("path", "name", "split"):
+        if key in args and not isinstance(args[key], (str, Path)):
+            raise UserError(f"hf_args.{key} must be text, it is {args[key]!r}.")
+    if "data_files" not in args:
+        return
+    files = args["data_files"]
+    for part in files.values() if isinstance(files, Mapping) else [files]:
+        listed = part if isinstance(part, (list, tuple)) else [part]
+        if not listed or not all(isinstance(name, (str, Path)) and str(name) for name in listed):
+            raise UserError("hf_args.data_files must be a file name, a list of them, or a mapping of splits to them.")
 
 
 def _parse_split(split: str) -> tuple[str, str, str]:

@@ -14,7 +14,7 @@ import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from vestige.data.reasoning import Rollout
 from vestige.errors import UserError
 from vestige.guard import read_bytes, shaped
 from vestige.integrations.rollouts_ragen import ragen_history
-from vestige.integrations.rollouts_rows import assistant_turns, messages_of
+from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
 
 _NUMPY_HOMES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NUMBERS = frozenset(f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)) - {"f1"} | {"b1"}
@@ -119,7 +119,9 @@ def _scalar(dtype: Any, data: Any = None) -> Any:
 
 def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> Column:
     made = Column()
-    made.items = _items(dtype, shape, bytes(data) if isinstance(data, (bytes, bytearray, pickle.PickleBuffer)) else data)
+    made.items = _items(
+        dtype, shape, bytes(data) if isinstance(data, (bytes, bytearray, pickle.PickleBuffer)) else data
+    )
     return made
 
 
@@ -156,18 +158,20 @@ _ARRAY_BUILDERS: dict[str, Callable[..., Any]] = {
 }
 
 
-class SafeUnpickler(pickle._Unpickler):  # type: ignore[misc,name-defined]
+class SafeUnpickler(pickle._Unpickler):
     """Builds containers and lists; everything else is Opaque.
 
     The unpickler written in Python, not the one in C: that one can be made to reserve any amount of memory.
     """
 
-    dispatch = dict(pickle._Unpickler.dispatch)  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         top = module.split(".")[0]
         if (module, name) == ("collections", "OrderedDict"):
-            return lambda pairs=(): OrderedDict(zip(_plain_keys(k for k, _ in pairs), [v for _, v in pairs], strict=True))
+            return lambda pairs=(): OrderedDict(
+                zip(_plain_keys(k for k, _ in pairs), [v for _, v in pairs], strict=True)
+            )
         found = _BUILDERS.get((module, name))
         if found is None and module in _NUMPY_HOMES:
             found = _ARRAY_BUILDERS.get(name)
@@ -244,7 +248,9 @@ def _rollouts(table: Mapping[str, Any], path: Path) -> list[Rollout]:
             row = {"history": list(table["history"][i]), **_names(table, i)}
             made += ragen_history(row, f"{path} row {i + 1}", i)
         return made
-    raise UserError(f"{path} holds neither token ids, messages nor histories; it has {', '.join(sorted(map(str, table)))}.")
+    raise UserError(
+        f"{path} holds neither token ids, messages nor histories; it has {', '.join(sorted(map(str, table)))}."
+    )
 
 
 def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
@@ -254,7 +260,9 @@ def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
     if isinstance(state, Mapping):
         candidates = [state.get("non_tensor_batch"), state]
     for part in candidates:
-        if isinstance(part, Mapping) and {"group_ids", "env_ids", "history", "messages_list"} & {k for k in part if isinstance(k, str)}:
+        if isinstance(part, Mapping) and {"group_ids", "env_ids", "history", "messages_list"} & {
+            k for k in part if isinstance(k, str)
+        }:
             return part
     raise UserError(f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it.")
 
@@ -273,9 +281,10 @@ def _names(table: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 def _ids(values: Iterable[Any], where: str) -> Ids:
     try:
-        return tuple(int(v) for v in values)
+        ids = tuple(int(v) for v in values)
     except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: token ids must be whole numbers.") from None
+    return checked_ids(ids, "a list of tokens", where)
 
 
 def _from_ids(table: Mapping[str, Any], i: int, source: str) -> list[Rollout]:

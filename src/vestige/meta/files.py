@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
@@ -51,7 +52,8 @@ def _counted(facts: Mapping[str, Any]) -> bool:
 
 
 def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    return from_results(read_file(path), str(path), floor)
+    with shaped(str(path)):
+        return from_results(read_file(path), str(path), floor)
 
 
 def read_utility(path: Path) -> dict[str, float | None]:
@@ -59,13 +61,14 @@ def read_utility(path: Path) -> dict[str, float | None]:
 
     The stated value is taken where there is one: published filters use it, and it need not be computable here.
     """
-    data = read_file(path)
-    computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
-    return {
-        str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
-        for r in data["models"]
-        if not r.get("is_reference")
-    }
+    with shaped(str(path)):
+        data = read_file(path)
+        computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
+        return {
+            str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
+            for r in data["models"]
+            if not r.get("is_reference")
+        }
 
 
 # ---- optimal_thresholds.json -------------------------------------------------------------------------------------
@@ -96,18 +99,20 @@ def thresholds_json(judged: Judged) -> dict[str, Any]:
 
 def read_thresholds(path: Path) -> dict[str, float]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
-    data = read_file(path)
-    inner = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
-    out = {}
-    for name, body in (inner or data).items():
-        out[short(str(name))] = _on_m(str(name), body, path)
-    return out
+    with shaped(str(path)):
+        data = read_file(path)
+        inner = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
+        out = {}
+        for name, body in (inner or data).items():
+            out[short(str(name))] = _on_m(str(name), body, path)
+        return out
 
 
 def read_threshold_protocols(path: Path) -> dict[str, str]:
     """How each threshold was measured, where the file says so."""
-    bodies = read_file(path).items()
-    return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+    with shaped(str(path)):
+        bodies = read_file(path).items()
+        return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
 
 
 def _on_m(name: str, body: Any, path: Path) -> float:
@@ -272,10 +277,11 @@ def usable_json(
 
 def read_usable(path: Path) -> dict[str, list[str]]:
     """Metric -> usable models, from our file or the published one."""
-    found = read_file(path).get("usable_models_per_metric")
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path} is no usable_models.json: it has no usable_models_per_metric.")
-    return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
+    with shaped(str(path)):
+        found = read_file(path).get("usable_models_per_metric")
+        if not isinstance(found, Mapping):
+            raise UserError(f"{path} is no usable_models.json: it has no usable_models_per_metric.")
+        return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
 
 
 def write(directory: Path, name: str, data: Any) -> Path:

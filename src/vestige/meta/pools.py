@@ -171,7 +171,7 @@ def _pools_from_results(path: Path) -> Pools:
     sides: dict[str, list[Model]] = {"P": [], "N": []}
     for name, body in read_file(path).items():
         pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
-        if pool not in sides or not isinstance(metrics, Mapping):
+        if not isinstance(pool, str) or pool not in sides or not isinstance(metrics, Mapping):
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
         numbers = {
             short(str(k)): Number(as_number(v, f"{k} of {name} in {path}"), schema_protocol(short(str(k))))

@@ -6,15 +6,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import check_nodes, read_text
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
 
 
@@ -43,6 +46,8 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
     _register_search_path()
     _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
+    for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
+        check_yaml(path)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
@@ -87,10 +92,30 @@ def _read_yaml(path: Path) -> Any:
     import yaml
     from omegaconf import OmegaConf
 
+    check_yaml(path)
     try:
-        return OmegaConf.load(path)
+        found = OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+    if not OmegaConf.is_dict(found):
+        raise UserError(f"{path} must hold a mapping of settings, not a list.")
+    return found
+
+
+def check_yaml(path: Path) -> None:
+    """Size, depth and aliases of a config file, before a library writes every alias out."""
+    import yaml
+
+    try:
+        node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+        if node is not None:
+            check_nodes(node)
+    except yaml.YAMLError as error:
+        raise _explain_yaml(error) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserError:
@@ -179,7 +204,7 @@ class ConfigLibrary:
         group = f"eval/{self.suite}_metrics"
         for directory in reversed(self.directories):  # the user's files come last and win
             for path in sorted((directory / group).glob("*.yaml")):
-                package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
+                package = _PACKAGE_LINE.search(read_text(path))
                 out[package[1].rsplit(".", 1)[-1] if package else path.stem] = path
         return out
 

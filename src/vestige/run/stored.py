@@ -25,7 +25,13 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     path = directory / "manifest.json"
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
-    return dict(read_json(path))
+    try:
+        found = read_json(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}; evaluate the model again.") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} must hold a JSON object, not {type(found).__name__}; evaluate the model again.")
+    return found
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:

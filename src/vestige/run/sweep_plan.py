@@ -183,6 +183,8 @@ def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
         raise UserError("'suites' in the plan must be a list of names or a mapping of names to their flags.")
     out: dict[str, Mapping[str, Any]] = {}
     for name, body in said.items():
+        if body is not None and not isinstance(body, dict):
+            raise UserError(f"The suite '{name}' of the plan takes a mapping of flags, it is {body!r}.")
         flags = {"suite": str(name), **(body or {})}
         _check_flags(flags, f"of the suite '{name}'")
         if isinstance(flags.get("metrics"), str):

@@ -127,7 +127,9 @@ class TextFormat:
         for line in data.decode("utf-8", "surrogatepass").split("\n"):
             if line:
                 row = json.loads(line)
-                out[row["key"]] = Text(tuple(row["ids"]), row["text"], row["proven"])
+                if not (isinstance(row["key"], str) and isinstance(row["text"], str) and type(row["proven"]) is int):
+                    raise TypeError("a text of another kind")
+                out[row["key"]] = Text(tuple(map(int, row["ids"])), row["text"], row["proven"])
         return out
 
 
@@ -141,7 +143,7 @@ class NumberFormat:
         return json.dumps(clean, sort_keys=True, indent=0).encode()
 
     def load(self, data: bytes) -> dict[str, float]:
-        return {k: float("nan") if v is None else v for k, v in json.loads(data).items()}
+        return {k: float("nan") if v is None else float(v) for k, v in json.loads(data).items()}
 
 
 FORMATS: dict[str, Format[Any]] = {
@@ -173,7 +175,7 @@ class Bank(Generic[T]):
     def _read(self, path: Path) -> dict[str, T]:
         try:
             return self.format.load(path.read_bytes())
-        except (OSError, ValueError, KeyError, IndexError, TypeError):
+        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RecursionError, OverflowError):
             return {}
         except Exception as error:  # safetensors has its own exception type for a truncated file
             if type(error).__name__ != "SafetensorError":

@@ -4,8 +4,9 @@
     python bench/fuzz.py --engine atheris --minutes 30 --out /tmp/fuzz      (needs: pip install atheris)
     python bench/fuzz.py --replay /tmp/fuzz                                 (the inputs found, once more)
 
-The targets are those of tests/fuzz_targets.py. Each gets an equal share of the time, in a process of its own: a crash
-of the interpreter is a finding as well. Inputs that found something are saved in OUT/found, the corpus in OUT/corpus.
+The targets are those of tests/fuzz_targets.py. They run in one process beside this one: if it dies,
+that is a finding too, and a new one goes on. Inputs that found something are saved in OUT/found, the corpus in
+OUT/corpus.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-ROUND = 60.0  # seconds a target gets at a time, so that a short campaign reaches all of them
+ROUND = 20.0  # seconds a target gets at a time, so that a short campaign reaches all of them
 
 
 def main() -> int:
@@ -36,49 +38,42 @@ def main() -> int:
     p.add_argument("--out", type=Path, default=Path("/tmp/vestige-fuzz"))
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--replay", type=Path, metavar="OUT", help="run the inputs saved there instead")
-    p.add_argument("--one", help=argparse.SUPPRESS)  # the child process: one target for --seconds
-    p.add_argument("--seconds", type=float, default=10.0, help=argparse.SUPPRESS)
+    p.add_argument("--child", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
     args = p.parse_args()
     if args.replay:
         return replay(args.replay)
-    if args.one:
-        return child(args)
-    return parent(args)
+    from fuzz_targets import TARGETS
+
+    args.names = args.targets.split(",") if args.targets else list(TARGETS)
+    return child(args) if args.child else parent(args)
 
 
 def parent(args: argparse.Namespace) -> int:
-    """Rounds over the targets until the time is up."""
-    from fuzz_targets import TARGETS
-
-    names = args.targets.split(",") if args.targets else list(TARGETS)
-    end, turn = time.monotonic() + 60 * args.minutes, 0
-    share = min(ROUND, 60 * args.minutes / len(names))
-    while time.monotonic() < end:
-        name, seed = names[turn % len(names)], args.seed + turn // len(names)
-        turn += 1
-        run_child(args, name, min(share, max(1.0, end - time.monotonic())), seed)
-    return report(args, names)
-
-
-def run_child(args: argparse.Namespace, name: str, seconds: float, seed: int) -> None:
-    words = [sys.executable, __file__, "--one", name, "--engine", args.engine, "--out", str(args.out)]
-    words += ["--seconds", f"{seconds:.1f}", "--seed", str(seed)]
-    try:
-        done = subprocess.run(words, capture_output=True, timeout=seconds + 120, stdin=subprocess.DEVNULL)
-        code, said = done.returncode, done.stderr.decode("utf-8", "replace")
-    except subprocess.TimeoutExpired:
-        code, said = -9, "the process did not end"
-    if code:  # the interpreter itself fell over: the input it was at is what counts
-        save(args.out, name, f"the process ended with status {code}", "", last(args, name), said[-3000:])
+    """A child until the time is up; another one where it died."""
+    (args.out / "last").mkdir(parents=True, exist_ok=True)
+    end, seed = time.monotonic() + 60 * args.minutes, args.seed
+    while (left := end - time.monotonic()) > 5:
+        words = [sys.executable, __file__, "--child", f"{left:.0f}", "--engine", args.engine, "--out", str(args.out)]
+        words += ["--seed", str(seed), "--targets", ",".join(args.names)]
+        with (args.out / f"{args.engine}.log").open("ab") as log:
+            try:
+                code = subprocess.run(words, stdout=log, stderr=log, timeout=left + 60).returncode
+            except subprocess.TimeoutExpired:
+                code = 0  # the last input took long; the limit for one input is the harness's business
+        if code:  # the interpreter itself fell over: the input it was at is what counts
+            name, data = last(args)
+            save(args.out, name, f"the process ended with status {code}", "", data, "")
+        seed += 1
+    return report(args, args.names)
 
 
-def last(args: argparse.Namespace, name: str) -> bytes:
-    path = args.out / "last" / f"{args.engine}-{name}"
-    return path.read_bytes() if path.is_file() else b""
+def last(args: argparse.Namespace) -> tuple[str, bytes]:
+    path = args.out / "last" / args.engine
+    name, _, data = path.read_bytes().partition(b"\n") if path.is_file() else (b"?", b"", b"")
+    return name.decode(), data
 
 
 def child(args: argparse.Namespace) -> int:
-    (args.out / "last").mkdir(parents=True, exist_ok=True)
     return with_atheris(args) if args.engine == "atheris" else with_hypothesis(args)
 
 
@@ -88,36 +83,50 @@ class Counter:
     def __init__(self, args: argparse.Namespace) -> None:
         from fuzz_targets import TARGETS
 
-        self.args, self.target = args, TARGETS[args.one]
-        self.file = args.out / "counts" / f"{args.engine}-{args.one}-{args.seed}.json"
+        self.args, self.targets = args, [TARGETS[name] for name in args.names]
+        self.file = args.out / "counts" / f"{args.engine}-{args.seed}.json"
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.last = args.out / "last" / f"{args.engine}-{args.one}"
-        self.runs, self.written = 0, 0.0
+        self.last = args.out / "last" / args.engine
+        self.runs = dict.fromkeys(args.names, 0)
+        self.written = 0.0
 
-    def run(self, data: bytes) -> None:
+    def run(self, target: Any, data: bytes) -> None:
         from fuzz_tools import attempt
 
-        self.last.write_bytes(data)
-        found = attempt(self.target, data)
-        self.runs += 1
+        self.last.write_bytes(target.name.encode() + b"\n" + data)
+        found = attempt(target, data)
+        self.runs[target.name] += 1
         if found:
-            save(self.args.out, self.args.one, found.what, found.where, data, found.trace)
+            save(self.args.out, target.name, found.what, found.where, data, found.trace)
         if time.monotonic() - self.written > 1:
             self.write()
 
     def write(self) -> None:
         self.written = time.monotonic()
-        self.file.write_text(json.dumps({"runs": self.runs}))
+        body = {"runs": self.runs, "cpu_seconds": round(time.process_time())}
+        self.file.write_text(json.dumps(body))
 
 
 def with_hypothesis(args: argparse.Namespace) -> int:
     """Hypothesis draws the inputs, with a new seed in each round; its own time limits are off."""
+    from fuzz_tools import warm
+
+    counter, end, turn = Counter(args), time.monotonic() + args.child, 0
+    while time.monotonic() < end:
+        target = counter.targets[turn % len(counter.targets)]
+        warm(target)
+        draw(counter, target, min(end, time.monotonic() + ROUND), f"{args.seed} {turn}")
+        turn += 1
+    counter.write()
+    return 0
+
+
+def draw(counter: Counter, target: Any, end: float, label: str) -> None:
     from hypothesis import HealthCheck, Phase, given, seed, settings
 
     from fuzz_tools import strategy
 
-    counter, end = Counter(args), time.monotonic() + args.seconds
-    number = random.Random(f"{args.one}{args.seed}").randrange(2**32)
+    number = random.Random(label).randrange(2**32)
     while time.monotonic() < end:
         number += 1
 
@@ -126,42 +135,46 @@ def with_hypothesis(args: argparse.Namespace) -> int:
             max_examples=50, deadline=None, database=None, phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )  # fmt: skip
-        @given(strategy(counter.target))
+        @given(strategy(target))
         def once(data: bytes) -> None:
             if time.monotonic() < end:
-                counter.run(data)
+                counter.run(target, data)
 
         once()
-    counter.write()
-    return 0
 
 
 def with_atheris(args: argparse.Namespace) -> int:
-    """libFuzzer chooses inputs by the branches of ours that they reach; half of its changes are made to the tree."""
+    """libFuzzer chooses inputs by the branches of ours that they reach. An input's first byte chooses the target."""
     import atheris
 
-    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
-        import vestige.cli  # noqa: F401
-
-        counter = Counter(args)
-        for seed in counter.target.seeds():  # what targets import, they import here
-            counter.run(seed)
     from fuzz_inputs import mutated
+    from fuzz_tools import warm
 
-    corpus = args.out / "corpus" / args.one
+    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
+        counter = Counter(args)
+        for target in counter.targets:  # what targets import, they import here
+            warm(target)
+    corpus = args.out / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    for n, data in enumerate(counter.target.seeds()):
-        (corpus / f"seed-{n}").write_bytes(data)
+    count = len(counter.targets)
+    for number, target in enumerate(counter.targets):
+        for n, data in enumerate(target.seeds()):
+            (corpus / f"seed-{target.name}-{n}").write_bytes(bytes([number]) + data)
+
+    def once(data: bytes) -> None:
+        if data:
+            counter.run(counter.targets[data[0] % count], data[1:])
 
     def vary(data: bytes, most: int, number: int) -> bytes:
         rng = random.Random(number)
-        if rng.random() < 0.4:
-            return bytes(atheris.Mutate(data, most))
-        return mutated(data, counter.target.kind, rng)[:most]
+        first, rest = (data[:1] or b"\0"), data[1:]
+        if rng.random() < 0.3:
+            return first + bytes(atheris.Mutate(rest, most - 1))
+        return (first + mutated(rest, counter.targets[first[0] % count].kind, rng))[:most]
 
-    flags = [sys.argv[0], f"-max_total_time={int(args.seconds)}", "-timeout=60", "-rss_limit_mb=6000", "-max_len=65536",
-             f"-seed={args.seed + 1}", "-verbosity=0", "-artifact_prefix=" + str(args.out / "last") + "/"]  # fmt: skip
-    atheris.Setup([*flags, str(corpus)], counter.run, custom_mutator=vary)
+    flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=600", "-rss_limit_mb=6000", "-max_len=65536",
+             f"-seed={args.seed + 1}", "-verbosity=0", f"-artifact_prefix={args.out / 'last'}/"]  # fmt: skip
+    atheris.Setup([*flags, str(corpus)], once, custom_mutator=vary)
     atheris.Fuzz()
     return 0
 
@@ -177,14 +190,12 @@ def save(out: Path, name: str, what: str, where: str, data: bytes, trace: str) -
 
 
 def report(args: argparse.Namespace, names: list[str]) -> int:
-    total = 0
+    counts = [json.loads(f.read_text()) for f in (args.out / "counts").glob(f"{args.engine}-*.json")]
+    runs = {name: sum(c["runs"].get(name, 0) for c in counts) for name in names}
     print(f"{'target':28}{'executions':>12}")
-    for name in names:
-        files = (args.out / "counts").glob(f"{args.engine}-{name}-*.json")
-        runs = sum(json.loads(f.read_text())["runs"] for f in files)
-        total += runs
-        print(f"{name:28}{runs:12,}")
-    print(f"{'all':28}{total:12,}\n")
+    for name, number in runs.items():
+        print(f"{name:28}{number:12,}")
+    print(f"{'all':28}{sum(runs.values()):12,}   in {sum(c['cpu_seconds'] for c in counts):,} s of computing\n")
     found = sorted((args.out / "found").glob("*.txt"))
     for path in found:
         print(f"{path.stem}: {path.read_text().splitlines()[0][:150]}")

@@ -74,7 +74,7 @@ TARGETS: dict[str, Target] = {
             "yaml",
             config.run_user_config,
             text_seeds(
-                "# @package eval.tofu.metrics.mine\nhandler: probability\ndatasets:\n  TOFU_QA_forget: {access_key: x}\n",
+                "# @package eval.tofu.metrics.mine\nhandler: probability\ndatasets: {TOFU_QA_forget: {}}\n",
                 "handler: privleak\npre_compute: {mia_min_k: {access_key: forget}}\nref_value: 0.5\n",
             ),
         ),

@@ -62,7 +62,7 @@ def alarm(seconds: float) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise Stuck
 
-    clocks = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, 6 * seconds))
+    clocks = ((signal.SIGPROF, signal.ITIMER_PROF, seconds), (signal.SIGALRM, signal.ITIMER_REAL, 30 * seconds))
     before = [signal.signal(number, ring) for number, _, _ in clocks]
     for _, clock, limit in clocks:
         signal.setitimer(clock, limit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -90,6 +91,19 @@ def _pieces(data: bytes) -> Iterator[bytes]:
         except zlib.error as error:
             raise ValueError(f"it is not valid gzip data ({error})") from None
         rest = member.unused_data.lstrip(b"\0")  # padding behind the last member
+
+
+def check_zip(path: Path) -> None:
+    """Refuses an archive whose members say that they unpack to more than the limit; other files pass."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, OverflowError) as error:
+        raise ValueError(f"its directory of members is broken ({error})") from None
+    if size > most_bytes():
+        raise _too_large(most_bytes())
 
 
 def read_text(path: Path) -> str:
@@ -205,7 +219,9 @@ def shaped(what: str) -> Iterator[None]:
         yield
     except SHAPE_ERRORS as error:
         words = " ".join(str(error).split())[:200]
-        raise UserError(f"{what} does not have the form it should: {type(error).__name__}: {words}.") from error
+        raise UserError(
+            f"{what} does not have the form it should ({type(error).__name__}: {words}); make it again."
+        ) from error
 
 
 def inside(name: str, what: str) -> str:

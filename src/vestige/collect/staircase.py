@@ -39,7 +39,7 @@ from vestige.collect.patch import (
     tolerance,
     with_hidden,
 )  # fmt: skip
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
@@ -267,6 +267,7 @@ class Patcher:
         if not wants:
             return
         check_fit(self.model, max(w.width for w in wants), "A prompt with its answer")
+        check_tokens(self.model, (w.target.ids for w in wants))
         ordered = sorted(wants, key=lambda w: (-w.width, w.key))
         if not self.plain:
             self.verify(ordered, sources)
@@ -362,5 +363,6 @@ def collect_states(model: Any, wants: Sequence[PatchWant], plan: Plan, batch_siz
     ordered = sorted(wants, key=lambda w: (-w.width, w.key))
     if ordered:
         check_fit(model, ordered[0].width, "A prompt with its answer")
+        check_tokens(model, (w.target.ids for w in ordered))
     for start in range(0, len(ordered), batch_size):
         yield source_states(model, ordered[start : start + batch_size], plan)

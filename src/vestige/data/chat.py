@@ -142,7 +142,9 @@ class Encoder:
                 self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer is None, **extra)
             )
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
-            raise UserError(f"The chat template refused the conversation: {error}.") from None
+            raise UserError(
+                f"The chat template refused the conversation ({error}); does it take a system prompt?"
+            ) from None
 
     def _tagged_text(self, question: str, few_shot: Sequence[Pair]) -> str:
         t = self.template

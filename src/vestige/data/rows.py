@@ -60,7 +60,7 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
         count = len(rows)
         rows = rows[_bound(low, count, 0) : _bound(high, count, count)]
         if count and not rows:
-            raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none.")
+            raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), source
@@ -165,7 +165,9 @@ def _shards(stem: Path) -> list[Path]:
     found = {p: match for p in stem.parent.glob("*.parquet") if (match := named.fullmatch(p.name))}
     for match in found.values():
         if int(match[1]) != len(found):
-            raise MissingData(f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet.")
+            raise MissingData(
+                f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet; copy the rest."
+            )
     return sorted(found)
 
 
@@ -200,10 +202,14 @@ def _read_csv(text: str, path: Path) -> list[Row]:
     try:
         for row in reader:
             if None in row:
-                raise UserError(f"{path} line {reader.line_num} has more fields than the first line has names.")
+                raise UserError(
+                    f"{path} line {reader.line_num} has more fields than line 1 has names; quote fields with commas."
+                )
             rows.append(dict(row))
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV: {error}.") from None
+        raise UserError(
+            f"{path} line {reader.line_num} is not valid CSV ({error}); quote fields with commas in them."
+        ) from None
     return rows
 
 
@@ -219,7 +225,7 @@ def _read_parquet(path: Path) -> list[Row]:
                 if size > most:
                     raise ValueError(f"its rows take more than {most / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
                 rows += batch.to_pylist()
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
         words = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path} cannot be read as Parquet: {words[0]}.") from None
     return rows

@@ -264,13 +264,17 @@ def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
             k for k in part if isinstance(k, str)
         }:
             return part
-    raise UserError(f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it.")
+    raise UserError(
+        f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it; give its own file."
+    )
 
 
 def _length(table: Mapping[str, Any], path: Path) -> int:
     sizes = {len(v) for v in table.values() if hasattr(v, "__len__") and not isinstance(v, str)}
     if len(sizes) != 1:
-        raise UserError(f"{path}: its columns have different lengths ({', '.join(map(str, sorted(sizes)))}).")
+        raise UserError(
+            f"{path}: its columns have different lengths ({', '.join(map(str, sorted(sizes)))}); write it again."
+        )
     return int(sizes.pop())
 
 

@@ -106,7 +106,7 @@ def native(row: Row, where: str, number: int) -> list[Rollout]:
     if messages is not None and response is None and response_ids is None:
         turns = assistant_turns(messages_of(messages, where), base)
         if not turns:
-            raise UserError(f"{where}: messages hold no assistant turn and there is no response.")
+            raise UserError(f"{where}: messages hold no assistant turn and there is no response; add one of them.")
         return turns
     context = None if messages is None else messages_of(messages, where)
     return [

@@ -121,7 +121,7 @@ def _on_m(name: str, body: Any, path: Path) -> float:
         return float(m)
     value = entry.get("threshold")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UserError(f"{path}: {name} has no threshold that is a number.")
+        raise UserError(f"{path}: {name} has no threshold that is a number; write {name}: NUMBER.")
     space = str(entry.get("threshold_space", "raw"))
     if space != "raw":  # already turned: "1-uds"
         return float(value)
@@ -164,7 +164,7 @@ def read_meta_eval(path: Path) -> dict[str, Any]:
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):
-            raise UserError(f"{path} is no meta_eval.json: it has no {part}.")
+            raise UserError(f"{path} is no meta_eval.json: it has no {part}; give the file that vestige meta wrote.")
         for name, body in section.items():
             if not isinstance(body, Mapping) or any(k not in body for k in keys):
                 raise UserError(f"{path}: {part} of {name} lacks {', '.join(keys)}.")
@@ -280,7 +280,9 @@ def read_usable(path: Path) -> dict[str, list[str]]:
     with shaped(str(path)):
         found = read_file(path).get("usable_models_per_metric")
         if not isinstance(found, Mapping):
-            raise UserError(f"{path} is no usable_models.json: it has no usable_models_per_metric.")
+            raise UserError(
+                f"{path} is no usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
+            )
         return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
 
 

@@ -119,7 +119,7 @@ class PoolFile:
         for start in starts:
             if found := sorted(start.glob(str(whole.relative_to(whole.anchor)))):
                 return found
-        raise UserError(f"{self.path}: nothing matches {pattern}.")
+        raise UserError(f"{self.path}: nothing matches {pattern}; check the path.")
 
 
 def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
@@ -129,7 +129,7 @@ def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; write a YAML list of runs (see docs/meta.md).") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not valid YAML: {error}.") from None
+        raise UserError(f"{path} is not valid YAML ({error}); see docs/meta.md for an example.") from None
     if not isinstance(body, Mapping):
         raise UserError(f"{path} must hold a mapping with {', '.join(needed)}.")
     if absent := [k for k in needed if k not in body]:

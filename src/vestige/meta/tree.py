@@ -107,7 +107,7 @@ def _numbers(summary: Path, axis: str) -> dict[str, Number]:
         values = read(data)
     wrong = next((k for k, v in values.items() if v is not None and not isinstance(v, (int, float))), None)
     if wrong is not None:
-        raise UserError(f"{summary}: {wrong} is {values[wrong]!r}, not a number.")
+        raise UserError(f"{summary}: {wrong} is {values[wrong]!r}; a number or null was expected.")
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
 
 

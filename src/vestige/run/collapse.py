@@ -192,6 +192,8 @@ def _named_step(file: Path, position: int) -> int:
 def _keep_rows(out: Path, outcome: Outcome, tokenizer: Any, first: bool) -> None:
     """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
     out.mkdir(parents=True, exist_ok=True)
+    if (out / "rows.jsonl").is_symlink():
+        raise UserError(f"{out / 'rows.jsonl'} is a link to another file, which would be overwritten; remove it.")
     with (out / "rows.jsonl").open("w" if first else "a", encoding="utf-8") as file:
         for label, sample in outcome.samples.items():
             for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):

@@ -80,7 +80,7 @@ def _explain_yaml(error: Exception) -> UserError:
     problem = str(getattr(error, "problem", None) or error)
     twice = re.search(r"found duplicate key (\S+)", problem)
     if not twice:
-        return UserError(f"{where}: not valid YAML: {problem}.")
+        return UserError(f"{where}: not valid YAML ({problem}); check its indentation and quotes.")
     key = twice[1]
     return UserError(
         f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "

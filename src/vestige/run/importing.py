@@ -49,9 +49,9 @@ def _read(path: Path) -> Any:
     try:
         return read_json(file)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist.") from None
+        raise UserError(f"{file} does not exist; give a result file or a run directory.") from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{file} is not valid JSON: {error}.") from None
+        raise UserError(f"{file} is not valid JSON ({error}); copy it again.") from None
 
 
 def _in_our_shape(path: Path, configs: Any) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def read_results(path: Path) -> dict[str, Any]:
             f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"Retain logs {path} are not valid JSON: {error}.") from None
+        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
     if not isinstance(data, dict):
         raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
     return data

@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.guard import below
 from vestige.run.board import Board
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
@@ -223,6 +224,8 @@ def clean(plan: Plan, everything: bool) -> str:
     tasks = make_tasks(plan)
     wanted = set() if everything else {Path(t.out) for t in tasks if t.kind == "eval" or plan.keep_attacked}
     found = [p for p in (*plan.runs.glob("*/*"), *(plan.out / "attacked").glob("*/*")) if p.is_dir()]
+    if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
+        raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
     gone = [p for p in found if p not in wanted]
     for place in gone:
         if _held(place):

@@ -67,7 +67,7 @@ def read_plan(path: Path) -> Plan:
     except OSError:
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
     except ValueError as error:
-        raise UserError(f"The plan {path} is not valid YAML: {error}.") from None
+        raise UserError(f"The plan {path} is not valid YAML ({error}); see docs/sweep.md for an example.") from None
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
     for key in body:
@@ -157,7 +157,7 @@ def _model(name: Any, body: Any) -> Model:
     flags = dict(body) if isinstance(body, dict) else {"path": body}
     path, memory = flags.pop("path", None), flags.pop("memory", None)
     if not path:
-        raise UserError(f"The model '{name}' of the plan has no path.")
+        raise UserError(f"The model '{name}' of the plan has no path; write {name}: PATH.")
     _check_flags(flags, f"of the model '{name}'")
     return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"))
 

@@ -78,7 +78,7 @@ def _value(word: str, value: str) -> Any:
     try:
         return parse_yaml(value)
     except ValueError as error:
-        raise UserError(f"Cannot read the value of '{word}': {error}.") from None
+        raise UserError(f"Cannot read the value of '{word}' ({error}); write METRIC.KEY=VALUE.") from None
 
 
 def run_score(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -23,6 +23,11 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests bench
 	$(BIN)/ruff format --check src tests bench
 	$(BIN)/mypy
+
+# Advisories come over the network. Without it nothing is audited, and the last line says so.
+audit: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python bench/audit.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/tofu.py

@@ -309,7 +309,7 @@ def _explain(path: str, label: str, error: Exception) -> UserError:
     if "gated" in text.lower() or kind == "GatedRepoError":
         return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
     if "BuilderConfig" in text or "Unknown split" in text:
-        return MissingData(f"Data set {label}: {text}")
+        return MissingData(f"Data set {label}: {text} (check hf_args.name and hf_args.split).")
     if kind in {
         "ConnectionError",
         "OfflineModeIsEnabled",

@@ -148,12 +148,8 @@ def with_atheris(args: argparse.Namespace) -> int:
     import atheris
 
     from fuzz_inputs import mutated
-    from fuzz_tools import warm
 
-    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
-        counter = Counter(args)
-        for target in counter.targets:  # what targets import, they import here
-            warm(target)
+    counter = Counter(args)
     corpus = args.out / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     count = len(counter.targets)
@@ -174,8 +170,10 @@ def with_atheris(args: argparse.Namespace) -> int:
 
     flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=600", "-rss_limit_mb=6000", "-max_len=65536",
              f"-seed={args.seed + 1}", "-verbosity=0", f"-artifact_prefix={args.out / 'last'}/"]  # fmt: skip
-    atheris.Setup([*flags, str(corpus)], once, custom_mutator=vary)
-    atheris.Fuzz()
+    # Modules are imported when a target first needs them, and are given counters as they come.
+    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
+        atheris.Setup([*flags, str(corpus)], once, custom_mutator=vary)
+        atheris.Fuzz()
     return 0
 
 

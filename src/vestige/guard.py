@@ -206,7 +206,9 @@ def read_yaml(path: Path) -> Any:
 
 
 # What Python raises when data do not have the shape that a reader takes for granted.
-SHAPE_ERRORS = (KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError)
+SHAPE_ERRORS = (
+    KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, StopIteration,
+)  # fmt: skip
 
 
 @contextmanager

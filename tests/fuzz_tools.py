@@ -75,13 +75,19 @@ def alarm(seconds: float) -> Iterator[None]:
 
 
 @cache
-def warm(target: Target) -> None:
-    """Runs the seeds once: what is imported and built the first time does not count against an input."""
+def warm(target: Target) -> int:
+    """Runs the seeds once, so that what is imported and built the first time counts against no input.
+
+    Returns how many of them worked.
+    """
     from vestige.errors import UserError
 
+    worked = 0
     for seed in target.seeds():
         with scratch() as place, contextlib.suppress(UserError):
             target.run(seed, place)
+            worked += 1
+    return worked
 
 
 def memory() -> float:

@@ -54,7 +54,12 @@ FOUND: list[tuple[str, Any]] = [
     ("meta.tree", {**SUMMARY, "attacks": [1]}),
     ("meta.tree", {**SUMMARY, "metrics": "x"}),
     ("plan", {"models": ["a"], "suites": {"tofu": "x"}}),
+    ("plan", {"models": ["a", "b/c"], "suites": ["tofu", ["a", 1, None]]}),
+    ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "1.2.3"}),
+    ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "9" * 400}),
     ("user_config", 3.5),
+    ("user_config", "1:2:3"),
+    ("user_config", ["handler"]),
     ("user_config", {"handler": "privleak", "pre_compute": 3.5}),
     # imported results
     ("import", {"m": {"agg_value": "x"}}),

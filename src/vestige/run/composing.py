@@ -92,26 +92,25 @@ def _read_yaml(path: Path) -> Any:
     import yaml
     from omegaconf import OmegaConf
 
-    check_yaml(path)
+    if not isinstance(check_yaml(path), (yaml.MappingNode, type(None))):
+        raise UserError(f"{path} must hold a mapping of settings, as in handler: probability.")
     try:
-        found = OmegaConf.load(path)
+        return OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
-    if not OmegaConf.is_dict(found):
-        raise UserError(f"{path} must hold a mapping of settings, not a list.")
-    return found
 
 
-def check_yaml(path: Path) -> None:
-    """Size, depth and aliases of a config file, before a library writes every alias out."""
+def check_yaml(path: Path) -> Any:
+    """The nodes of a config file, its size, depth and aliases checked before a library writes every alias out."""
     import yaml
 
     try:
         node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
         if node is not None:
             check_nodes(node)
+        return node
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (OSError, ValueError, RecursionError) as error:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import read_yaml
+from vestige.guard import read_yaml, shaped
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
 from vestige.run.pool import weights_memory
@@ -75,10 +75,15 @@ def read_plan(path: Path) -> Plan:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
     plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
     load_plugins(plugins)
+    with shaped(f"The plan {path}"):
+        return _checked(_plan(body, path, plugins))
+
+
+def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
     models = _models(body["models"])
     models, retain = _with_retain(models, body.get("retain"))
     suites = _suites(body["suites"])
-    plan = Plan(
+    return Plan(
         out=Path(str(body.get("out") or f"saves/sweep/{path.stem}")),
         models=models,
         suites=suites,
@@ -94,7 +99,6 @@ def read_plan(path: Path) -> Plan:
         clear_cache=bool(body.get("clear_cache", False)),
         keep_attacked=bool(body.get("keep_attacked", False)),
     )
-    return _checked(plan)
 
 
 def _list(value: Any, key: str) -> list[Any]:
@@ -120,7 +124,7 @@ def _size(value: Any, key: str) -> int | None:
     """
     if value is None:
         return None
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]B)?\s*", str(value), re.I)
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*([KMGT]B)?\s*", str(value), re.I | re.A)
     if not found:
         raise UserError(f"'{key}' in the plan must be a size such as 12 GB, it is {value!r}.")
     return int(float(found[1]) * UNITS[(found[2] or "GB").upper()])
@@ -178,7 +182,7 @@ def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...
 
 def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
     if isinstance(said, list):
-        said = dict.fromkeys(said)
+        said = dict.fromkeys(_name(name, "suite") for name in said)
     if not isinstance(said, dict):
         raise UserError("'suites' in the plan must be a list of names or a mapping of names to their flags.")
     out: dict[str, Mapping[str, Any]] = {}

@@ -143,7 +143,7 @@ class Encoder:
             )
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
             raise UserError(
-                f"The chat template refused the conversation ({error}); does it take a system prompt?"
+                f"The chat template refused the conversation: {error}; does it take a system prompt?"
             ) from None
 
     def _tagged_text(self, question: str, few_shot: Sequence[Pair]) -> str:

@@ -73,10 +73,10 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
         raise _explain_composition(error, directories) from None
 
 
-def _explain_yaml(error: Exception) -> UserError:
+def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
     """A file that is not YAML; the guide's truth ratio, which says `probability` twice, gets the form that works."""
     mark = getattr(error, "problem_mark", None)
-    where = f"{mark.name}, line {mark.line + 1}" if mark else "A config file"
+    where = f"{path or mark.name}, line {mark.line + 1}" if mark else str(path or "A config file")
     problem = str(getattr(error, "problem", None) or error)
     twice = re.search(r"found duplicate key (\S+)", problem)
     if not twice:
@@ -112,7 +112,7 @@ def check_yaml(path: Path) -> Any:
             check_nodes(node)
         return node
     except yaml.YAMLError as error:
-        raise _explain_yaml(error) from None
+        raise _explain_yaml(error, path) from None
     except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read: {error}.") from None
 

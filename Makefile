@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta test check docs bench clean
+.PHONY: demo demo-meta test check docs audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -30,6 +30,11 @@ check: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/site/build.py site
+
+# Advisories come over the network. Without it nothing is audited, and the last line says so.
+audit: $(STAMP)
+	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python bench/audit.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/tofu.py

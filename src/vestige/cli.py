@@ -12,7 +12,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from vestige import __version__
-from vestige.errors import UserError
+from vestige.errors import UserError, one_line
 from vestige.run.mishaps import archives_opened, mishaps_said
 from vestige.verbs import (
     auditing,
@@ -78,11 +78,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"vestige: error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        return 0
+    except OSError as error:  # a full disk, a directory that may not be written, a name that is too long
+        print(f"vestige: error: {one_line(_file_trouble(error))}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print("vestige: error: out of memory; try --limit N or --batch-tokens N.", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        return 0
+
+
+def _file_trouble(error: OSError) -> str:
+    words = error.strerror or " ".join(str(error).split()) or type(error).__name__
+    return f"{words}: {error.filename}; check the path and its permissions." if error.filename else f"{words}."
 
 
 TOGETHER = ("eval", "depth")  # verbs that share their work when a launcher starts several processes
@@ -116,7 +127,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
         close = difflib.get_close_matches(wrong.split("=")[0], known, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; see vestige {args.verb} --help."
-        top.exit(2, f"vestige: error: vestige {args.verb} has no argument {wrong}{hint}\n")
+        top.exit(2, f"vestige: error: {one_line(f'vestige {args.verb} has no argument {wrong}{hint}')}\n")
     if place:
         getattr(args, place).extend(late)
     return args

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 MANY = 20  # more names than this are not listed in an error
+LONGEST = 1000  # characters of a message: values from files are quoted in it, and they may be of any size
 
 
 class UserError(Exception):
@@ -14,6 +15,22 @@ class UserError(Exception):
     The command line prints it as one sentence and exits with status 2; no traceback.
     """
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(message: str) -> str:
+    """A message on one line of reasonable length. What it quotes from a file cannot move the terminal's cursor.
+
+    >>> one_line("a.jsonl: 'x\\n\\x1b[2J' is odd.")
+    "a.jsonl: 'x \\\\x1b[2J' is odd."
+    """
+    if len(message) > LONGEST:
+        half = LONGEST // 2
+        message = f"{message[:half]} [{len(message) - 2 * half} characters left out] {message[-half:]}"
+    words = "".join(" " if c in "\r\n\t\v\f\x85\u2028\u2029" else c for c in message)
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
 
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """The error for a name nobody registered, with the nearest names there are.
@@ -21,6 +38,7 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     >>> str(unknown_name("metric", "roug", ["rouge", "loss"]))
     "Unknown metric 'roug'. Did you mean 'rouge'? Available: loss, rouge."
     """
+    name = name if len(name) <= 200 else f"{name[:200]}..."  # nothing is near it, and looking would take long
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
     guess = did_you_mean(name, names)

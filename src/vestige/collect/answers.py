@@ -17,7 +17,7 @@ import numpy as np
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import free_memory, out_of_memory
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Batch, Limits, Packing, pack
 from vestige.types import Target, TokenStats
 
@@ -92,6 +92,7 @@ class AnswerCollector:
         if all(t.key in done for t in ordered):
             return
         check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
+        check_tokens(self.model, (t.ids for t in ordered))
         if not self.plain and max(len(t.ids) for t in ordered) > LONGEST_PACKED:
             self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
             self.cost.notes.append(f"answers of over {LONGEST_PACKED} tokens: one padded row per answer, slower")

@@ -17,7 +17,7 @@ import torch
 from vestige.collect.cost import Cost
 from vestige.collect.forward import causal_stats
 from vestige.collect.memory import free_memory, out_of_memory
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
@@ -131,6 +131,7 @@ class BoundCollector:
         ordered = sorted(left.values(), key=lambda t: (-len(t.ids), t.key))
         if ordered:
             check_fit(self.predictor.model, len(ordered[0].ids), "A prompt with its answer")
+            check_tokens(self.predictor.model, (t.ids for t in ordered))
         at = 0
         while at < len(ordered):
             # Shorter ones that follow may need more rows than the first, so each is counted.

@@ -20,7 +20,7 @@ from vestige.collect.answers import LOW_PRECISION_TOLERANCE, TOLERANCE, default_
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import free_memory, out_of_memory
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, Stretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
 from vestige.collect.tree import Row, Tree, build_tree, split_rows
@@ -84,6 +84,7 @@ class CrossScorer:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
         _check(prompts, reasonings)
         check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
+        check_tokens(self.model, (*prompts, *reasonings))
         xs = sorted(set(prompts))
         zs = sorted(set(reasonings))
         cells = self._cells(xs, zs)

@@ -19,10 +19,11 @@ import torch
 
 from vestige.collect.cost import Cost
 from vestige.collect.memory import free_memory, out_of_memory
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
+from vestige.guard import check_zip
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers import Pass, Sampled, canvas_width, sample
 from vestige.models.samplers.schedule import block_size
@@ -153,6 +154,7 @@ class DenoiseCollector:
             longest = max(len(w.prompt.ids) for w in left if w.denoising == denoising)
             width = longest + denoising.max_new_tokens
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
+        check_tokens(self.predictor.model, (w.prompt.ids for w in left))
         limits = self.limits
         while left:
             finished: set[str] = set()
@@ -261,12 +263,13 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no file of recorded logits at '{path}'.")
+        raise UserError(f"There is no file of recorded logits at '{path}'; check logits_path.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return dict(load_file(str(path)))
+        check_zip(path)
         if path.suffix in (".npy", ".npz"):
             found = np.load(path, allow_pickle=False)
             return {"logits": found} if isinstance(found, np.ndarray) else dict(found)
@@ -275,5 +278,7 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
             return dict(found) if isinstance(found, dict) else {"logits": found}
     except Exception as error:  # every reader has its own exceptions; a sentence serves the user better
         words = str(error).splitlines()
-        raise UserError(f"'{path}' could not be read: {words[0] if words else repr(error)}") from None
+        raise UserError(
+            f"'{path}' could not be read: {words[0] if words else repr(error)}; save the tensors again."
+        ) from None
     raise UserError(f"'{path}' is not a file of tensors; give .safetensors, .npz, .npy or .pt.")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from vestige.collect.cost import Cost
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.errors import UserError
 from vestige.types import Target
 
@@ -59,6 +59,7 @@ def gradient_norms(
     """
     if targets:
         check_fit(model, max(len(t.ids) for t in targets) - 1, "A prompt with its answer")
+        check_tokens(model, (t.ids for t in targets))
     for target in targets:  # one at a time inside the modes, so that the caller never sees the model in them
         with _mode(model, train), _dropout_of(model, target):
             norm = _one(model, target, p, drop_last)

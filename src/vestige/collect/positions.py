@@ -1,7 +1,8 @@
-"""Models that look their positions up in a learned table cannot read past its end."""
+"""Models cannot read past the end of their tables: of tokens, and where they have one, of positions."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -27,3 +28,17 @@ def check_fit(model: Any, tokens: int, what: str, advice: str = SHORTER) -> None
     positions = learned_positions(model)
     if positions is not None and tokens > positions:
         raise UserError(f"{what} is {tokens} tokens long, but this model has only {positions} positions; {advice}.")
+
+
+def check_tokens(model: Any, sequences: Iterable[Sequence[int]]) -> None:
+    """A tokenizer with more tokens than the model has rows: said before the model is asked for a row it lacks."""
+    try:
+        rows = getattr(model.get_input_embeddings(), "num_embeddings", None)
+    except (AttributeError, NotImplementedError):  # models with code of their own need not say where their table is
+        return
+    highest = max((max(ids) for ids in sequences if len(ids)), default=0)
+    if rows is not None and highest >= rows:
+        raise UserError(
+            f"The tokenizer gives token {highest}, but this model knows only tokens 0 to {rows - 1}; give the "
+            "tokenizer that belongs to it (--tokenizer PATH), or resize the model's embeddings."
+        )

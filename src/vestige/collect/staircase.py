@@ -39,7 +39,7 @@ from vestige.collect.patch import (
     tolerance,
     with_hidden,
 )  # fmt: skip
-from vestige.collect.positions import check_fit
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
@@ -273,6 +273,7 @@ class Patcher:
         if not wants:
             return
         check_fit(self.model, max(w.width for w in wants), "A prompt with its answer")
+        check_tokens(self.model, (w.target.ids for w in wants))
         ordered = sorted(wants, key=lambda w: (-w.width, w.key))
         if all(w.key in done for w in ordered):
             return
@@ -376,6 +377,7 @@ def collect_states(
     ordered = sorted(wants, key=lambda w: (-w.width, w.key))
     if ordered:
         check_fit(model, ordered[0].width, "A prompt with its answer")
+        check_tokens(model, (w.target.ids for w in ordered))
     for start in range(0, len(ordered), batch_size):
         batch = ordered[start : start + batch_size]
         if needed is None or any(w.key in needed for w in batch):

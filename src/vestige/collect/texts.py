@@ -19,7 +19,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.pick import pick
-from vestige.collect.positions import check_fit, learned_positions
+from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError
 from vestige.types import Target, Text, TokenStats, content_key
@@ -174,6 +174,7 @@ class TextCollector:
         if not all(r.prompt.ids for r in requests):
             raise UserError("A prompt has no tokens, so there is nothing to continue; give that row a prefix.")
         check_fit(self.model, max(r.prompt.attended for r in requests), "A prompt")
+        check_tokens(self.model, (r.prompt.ids for r in requests))
         short = sum(r.prompt.attended + r.decoding.max_new_tokens - 1 > self.positions for r in requests)
         if short:
             self._note(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")

@@ -37,12 +37,18 @@ class Template:
     @classmethod
     def from_config(cls, args: Mapping[str, Any] | None) -> Template:
         """From a model config's `template_args`; keys it does not know are refused by name."""
+        if args is not None and not isinstance(args, Mapping):
+            raise UserError(f"template_args must be a mapping of settings, it is {type(args).__name__}.")
         args = dict(args or {})
         known = {f.name for f in fields(cls)}
-        unknown = sorted(set(args) - known - {"max_length"})
+        unknown = sorted(str(k) for k in set(args) - known - {"max_length"})
         if unknown:
             raise UserError(f"Unknown template_args: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
         args.pop("max_length", None)
+        for key, value in args.items():
+            flag = key in ("apply_chat_template", "add_special_tokens")
+            if not isinstance(value, (bool, int)) if flag else not isinstance(value, (str, type(None))):
+                raise UserError(f"template_args.{key} must be {'true or false' if flag else 'text'}, it is {value!r}.")
         tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
         return cls(**{**args, **tags})
 
@@ -136,7 +142,9 @@ class Encoder:
                 self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer is None, **extra)
             )
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
-            raise UserError(f"The chat template refused the conversation: {error}.") from None
+            raise UserError(
+                f"The chat template refused the conversation: {error}; does it take a system prompt?"
+            ) from None
 
     def _tagged_text(self, question: str, few_shot: Sequence[Pair]) -> str:
         t = self.template

@@ -97,7 +97,9 @@ class Reasoning:
         try:
             groups = re.compile(self.pattern or "()").groups
         except re.error as error:
-            raise UserError(f"The reasoning pattern is not a regular expression: {error}.") from None
+            raise UserError(
+                f"The reasoning pattern is not a regular expression: {error}; check --reasoning-pattern."
+            ) from None
         if groups < 1:
             raise UserError("The reasoning pattern needs a group (...) around the reasoning.")
 
@@ -274,7 +276,9 @@ class Extractor:
             turns = [dict(m) for m in messages]
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
-            raise UserError(f"The chat template refused the conversation: {error}.") from None
+            raise UserError(
+                f"The chat template refused the conversation: {error}; give prompts as text instead."
+            ) from None
 
     def _tokens(self, text: str) -> Ids:
         """Through the encoder; prompts come again for every sample of a group, so they are remembered."""

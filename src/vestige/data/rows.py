@@ -7,12 +7,10 @@ Local files are read here; only hub ids and unusual layouts go through `datasets
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
 import socket
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
@@ -22,6 +20,7 @@ from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from vestige.errors import UserError
+from vestige.guard import most_bytes, parse_json, read_text
 
 Row = dict[str, Any]
 
@@ -48,13 +47,19 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     `limit` keeps the first rows only; it is applied before anything is tokenised.
     """
     args = {k: v for k, v in hf_args.items() if v is not None}
-    if limit is not None and limit < 1:
+    if limit is not None and (not isinstance(limit, int) or limit < 1):
         raise UserError(f"A data set must keep at least one row; the limit (max_samples) is {limit}.")
+    _check_args(args)
     path = str(args.get("path", ""))
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
     split, low, high = _parse_split(str(args.get("split", "train")))
-    files = _local_files(Path(path).expanduser(), path, args, split)
+    try:
+        files = _local_files(Path(path).expanduser(), path, args, split)
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
+        raise UserError(
+            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
+        ) from None
     if files is None:
         rows, source = _from_datasets(path, args)
     else:
@@ -62,10 +67,24 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
         count = len(rows)
         rows = rows[_bound(low, count, 0) : _bound(high, count, count)]
         if count and not rows:
-            raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none.")
+            raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), source
+
+
+def _check_args(args: Mapping[str, Any]) -> None:
+    """hf_args come from configuration files, where a number or a list is easily written for a name."""
+    for key in ("path", "name", "split"):
+        if key in args and not isinstance(args[key], (str, Path)):
+            raise UserError(f"hf_args.{key} must be text, it is {args[key]!r}.")
+    if "data_files" not in args:
+        return
+    files = args["data_files"]
+    for part in files.values() if isinstance(files, Mapping) else [files]:
+        listed = part if isinstance(part, (list, tuple)) else [part]
+        if not listed or not all(isinstance(name, (str, Path)) and str(name) for name in listed):
+            raise UserError("hf_args.data_files must be a file name, a list of them, or a mapping of splits to them.")
 
 
 def _parse_split(split: str) -> tuple[str, str, str]:
@@ -153,7 +172,9 @@ def _shards(stem: Path) -> list[Path]:
     found = {p: match for p in stem.parent.glob("*.parquet") if (match := named.fullmatch(p.name))}
     for match in found.values():
         if int(match[1]) != len(found):
-            raise MissingData(f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet.")
+            raise MissingData(
+                f"{stem.parent} has {len(found)} of the {int(match[1])} files {stem.name}-*.parquet; copy the rest."
+            )
     return sorted(found)
 
 
@@ -177,14 +198,11 @@ def read_file(path: Path) -> list[Row]:
 
 def _read_text(path: Path) -> str:
     try:
-        data = path.read_bytes()
-        if path.suffix == ".gz":
-            data = gzip.decompress(data)
-        return data.decode("utf-8-sig")
+        return read_text(path)
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8 text (byte {error.start}); save it as UTF-8.") from None
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({type(error).__name__}: {error}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def _read_csv(text: str, path: Path) -> list[Row]:
@@ -193,27 +211,37 @@ def _read_csv(text: str, path: Path) -> list[Row]:
     try:
         for row in reader:
             if None in row:
-                raise UserError(f"{path} line {reader.line_num} has more fields than the first line has names.")
+                raise UserError(
+                    f"{path} line {reader.line_num} has more fields than line 1 has names; quote fields with commas."
+                )
             rows.append(dict(row))
     except csv.Error as error:
-        raise UserError(f"{path} line {reader.line_num} is not valid CSV: {error}.") from None
+        raise UserError(
+            f"{path} line {reader.line_num} is not valid CSV ({error}); quote fields with commas in them."
+        ) from None
     return rows
 
 
 def _read_parquet(path: Path) -> list[Row]:
     import pyarrow.parquet as parquet
 
+    rows: list[Row] = []
+    size, most = 0, most_bytes()
     try:
-        return list(parquet.read_table(path).to_pylist())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as Parquet: {str(error).splitlines()[0]}.") from None
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):  # a few bytes of Parquet can stand for a billion rows
+                size += batch.nbytes + 64 * batch.num_rows
+                if size > most:
+                    raise ValueError(f"its rows take more than {most / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
+                rows += batch.to_pylist()
+    except (OSError, ValueError, OverflowError, MemoryError) as error:
+        words = str(error).splitlines() or [type(error).__name__]
+        raise UserError(f"{path} cannot be read as Parquet: {words[0]}.") from None
+    return rows
 
 
 def _read_array(text: str, path: Path) -> list[Row]:
-    try:
-        rows = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise UserError(f"{path} line {error.lineno} is not valid JSON: {error.msg}.") from None
+    rows = _json(text, path, None)
     for number, row in enumerate(rows):
         if not isinstance(row, dict):
             raise UserError(f"{path} row {number} is not an object with named fields but {type(row).__name__}.")
@@ -225,13 +253,22 @@ def _read_lines(text: str, path: Path) -> Iterator[Row]:
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise UserError(f"{path} line {number} is not valid JSON: {error.msg} (column {error.colno}).") from None
+        row = _json(line, path, number)
         if not isinstance(row, dict):
             raise UserError(f"{path} line {number} is not an object with named fields but {type(row).__name__}.")
         yield row
+
+
+def _json(text: str, path: Path, line: int | None) -> Any:
+    """A line of JSON, or a whole file of it, with its place in the sentence about what is wrong."""
+    try:
+        return parse_json(text)
+    except json.JSONDecodeError as error:
+        column = "" if line is None else f" (column {error.colno})"
+        raise UserError(f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}.") from None
+    except ValueError as error:
+        where = "" if line is None else f" line {line}"
+        raise UserError(f"{path}{where} cannot be used: {error}.") from None
 
 
 @contextmanager
@@ -281,7 +318,7 @@ def _explain(path: str, label: str, error: Exception) -> UserError:
     if "gated" in text.lower() or kind == "GatedRepoError":
         return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
     if "BuilderConfig" in text or "Unknown split" in text:
-        return MissingData(f"Data set {label}: {text}")
+        return MissingData(f"Data set {label}: {text} (check hf_args.name and hf_args.split).")
     if kind in {
         "ConnectionError",
         "OfflineModeIsEnabled",

@@ -51,7 +51,9 @@ class Imported:
 def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain: Results | None = None) -> Imported:
     """Recognises a file by its content and re-aggregates it. `retain` is the retain model's, already in our shape."""
     if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()) or not data:
-        raise UserError(f"{name} is neither an open-unlearning *_EVAL.json nor an eval_log_aggregated.json of TOFU.")
+        raise UserError(
+            f"{name} is neither an open-unlearning *_EVAL.json nor an eval_log_aggregated.json of TOFU; give one."
+        )
     data = _without_nan(data)
     if set(data) & set(TOFU_LOGS):
         out = Imported("locuslab/tofu eval_log_aggregated.json", "TOFU")
@@ -61,7 +63,7 @@ def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain:
     if any("agg_value" in v for v in data.values()):
         return _from_eval(data, name, configs, retain)
     known = ", ".join(TOFU_LOGS)
-    raise UserError(f"{name} holds neither metrics with an agg_value nor TOFU's logs ({known}).")
+    raise UserError(f"{name} holds neither metrics with an agg_value nor TOFU's logs ({known}); give a file that does.")
 
 
 def _without_nan(data: Any) -> Any:

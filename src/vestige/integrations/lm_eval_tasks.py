@@ -34,7 +34,7 @@ def load_tasks(asked: Any, include_path: str | None, args: Mapping[str, Any]) ->
     try:
         flat = manager.load(list(objects))  # objects pass through; it refuses a task that is asked for twice
     except ValueError as error:
-        raise UserError(f"eval.lm_eval.tasks: {first_line(error)}") from None
+        raise UserError(f"eval.lm_eval.tasks cannot be run together: {first_line(error)}") from None
     unsafe = [name for name, task in flat["tasks"].items() if getattr(task, "UNSAFE_CODE", False)]
     if unsafe and not args.get("confirm_run_unsafe_code"):
         raise UserError(

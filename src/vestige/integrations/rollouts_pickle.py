@@ -1,29 +1,34 @@
 """RAGEN's pickled rollouts, read without running anything that is in them.
 
-A pickle is a program: it may name any function and have it called. Here only plain containers and numpy arrays can be
-built. Every other name becomes an empty stand-in that accepts whatever is done to it, and names that only an attack
-would use are refused outright. The tensors inside (a torch.save of their own) are not opened at all.
+A pickle is a program: it may name any function and have it called. Here only plain containers can be built, and arrays
+as lists: numpy's own functions for that crash on made-up arguments, so stand-ins take their place. Every other name
+becomes an empty stand-in that accepts whatever is done to it, and names that only an attack would use are refused
+outright. The tensors inside (a torch.save of their own) are not opened at all.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from vestige.data.chat import Ids
 from vestige.data.reasoning import Rollout
 from vestige.errors import UserError
+from vestige.guard import read_bytes, shaped
 from vestige.integrations.rollouts_ragen import ragen_history
-from vestige.integrations.rollouts_rows import assistant_turns, messages_of
+from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
 
-_BUILTINS = {"set": set, "frozenset": frozenset, "slice": slice, "complex": complex}
-_NUMPY_FUNCTIONS = {"_reconstruct", "scalar", "_frombuffer"}
+_NUMPY_HOMES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
+_NUMBERS = frozenset(f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)) - {"f1"} | {"b1"}
+_SCALARS = (str, bytes, int, float, bool, type(None))
+MOST_TURNS = 10_000  # of one trajectory that need not have reasoning
 # Nothing that stores rollouts has a use for these.
 _HOSTILE = {
     "os", "posix", "nt", "sys", "subprocess", "shutil", "socket", "runpy", "importlib", "pty", "ctypes", "code",
@@ -59,6 +64,67 @@ class Opaque:
         pass
 
 
+class Dtype:
+    """What kind of number an array holds, as numpy spells it; no numpy object is made before it was checked."""
+
+    def __init__(self, name: Any = "", *_: Any) -> None:
+        self.name, self.order = name, "<"
+
+    def __setstate__(self, state: Any) -> None:
+        if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
+            self.order = state[1]
+
+    def numbers(self, data: Any) -> np.ndarray[Any, Any]:
+        if not isinstance(self.name, str) or self.name not in _NUMBERS or not isinstance(data, bytes):
+            raise ValueError(f"an array of {str(self.name)[:20]!r}")
+        return np.frombuffer(data, dtype=np.dtype(self.order.replace("|", "<") + self.name))
+
+
+class Column:
+    """An array being unpickled: its items as a list, once it was told them."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def __setstate__(self, state: Any) -> None:
+        _, shape, dtype, _, data = state
+        self.items = _items(dtype, shape, data)
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, at: int) -> Any:
+        return self.items[at]
+
+
+def _items(dtype: Any, shape: Any, data: Any) -> list[Any]:
+    """Nested lists of a shape, from a list of objects or from bytes."""
+    if not isinstance(dtype, Dtype) or not isinstance(shape, tuple) or not all(type(n) is int for n in shape):
+        raise ValueError("an array without a shape and a type")
+    flat = data if isinstance(data, list) else dtype.numbers(data)
+    if len(shape) > 4 or any(n < 0 for n in shape) or math.prod(shape) != len(flat):
+        raise ValueError(f"an array of shape {shape} with {len(flat)} items")
+    if not isinstance(flat, list):
+        return list(flat.reshape(shape).tolist()) if shape else [flat.tolist()[0]]
+    for size in reversed(shape[1:]):
+        flat = [flat[i : i + size] for i in range(0, len(flat), size)] if size else []
+    return flat
+
+
+def _scalar(dtype: Any, data: Any = None) -> Any:
+    if isinstance(dtype, Dtype) and isinstance(data, bytes):
+        return dtype.numbers(data).tolist()[0]
+    return data
+
+
+def _from_buffer(data: Any, dtype: Any, shape: Any, *_: Any) -> Column:
+    made = Column()
+    made.items = _items(
+        dtype, shape, bytes(data) if isinstance(data, (bytes, bytearray, pickle.PickleBuffer)) else data
+    )
+    return made
+
+
 def _latin1(text: str, encoding: str = "latin1") -> bytes:
     """How old protocols spell bytes; no other codec is let in."""
     if encoding.lower().replace("-", "").replace("_", "") != "latin1" or not isinstance(text, str):
@@ -66,48 +132,94 @@ def _latin1(text: str, encoding: str = "latin1") -> bytes:
     return text.encode("latin1")
 
 
-class SafeUnpickler(pickle.Unpickler):
-    """Builds containers and numpy arrays; everything else is Opaque."""
+def _plain_keys(keys: Iterable[Any]) -> list[Any]:
+    """Only what can be hashed without going deep: tuples in tuples in tuples would exhaust the stack."""
+    out = list(keys)
+    for key in out:
+        parts = key if isinstance(key, tuple) else (key,)
+        if not all(isinstance(part, _SCALARS) for part in parts):
+            raise ValueError(f"a {type(key).__name__} as a key")
+    return out
+
+
+_BUILDERS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("builtins", "set"): lambda items=(): set(_plain_keys(items)),
+    ("builtins", "frozenset"): lambda items=(): frozenset(_plain_keys(items)),
+    ("builtins", "slice"): slice,
+    ("builtins", "complex"): complex,
+    ("_codecs", "encode"): _latin1,
+    ("numpy", "dtype"): Dtype,
+    ("numpy", "ndarray"): Column,
+}
+_ARRAY_BUILDERS: dict[str, Callable[..., Any]] = {
+    "_reconstruct": lambda *_: Column(),
+    "scalar": _scalar,
+    "_frombuffer": _from_buffer,
+}
+
+
+class SafeUnpickler(pickle._Unpickler):
+    """Builds containers and lists; everything else is Opaque.
+
+    The unpickler written in Python, not the one in C: that one can be made to reserve any amount of memory.
+    """
+
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         top = module.split(".")[0]
-        if module == "builtins" and name in _BUILTINS:
-            return _BUILTINS[name]
         if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("_codecs", "encode"):
-            return _latin1
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        if module in _NUMPY_HOMES and name in _NUMPY_FUNCTIONS:
-            return getattr(_NUMPY_HOMES[module], name)
+            return lambda pairs=(): OrderedDict(
+                zip(_plain_keys(k for k, _ in pairs), [v for _, v in pairs], strict=True)
+            )
+        found = _BUILDERS.get((module, name))
+        if found is None and module in _NUMPY_HOMES:
+            found = _ARRAY_BUILDERS.get(name)
+        if isinstance(found, type):
+            return type(found.__name__, (found,), {}) if found in (Dtype, Column) else found
+        if found is not None:
+            return _fresh(found)
         if top in _HOSTILE or "." in name or top == "numpy":
             raise _Hostile(f"{module}.{name}")
         return type("Opaque", (Opaque,), {"name": f"{module}.{name}"})
+
+    def get_extension(self, code: int) -> Any:
+        raise pickle.UnpicklingError("an extension code")
 
     def persistent_load(self, pid: Any) -> Any:
         raise pickle.UnpicklingError("persistent ids")
 
 
-def _numpy_homes() -> dict[str, Any]:
-    """Where numpy keeps its reconstruction functions, by the names old and new files use."""
-    from numpy._core import multiarray, numeric
-
-    return {
-        "numpy.core.multiarray": multiarray,
-        "numpy._core.multiarray": multiarray,
-        "numpy.core.numeric": numeric,
-        "numpy._core.numeric": numeric,
-    }
+def _fresh(found: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of this file's own: a pickle may set attributes on what it is given."""
+    return lambda *args: found(*args)
 
 
-_NUMPY_HOMES = _numpy_homes()
+def _checked(load: Callable[[Any], None], keys: Callable[[Any], Iterable[Any]]) -> Callable[[Any], None]:
+    """An instruction that hashes, after a look at what it would hash."""
+
+    def run(self: Any) -> None:
+        _plain_keys(keys(self))
+        load(self)
+
+    return run
+
+
+_HASHING: dict[bytes, Callable[[Any], Iterable[Any]]] = {
+    pickle.SETITEM: lambda u: u.stack[-2:-1],
+    pickle.SETITEMS: lambda u: u.stack[::2],
+    pickle.DICT: lambda u: u.stack[::2],
+    pickle.ADDITEMS: lambda u: u.stack,
+    pickle.FROZENSET: lambda u: u.stack,
+}
+for _code, _keys in _HASHING.items():
+    SafeUnpickler.dispatch[_code[0]] = _checked(SafeUnpickler.dispatch[_code[0]], _keys)
 
 
 def safe_load(path: Path) -> Any:
     """What a pickle holds, containers and arrays only."""
     try:
-        return SafeUnpickler(io.BytesIO(path.read_bytes())).load()
+        return SafeUnpickler(io.BytesIO(read_bytes(path))).load()
     except _Hostile as error:
         raise UserError(
             f"{path} asks for {error}, which has no place in rollouts; nothing of it was run. Do not open this file."
@@ -119,7 +231,12 @@ def safe_load(path: Path) -> Any:
 
 def ragen_pickle(path: Path) -> list[Rollout]:
     """The turns of a pickled DataProto: token ids where its detector left them, else messages, else histories."""
-    table = _non_tensor(safe_load(path), path)
+    found = safe_load(path)
+    with shaped(str(path)):
+        return _rollouts(_non_tensor(found, path), path)
+
+
+def _rollouts(table: Mapping[str, Any], path: Path) -> list[Rollout]:
     rows = _length(table, path)
     if "first_turn_prompt_ids" in table or "all_turns_prompt_ids" in table:
         return [r for i in range(rows) for r in _from_ids(table, i, str(path))]
@@ -131,7 +248,9 @@ def ragen_pickle(path: Path) -> list[Rollout]:
             row = {"history": list(table["history"][i]), **_names(table, i)}
             made += ragen_history(row, f"{path} row {i + 1}", i)
         return made
-    raise UserError(f"{path} holds neither token ids, messages nor histories; it has {', '.join(sorted(table))}.")
+    raise UserError(
+        f"{path} holds neither token ids, messages nor histories; it has {', '.join(sorted(map(str, table)))}."
+    )
 
 
 def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
@@ -141,15 +260,21 @@ def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
     if isinstance(state, Mapping):
         candidates = [state.get("non_tensor_batch"), state]
     for part in candidates:
-        if isinstance(part, Mapping) and {"group_ids", "env_ids", "history", "messages_list"} & set(part):
+        if isinstance(part, Mapping) and {"group_ids", "env_ids", "history", "messages_list"} & {
+            k for k in part if isinstance(k, str)
+        }:
             return part
-    raise UserError(f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it.")
+    raise UserError(
+        f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it; give its own file."
+    )
 
 
 def _length(table: Mapping[str, Any], path: Path) -> int:
     sizes = {len(v) for v in table.values() if hasattr(v, "__len__") and not isinstance(v, str)}
     if len(sizes) != 1:
-        raise UserError(f"{path}: its columns have different lengths ({', '.join(map(str, sorted(sizes)))}).")
+        raise UserError(
+            f"{path}: its columns have different lengths ({', '.join(map(str, sorted(sizes)))}); write it again."
+        )
     return int(sizes.pop())
 
 
@@ -160,9 +285,10 @@ def _names(table: Mapping[str, Any], i: int) -> dict[str, Any]:
 
 def _ids(values: Iterable[Any], where: str) -> Ids:
     try:
-        return tuple(int(v) for v in values)
-    except (TypeError, ValueError):
+        ids = tuple(int(v) for v in values)
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: token ids must be whole numbers.") from None
+    return checked_ids(ids, "a list of tokens", where)
 
 
 def _from_ids(table: Mapping[str, Any], i: int, source: str) -> list[Rollout]:
@@ -179,6 +305,8 @@ def _from_ids(table: Mapping[str, Any], i: int, source: str) -> list[Rollout]:
         if not z or not pairs:
             pairs.insert(0, (x, z))
     total = int(table["turn_counts_total"][i]) if "turn_counts_total" in table else len(pairs)
+    if total > len(pairs) + MOST_TURNS:
+        raise UserError(f"{where}: turn_counts_total is {total}, but there are {len(pairs)} turns.")
     first = 0 if "first_turn_prompt_ids" in table else 1
     out = [Rollout(turn=first + n, prompt_ids=x, reasoning_ids=z, **base) for n, (x, z) in enumerate(pairs)]
     missing = range(len(pairs), total)

@@ -60,7 +60,7 @@ def history_messages(
 
 def ragen_history(row: Row, where: str, number: int) -> list[Rollout]:
     """{history, env_id, group_id, env_instruction, max_tokens}: RAGEN's own record of a trajectory."""
-    history = row["history"]
+    history = row.get("history")
     if not isinstance(history, Sequence) or not all(isinstance(e, Mapping) and "state" in e for e in history):
         raise UserError(f"{where}: history must be a list of states.")
     form = str(row.get("format_prompt") or FORMAT)

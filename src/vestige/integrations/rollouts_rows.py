@@ -35,7 +35,7 @@ def label_of(row: Mapping[str, Any], names: Sequence[str]) -> str | None:
 def integer(value: Any, name: str, where: str) -> int | None:
     try:
         return None if value is None else int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: {name} must be a whole number, it is {value!r}.") from None
 
 
@@ -45,9 +45,18 @@ def token_ids(value: Any, name: str, where: str) -> Ids | None:
     try:
         if isinstance(value, (str, bytes)):
             raise TypeError
-        return tuple(int(i) for i in value)
-    except (TypeError, ValueError):
+        ids = tuple(int(i) for i in value)
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: {name} must be a list of token ids.") from None
+    return checked_ids(ids, name, where)
+
+
+def checked_ids(ids: Ids, name: str, where: str) -> Ids:
+    """Token ids are counted from 0 and fit in 32 bits; tokenizers fail on others in ways of their own."""
+    wrong = next((i for i in ids if not 0 <= i < 2**31), None)
+    if wrong is not None:
+        raise UserError(f"{where}: {name} holds {wrong}, which is no token id.")
+    return ids
 
 
 def messages_of(value: Any, where: str) -> tuple[dict[str, str], ...]:
@@ -97,7 +106,7 @@ def native(row: Row, where: str, number: int) -> list[Rollout]:
     if messages is not None and response is None and response_ids is None:
         turns = assistant_turns(messages_of(messages, where), base)
         if not turns:
-            raise UserError(f"{where}: messages hold no assistant turn and there is no response.")
+            raise UserError(f"{where}: messages hold no assistant turn and there is no response; add one of them.")
         return turns
     context = None if messages is None else messages_of(messages, where)
     return [

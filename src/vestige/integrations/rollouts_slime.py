@@ -9,6 +9,7 @@ from typing import Any
 
 from vestige.data.reasoning import Rollout
 from vestige.errors import UserError
+from vestige.guard import check_zip
 from vestige.integrations.rollouts_rows import integer, token_ids
 
 
@@ -17,6 +18,7 @@ def slime(path: Path) -> list[Rollout]:
     import torch
 
     try:
+        check_zip(path)
         data = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch names many causes, all of them: this is not such a file, or not a safe one
         words = str(error).splitlines()[0] if str(error) else ""

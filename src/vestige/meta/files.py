@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
@@ -52,7 +53,8 @@ def _counted(facts: Mapping[str, Any]) -> bool:
 
 
 def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    return from_results(read_file(path), str(path), floor)
+    with shaped(str(path)):
+        return from_results(read_file(path), str(path), floor)
 
 
 def read_utility(path: Path) -> dict[str, float | None]:
@@ -60,13 +62,14 @@ def read_utility(path: Path) -> dict[str, float | None]:
 
     The stated value is taken where there is one: published filters use it, and it need not be computable here.
     """
-    data = read_file(path)
-    computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
-    return {
-        str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
-        for r in data["models"]
-        if not r.get("is_reference")
-    }
+    with shaped(str(path)):
+        data = read_file(path)
+        computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
+        return {
+            str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
+            for r in data["models"]
+            if not r.get("is_reference")
+        }
 
 
 # ---- optimal_thresholds.json -------------------------------------------------------------------------------------
@@ -97,14 +100,16 @@ def thresholds_json(judged: Judged) -> dict[str, Any]:
 
 def read_thresholds(path: Path) -> dict[str, float]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
-    bodies = _threshold_bodies(read_file(path))
-    return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
+    with shaped(str(path)):
+        bodies = _threshold_bodies(read_file(path))
+        return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
 
 
 def read_threshold_protocols(path: Path) -> dict[str, str]:
     """How each threshold was measured, where the file says so."""
-    bodies = _threshold_bodies(read_file(path)).items()
-    return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+    with shaped(str(path)):
+        bodies = _threshold_bodies(read_file(path)).items()
+        return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
 
 
 def _threshold_bodies(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -119,7 +124,7 @@ def _on_m(name: str, body: Any, path: Path) -> float:
         return float(m)
     value = entry.get("threshold")
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise UserError(f"{path}: {name} has no threshold that is a number.")
+        raise UserError(f"{path}: {name} has no threshold that is a number; write {name}: NUMBER.")
     space = str(entry.get("threshold_space", "raw"))
     if space != "raw":  # already turned: "1-uds"
         return float(value)
@@ -176,7 +181,7 @@ def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):
-            raise UserError(f"{path} is no meta_eval.json: it has no {part}.")
+            raise UserError(f"{path} is no meta_eval.json: it has no {part}; give the file that vestige meta wrote.")
         for name, body in section.items():
             if not isinstance(body, Mapping) or any(k not in body for k in keys):
                 raise UserError(f"{path}: {part} of {name} lacks {', '.join(keys)}.")
@@ -296,10 +301,13 @@ def usable_json(
 
 def read_usable(path: Path) -> dict[str, list[str]]:
     """Metric -> usable models, from our file or the published one."""
-    found = read_file(path).get("usable_models_per_metric")
-    if not isinstance(found, Mapping):
-        raise UserError(f"{path} is no usable_models.json: it has no usable_models_per_metric.")
-    return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
+    with shaped(str(path)):
+        found = read_file(path).get("usable_models_per_metric")
+        if not isinstance(found, Mapping):
+            raise UserError(
+                f"{path} is no usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
+            )
+        return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
 
 
 def write(directory: Path, name: str, data: Any) -> Path:

@@ -168,7 +168,7 @@ _OURS = ("floored", "floored_parts", "reasons")  # what our files add to a row
 
 def _part(value: Any, part: str, model: str, where: str) -> float | None:
     if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-        raise UserError(f"{where}: {part} of {model} is {value!r}, not a number.")
+        raise UserError(f"{where}: {part} of {model} is {value!r}; write a number or null.")
     return None if value is None or value != value else float(value)
 
 

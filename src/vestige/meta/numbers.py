@@ -178,7 +178,10 @@ def as_number(value: Any, where: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise UserError(f"{where} is {value!r}; a number or null was expected.")
-    return float(value) if math.isfinite(value) else None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        raise UserError(f"{where} is too large for a number; write one below 1e308.") from None
 
 
 def joined(parts: Iterable[Mapping[str, Number]], where: str) -> dict[str, Number]:
@@ -198,8 +201,8 @@ def read_file(path: Path) -> dict[str, Any]:
         data = read_json(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; give a run directory or a result file.") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not valid JSON ({error}); write it again.") from None
     if not isinstance(data, dict):
         raise UserError(f"{path} must hold a JSON object, not {type(data).__name__}.")
     return data

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_yaml
 from vestige.meta.numbers import UNSTATED, Model, Number, as_number, joined, read_file, read_run, with_similarities
 from vestige.metrics.names import schema_protocol, short
 
@@ -118,19 +119,17 @@ class PoolFile:
         for start in starts:
             if found := sorted(start.glob(str(whole.relative_to(whole.anchor)))):
                 return found
-        raise UserError(f"{self.path}: nothing matches {pattern}.")
+        raise UserError(f"{self.path}: nothing matches {pattern}; check the path.")
 
 
 def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
     """The YAML file, with the keys it must have."""
-    import yaml
-
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = read_yaml(path)
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; write a YAML list of runs (see docs/meta.md).") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} is not valid YAML ({error}); see docs/meta.md for an example.") from None
     if not isinstance(body, Mapping):
         raise UserError(f"{path} must hold a mapping with {', '.join(needed)}.")
     if absent := [k for k in needed if k not in body]:
@@ -172,7 +171,7 @@ def _pools_from_results(path: Path) -> Pools:
     sides: dict[str, list[Model]] = {"P": [], "N": []}
     for name, body in read_file(path).items():
         pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
-        if pool not in sides or not isinstance(metrics, Mapping):
+        if not isinstance(pool, str) or pool not in sides or not isinstance(metrics, Mapping):
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
         numbers = {
             short(str(k)): Number(as_number(v, f"{k} of {name} in {path}"), schema_protocol(short(str(k))))

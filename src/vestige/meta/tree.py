@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
 from vestige.meta.numbers import Model, Number, joined, read_file
@@ -101,10 +102,12 @@ def read_tree(path: Path) -> Tree:
 
 def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     read, protocol = READERS[axis]
-    values = read(read_file(summary))
+    data = read_file(summary)
+    with shaped(str(summary)):
+        values = read(data)
     wrong = next((k for k, v in values.items() if v is not None and not isinstance(v, (int, float))), None)
     if wrong is not None:
-        raise UserError(f"{summary}: {wrong} is {values[wrong]!r}, not a number.")
+        raise UserError(f"{summary}: {wrong} is {values[wrong]!r}; a number or null was expected.")
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
 
 

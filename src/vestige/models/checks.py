@@ -57,7 +57,9 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusi
     if native:
         raise UserError(f"'{name}' is not a causal language model ({', '.join(heads) or kind}); give one that is.")
     if not kind:
-        raise UserError(f"The config.json of '{name}' has no model_type, so its architecture is unknown.")
+        raise UserError(
+            f"The config.json of '{name}' has no model_type, so its architecture is unknown; save the checkpoint again."
+        )
     raise _unknown(name, kind)
 
 
@@ -158,14 +160,18 @@ def _check_adapter(place: Place) -> None:
     config = read_json(place.directory / "adapter_config.json")
     task = config.get("task_type") or "CAUSAL_LM"
     if task != "CAUSAL_LM":
-        raise UserError(f"The adapter '{place.name}' was trained for {task}, not for causal language modelling.")
+        raise UserError(
+            f"The adapter '{place.name}' was trained for {task}, not for causal language modelling; give one that was."
+        )
     try:
         with quiet():
             from peft import PeftConfig
 
             learned_prompt = PeftConfig.from_pretrained(str(place.directory)).is_prompt_learning
     except (KeyError, ValueError, TypeError) as error:
-        raise UserError(f"peft cannot read the adapter_config.json of '{place.name}' ({error}).") from None
+        raise UserError(
+            f"peft cannot read the adapter_config.json of '{place.name}' ({error}); save the adapter again."
+        ) from None
     if learned_prompt:
         # Its virtual tokens shift every position, so per-token numbers would be read off the wrong rows.
         raise UserError(

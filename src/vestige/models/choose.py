@@ -23,7 +23,7 @@ def choose_device(name: str) -> str:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here.")
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise UserError("device=mps was asked for, but torch sees no Apple GPU here.")
+        raise UserError("device=mps was asked for, but torch sees no Apple GPU here; leave it out.")
     return name
 
 

@@ -68,7 +68,7 @@ def hub_error(repo: str, args: ModelArgs, error: Exception, hint: str = "") -> U
             f"log in with `hf auth login` if it is private.{hint}"
         )
     if isinstance(error, errors.RevisionNotFoundError):
-        return UserError(f"The hub model '{repo}' has no revision '{args.revision}'.")
+        return UserError(f"The hub model '{repo}' has no revision '{args.revision}'; check its name on the hub.")
     if isinstance(error, errors.HFValidationError):
         return UserError(f"'{repo}' is neither a directory here nor a well-formed hub id (owner/name).{hint}")
     if isinstance(error, PermissionError):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pickle import UnpicklingError
 from typing import Any
 
 from vestige.errors import UserError
@@ -61,7 +62,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
         if place.kind == "adapter":
             model, more = _attach(model, place)
             notes += more
-    except (ImportError, OSError, RuntimeError, ValueError, MemoryError) as error:
+    except (ImportError, OSError, RuntimeError, ValueError, MemoryError, UnpicklingError) as error:
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)

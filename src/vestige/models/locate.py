@@ -9,7 +9,6 @@ same files, and so that errors come from looking at files instead of from other 
 from __future__ import annotations
 
 import difflib
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige import guard
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.hub import fetch
@@ -127,7 +127,7 @@ def listing(directory: Path, most: int = 8) -> str:
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = guard.read_json(path)
     except (OSError, ValueError) as error:
         raise UserError(f"'{path}' is not readable as JSON ({error}); save the checkpoint again.") from None
     if not isinstance(data, dict):
@@ -161,7 +161,7 @@ def _locate_gguf(path: str, args: ModelArgs) -> Place:
     root = fetch(remote[1], args, [remote[2]])
     file = root / remote[2]
     if not file.is_file():
-        raise UserError(f"The hub repository '{remote[1]}' has no file '{remote[2]}'.")
+        raise UserError(f"The hub repository '{remote[1]}' has no file '{remote[2]}'; check its name on the hub.")
     return Place("gguf", args.path, file.parent, root, gguf=file)
 
 
@@ -178,6 +178,8 @@ def weight_names(directory: Path, adapter: bool, args: ModelArgs) -> list[str]:
     if adapter:
         return _first(directory, ["adapter_model.safetensors"], ["adapter_model.bin"], args)
     explicit = read_json(directory / "config.json").get("transformers_weights")
+    if explicit is not None:
+        explicit = guard.inside(str(explicit), f"transformers_weights of '{directory}'")
     safe = [explicit] if explicit else _whole_or_shards(directory, "model", ".safetensors", args)
     return _first(directory, safe, _whole_or_shards(directory, "pytorch_model", ".bin", args), args)
 
@@ -196,7 +198,10 @@ def _whole_or_shards(directory: Path, stem: str, suffix: str, args: ModelArgs) -
     index = directory / f"{stem}{suffix}.index{variant}.json"
     if (directory / whole).is_file() or not index.is_file():
         return [whole]
-    return sorted(set(read_json(index).get("weight_map", {}).values()))
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(n, str) for n in named.values()):
+        raise UserError(f"'{index}' does not map tensors to files; copy or download it again.")
+    return [guard.inside(name, f"weight file in '{index}'") for name in sorted(set(named.values()))]
 
 
 def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:

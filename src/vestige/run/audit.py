@@ -44,7 +44,7 @@ def audit(ask: Audit, settings: Mapping[str, object]) -> int:
     files = {"forget": ask.forget, "retain": ask.retain, "holdout": ask.holdout}
     for name, file in files.items():
         if file is not None and not Path(file).expanduser().is_file():
-            raise UserError(f"--{name} {file}: there is no such file.")
+            raise UserError(f"--{name} {file}: there is no such file; check the path.")
     models = {"retain": ask.retain_model, "before": ask.before, "after": ask.after}
     outcomes: dict[str, Outcome] = {}
     with hushed():  # what is missing is said below, once and with its reason

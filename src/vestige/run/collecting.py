@@ -282,7 +282,8 @@ class Collector:
         loaded = model.get()
         bank: Bank[Text] = Bank(place, "texts", model.identity)
         eos = end_tokens(loaded.model, loaded.tokenizer)
-        end_text = loaded.tokenizer.decode([loaded.tokenizer.eos_token_id]) if eos else ""
+        end = loaded.tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none
+        end_text = loaded.tokenizer.decode([end]) if eos and end is not None else ""
         collector = TextCollector(loaded.model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
         settings = {"max_rows": self.max_rows}
         for group in _resumable(bank, missing, settings):

@@ -15,6 +15,7 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.errors import UserError, unknown_name
+from vestige.guard import shaped
 from vestige.metrics.names import full_name
 from vestige.run.definitions import refuse_other_number
 from vestige.run.references import data_fingerprints, difference, load_references, read_results, result_file
@@ -62,6 +63,11 @@ def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
     if margin < 0 or resamples < 100:
         raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
+    with shaped(f"One of the runs {', '.join(map(str, paths))}"):
+        return _report(paths, metrics, margin, resamples)
+
+
+def _report(paths: Sequence[Path], metrics: str | None, margin: float, resamples: int) -> str:
     runs = [read_stored(path, name) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}

@@ -6,15 +6,18 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import check_nodes, read_text
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
 
 
@@ -43,6 +46,8 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
     _register_search_path()
     _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
+    for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
+        check_yaml(path)
     GlobalHydra.instance().clear()
     try:
         with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
@@ -68,14 +73,14 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
         raise _explain_composition(error, directories) from None
 
 
-def _explain_yaml(error: Exception) -> UserError:
+def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
     """A file that is not YAML; the guide's truth ratio, which says `probability` twice, gets the form that works."""
     mark = getattr(error, "problem_mark", None)
-    where = f"{mark.name}, line {mark.line + 1}" if mark else "A config file"
+    where = f"{path or mark.name}, line {mark.line + 1}" if mark else str(path or "A config file")
     problem = str(getattr(error, "problem", None) or error)
     twice = re.search(r"found duplicate key (\S+)", problem)
     if not twice:
-        return UserError(f"{where}: not valid YAML: {problem}.")
+        return UserError(f"{where}: not valid YAML ({problem}); check its indentation and quotes.")
     key = twice[1]
     return UserError(
         f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
@@ -87,10 +92,29 @@ def _read_yaml(path: Path) -> Any:
     import yaml
     from omegaconf import OmegaConf
 
+    if not isinstance(check_yaml(path), (yaml.MappingNode, type(None))):
+        raise UserError(f"{path} must hold a mapping of settings, as in handler: probability.")
     try:
         return OmegaConf.load(path)
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
+
+
+def check_yaml(path: Path) -> Any:
+    """The nodes of a config file, its size, depth and aliases checked before a library writes every alias out."""
+    import yaml
+
+    try:
+        node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+        if node is not None:
+            check_nodes(node)
+        return node
+    except yaml.YAMLError as error:
+        raise _explain_yaml(error, path) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {error}.") from None
 
 
 def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserError:
@@ -179,7 +203,7 @@ class ConfigLibrary:
         group = f"eval/{self.suite}_metrics"
         for directory in reversed(self.directories):  # the user's files come last and win
             for path in sorted((directory / group).glob("*.yaml")):
-                package = _PACKAGE_LINE.search(path.read_text(encoding="utf-8"))
+                package = _PACKAGE_LINE.search(read_text(path))
                 out[package[1].rsplit(".", 1)[-1] if package else path.stem] = path
         return out
 

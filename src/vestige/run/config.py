@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import inside, shaped
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.names import full_name
@@ -145,7 +146,8 @@ def compose_runs(
         OmegaConf.set_struct(cfg, False)
         names = [str(name) for name in cfg.get("eval") or {}]
         try:
-            return [_run(cfg, name, directories, only, plugins) for name in names]
+            with shaped("The configuration"):
+                return [_run(cfg, name, directories, only, plugins) for name in names]
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
 
@@ -203,8 +205,8 @@ def _run(
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
     for key, count in (("data.max_samples", limit), *((k, cfg.get(k)) for k in ("batch_tokens", "max_rows"))):
-        if count is not None and int(count) < 1:
-            raise UserError(f"{key} must be at least 1, it is {count}.")
+        if count is not None and (not isinstance(count, int) or count < 1):
+            raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
     if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     if settings.get("handler") in EVALUATORS:
@@ -223,7 +225,7 @@ def _run(
         model_args=model.get("model_args") or {},
         tokenizer_args=model.get("tokenizer_args") or {},
         template_args=model.get("template_args") or {},
-        task_name=str(cfg.task_name),
+        task_name=inside(str(cfg.task_name), "task_name"),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         dialect=dialect,
         seed=_seed(cfg),
@@ -250,7 +252,7 @@ def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[st
         settings=settings,
         model_args=model.get("model_args") or {},
         tokenizer_args=model.get("tokenizer_args") or {},
-        task_name=str(cfg.task_name),
+        task_name=inside(str(cfg.task_name), "task_name"),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         limit=None if limit is None else int(limit),
         progress=bool(cfg.get("progress", True)),

@@ -96,6 +96,8 @@ def parse_layers(text: Any) -> tuple[int, ...] | None:
         found = re.fullmatch(r"\s*(\d+)(?:-(\d+)(?::(\d+))?)?\s*", part)
         if not found or found[3] == "0":
             raise UserError(f"layers: cannot read '{part}'; write auto, 0-15, 0,2 or 0-24:2.")
+        if max(len(g or "") for g in found.groups()) > 5:
+            raise UserError(f"layers: no model has the layers '{part}'; write auto, 0-15, 0,2 or 0-24:2.")
         low = int(found[1])
         out += range(low, int(found[2] or low) + 1, int(found[3] or 1))
     if not out:

@@ -150,7 +150,7 @@ def _system_key(ask: Ask) -> str:
 
 def _task_name(ask: Ask) -> str:
     if ask.out:
-        return Path(ask.out).name or "run"
+        return Path(ask.out).absolute().name.replace("..", "_") or "run"
     chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
     name = Path(str(ask.model or (chosen[-1] if chosen else "run"))).name
     return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.integrations.importers import Imported, import_results
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.listing import metric_configs
@@ -24,9 +26,11 @@ class Import:
 
 def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = None) -> Import:
     """Reads `path`; writes NAME_EVAL.json and NAME_SUMMARY.json in `out`, which can then serve as retain logs."""
-    configs = metric_configs([PACKAGE_DIR])
+    configs = _configs()
     retain = _in_our_shape(retain_logs, configs) if retain_logs else None
-    imported = import_results(_read(path), str(path), configs, retain)
+    data = _read(path)
+    with shaped(str(path)):
+        imported = import_results(data, str(path), configs, retain)
     if out is None:
         return Import(imported)
     if (out / "manifest.json").is_file():
@@ -34,20 +38,27 @@ def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = 
     return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
 
 
+@cache
+def _configs() -> Any:
+    """Our suites' metrics; composing them takes longer than reading most files."""
+    return metric_configs([PACKAGE_DIR])
+
+
 def _read(path: Path) -> Any:
     file = result_file(path)
     try:
         return read_json(file)
     except FileNotFoundError:
-        raise UserError(f"{file} does not exist.") from None
-    except ValueError as error:
-        raise UserError(f"{file} is not valid JSON: {error}.") from None
+        raise UserError(f"{file} does not exist; give a result file or a run directory.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} is not valid JSON ({error}); copy it again.") from None
 
 
 def _in_our_shape(path: Path, configs: Any) -> dict[str, Any]:
     """Retain logs may be of any kind that can be imported."""
     data = read_results(result_file(path))
-    return {name: s.to_json() for name, s in import_results(data, str(path), configs).scores.items()}
+    with shaped(f"Retain logs {path}"):
+        return {name: s.to_json() for name, s in import_results(data, str(path), configs).scores.items()}
 
 
 def show(result: Import, path: Path) -> str:

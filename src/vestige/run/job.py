@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import parse_yaml, read_yaml
 from vestige.run.composing import PACKAGE_DIR
 
 SETTINGS = PACKAGE_DIR / "job" / "settings.yaml"
@@ -28,14 +29,12 @@ Settings = Mapping[str, Any]
 
 def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[str, Any]:
     """Our settings, a file's laid over them, and KEY=VALUE words over both."""
-    import yaml
-
-    settings: dict[str, Any] = yaml.safe_load(SETTINGS.read_text(encoding="utf-8"))
+    settings: dict[str, Any] = read_yaml(SETTINGS)
     if file is not None:
         try:
-            said = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, yaml.YAMLError) as error:
-            raise UserError(f"The settings {file} cannot be read: {' '.join(str(error).split())}") from None
+            said = read_yaml(file) or {}
+        except (OSError, ValueError) as error:
+            raise UserError(f"The settings {file} cannot be read: {error}.") from None
         if not isinstance(said, dict):
             raise UserError(f"The settings {file} must be a mapping, such as {{gpu: {{type: A100-40}}}}.")
         _lay_over(settings, said, "")
@@ -43,7 +42,10 @@ def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[s
         key, equals, value = word.partition("=")
         if not key or not equals:
             raise UserError(f"Cannot read --set {word}; write --set KEY=VALUE, as in --set gpu.type=A100-40.")
-        _lay_over(settings, _nested(key.split("."), yaml.safe_load(value)), "")
+        try:
+            _lay_over(settings, _nested(key.split("."), parse_yaml(value)), "")
+        except ValueError as error:
+            raise UserError(f"Cannot read the value of --set {word}: {error}.") from None
     return _checked(settings)
 
 

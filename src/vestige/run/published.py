@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import shaped
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.references import read_results, result_file
+from vestige.run.stored import read_manifest
 from vestige.run.tables import number, table
 from vestige.store.files import read_json
 
@@ -95,10 +97,16 @@ def published(run: Path | None, models: Sequence[str], split: str | None) -> str
     """For the command line: the figures alone, or with a run's own numbers on top."""
     if run is None:
         return published_table(None, models, split)
+    with shaped(f"The run {run}"):
+        return _beside(run, models, split)
+
+
+def _beside(run: Path, models: Sequence[str], split: str | None) -> str:
+    """A run's own numbers, read from its files, on top of the published figures."""
     results = read_results(result_file(run))
     summary = {m: body.get("agg_value") for m, body in results.items() if isinstance(body, Mapping)}
     directory = run if run.is_dir() else run.parent
-    manifest = read_json(directory / "manifest.json") if (directory / "manifest.json").is_file() else None
+    manifest = read_manifest(directory) if (directory / "manifest.json").is_file() else None
     suite = manifest["config"]["suite"] if manifest else ("muse" if "retain_knowmem_ROUGE" in summary else "tofu")
     return published_table(summary, models, split, suite, _cautions(manifest, split))
 

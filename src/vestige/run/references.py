@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
@@ -33,7 +34,11 @@ def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | 
             for path in r.paths:
                 wanted.setdefault(path, set()).update(r.include)
     now = moved or {}
-    return {path: _load(now.get(path, Path(path)), suite, metrics, dialect) for path, metrics in sorted(wanted.items())}
+    out = {}
+    for path, metrics in sorted(wanted.items()):
+        with shaped(f"Retain logs {path}"):
+            out[path] = _load(now.get(path, Path(path)), suite, metrics, dialect)
+    return out
 
 
 def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
@@ -83,8 +88,8 @@ def read_results(path: Path) -> dict[str, Any]:
         raise UserError(
             f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
         ) from None
-    except ValueError as error:
-        raise UserError(f"Retain logs {path} are not valid JSON: {error}.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
     if not isinstance(data, dict):
         raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
     return data

@@ -18,6 +18,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.guard import below
 from vestige.run.board import Board
 from vestige.run.disk import Cleaner, fetching_ahead, remove
 from vestige.run.held_out import write_held
@@ -216,6 +217,8 @@ def clean(plan: Plan, everything: bool) -> str:
     wanted |= set() if everything else {Path(p) for p in plan.held.values()}
     places = ("runs/*/*", "attacked/*/*", "s1/*", "held_out/*")
     found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
+    if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
+        raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
     gone = [p for p in found if p not in wanted]
     for place in gone:
         if _held(place):

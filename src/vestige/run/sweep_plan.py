@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.guard import read_yaml, shaped
 from vestige.run import sweep_depth
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
@@ -84,16 +85,14 @@ KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held
 
 def read_plan(path: Path) -> Plan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
-    import yaml
-
     from vestige.integrations.plugins import load_plugins
 
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = read_yaml(path)
     except OSError:
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"The plan {path} is not valid YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise UserError(f"The plan {path} is not valid YAML ({error}); see docs/sweep.md for an example.") from None
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
     for key in body:
@@ -101,10 +100,15 @@ def read_plan(path: Path) -> Plan:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
     plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
     load_plugins(plugins)
+    with shaped(f"The plan {path}"):
+        return _checked(_plan(body, path, plugins))
+
+
+def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
     models = _models(body["models"])
     models, retain = _with_retain(models, body.get("retain"))
     suites = _suites(body["suites"])
-    plan = Plan(
+    return Plan(
         out=Path(str(body.get("out") or f"saves/sweep/{path.stem}")),
         models=models,
         suites=suites,
@@ -121,7 +125,6 @@ def read_plan(path: Path) -> Plan:
         prefetch=_count(body, "prefetch", 0, 0) or 0,
         keep_attacked=bool(body.get("keep_attacked", False)),
     )
-    return _checked(plan)
 
 
 def _list(value: Any, key: str) -> list[Any]:
@@ -147,7 +150,7 @@ def _size(value: Any, key: str) -> int | None:
     """
     if value is None:
         return None
-    found = re.fullmatch(r"\s*([0-9.]+)\s*([KMGT]B)?\s*", str(value), re.I)
+    found = re.fullmatch(r"\s*(\d{1,12}(?:\.\d*)?|\.\d+)\s*([KMGT]B)?\s*", str(value), re.I | re.A)
     if not found:
         raise UserError(f"'{key}' in the plan must be a size such as 12 GB, it is {value!r}.")
     return int(float(found[1]) * UNITS[(found[2] or "GB").upper()])
@@ -184,7 +187,7 @@ def _model(name: Any, body: Any) -> Model:
     flags = dict(body) if isinstance(body, dict) else {"path": body}
     path, memory = flags.pop("path", None), flags.pop("memory", None)
     if not path:
-        raise UserError(f"The model '{name}' of the plan has no path.")
+        raise UserError(f"The model '{name}' of the plan has no path; write {name}: PATH.")
     _check_flags(flags, f"of the model '{name}'")
     return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"))
 
@@ -205,11 +208,13 @@ def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...
 
 def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
     if isinstance(said, list):
-        said = dict.fromkeys(said)
+        said = dict.fromkeys(_name(name, "suite") for name in said)
     if not isinstance(said, dict):
         raise UserError("'suites' in the plan must be a list of names or a mapping of names to their flags.")
     out: dict[str, Mapping[str, Any]] = {}
     for name, body in said.items():
+        if body is not None and not isinstance(body, dict):
+            raise UserError(f"The suite '{name}' of the plan takes a mapping of flags, it is {body!r}.")
         flags = {"suite": str(name), **(body or {})}
         if name in RESERVED:
             raise UserError(f"A suite of the plan is called '{name}', as other tasks are; give it another name.")

@@ -18,6 +18,7 @@ from typing import Any
 
 from vestige.data.datasets import make_context
 from vestige.errors import UserError, unknown_name
+from vestige.guard import inside
 from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.run.composing import compose_config, composing, explain_value
 from vestige.run.config import RunConfig, compose_runs
@@ -112,7 +113,8 @@ def compose_training(
             if OmegaConf.is_missing(cfg, "task_name"):
                 raise UserError("'task_name' must be given (it names the output directory): add task_name=NAME.")
             parts: Any = {k: _plain(cfg, k) for k in ("model", "trainer", "data", "lora", "evaluate")}
-            output_dir, task_name, mode = str(cfg.paths.output_dir), str(cfg.task_name), str(cfg.mode)
+            task_name = inside(str(cfg.task_name), "task_name")
+            output_dir, mode = str(cfg.paths.output_dir), str(cfg.mode)
             flags = {k: bool(cfg.get(k)) for k in ("progress", "overwrite")}
             seed = int(cfg.get("seed") or 0)
         except OmegaConfBaseException as error:

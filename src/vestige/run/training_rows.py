@@ -56,7 +56,7 @@ def _read_one(name: str, config: Mapping[str, Any], reading: Reading, out: Train
         raise unknown_name("data-set handler", handler, [*DATASETS, IDK, ALTERNATE], f"(data set '{name}')")
     trained = _chat_rows(DATASETS[plain](rows, args, reading.context)[0])
     if not trained:
-        raise UserError(f"{source} has no row with an answer to train on.")
+        raise UserError(f"{source} has no row with an answer to train on; check its columns.")
     out.rows += trained
     if handler in (IDK, ALTERNATE):
         answers = _alternates(handler, rows, args, reading)

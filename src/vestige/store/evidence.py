@@ -159,7 +159,13 @@ class TextFormat:
                 raise Altered("its content does not fit its digest")
             data = body  # otherwise: written before there were digests
         rows = [json.loads(line) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
-        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}
+        return {str(row["key"]): _text(row) for row in rows}
+
+
+def _text(row: Mapping[str, Any]) -> Text:
+    if not (isinstance(row["text"], str) and type(row["proven"]) is int):
+        raise TypeError("a text of another kind")
+    return Text(tuple(map(int, row["ids"])), row["text"], row["proven"])
 
 
 class NumberFormat:

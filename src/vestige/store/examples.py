@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vestige.guard import read_bytes
 from vestige.store.files import damaged, write_bytes
 from vestige.types import Example, Prompt, Rows, Target
 
@@ -30,7 +31,7 @@ def load_rows(path: Path) -> dict[str, Rows]:
 def read_packed(path: Path) -> Any:
     """Gzipped JSON of ours; gzip has a checksum of its own."""
     try:
-        return json.loads(gzip.decompress(path.read_bytes()).decode("utf-8", "surrogatepass"))
+        return json.loads(read_bytes(path).decode("utf-8", "surrogatepass"))
     except FileNotFoundError:
         raise damaged(path, "it is not there") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:

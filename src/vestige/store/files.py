@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")  # what mkstemp calls a file that a killed process did not rename
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -89,17 +90,13 @@ def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
     write_bytes(path, text.encode("utf-8"))
 
 
-def read_json(path: Path) -> Any:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 def read_ours(path: Path) -> Any:
     """JSON that we wrote. If it is none, it is damaged, and the sentence says what to delete."""
     try:
         return read_json(path)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, UserError) as error:
         raise damaged(path, str(error)) from None
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
-from vestige.store.files import make_directory, write_error
+from vestige.store.files import make_directory, write_error, write_json
 
 
 class HeldError(UserError):
@@ -37,8 +37,9 @@ def writing(directory: Path) -> Iterator[None]:
         raise write_error(error, directory / ".lock") from None
     try:
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        with contextlib.suppress(OSError):  # it only tells others who we are
-            holder.write_text(json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": started}))
+        with contextlib.suppress(OSError, UserError):  # it only tells others who we are
+            # Written by replacing: a link planted under this name is not followed.
+            write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": started}, indent=None)
         yield
     finally:
         with contextlib.suppress(OSError):

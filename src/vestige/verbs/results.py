@@ -72,9 +72,16 @@ def _other_peoples(verbs: Any) -> None:
     published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
 
 
-def run_score(args: argparse.Namespace) -> int:
-    import yaml
+def _value(word: str, value: str) -> Any:
+    from vestige.guard import parse_yaml
 
+    try:
+        return parse_yaml(value)
+    except ValueError as error:
+        raise UserError(f"Cannot read the value of '{word}' ({error}); write METRIC.KEY=VALUE.") from None
+
+
+def run_score(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.run.rescore import rescore
     from vestige.run.stored import suite_from_manifest
@@ -89,7 +96,7 @@ def run_score(args: argparse.Namespace) -> int:
             dialect = value
         elif "." in key and value:
             metric, _, name = key.partition(".")
-            changes.setdefault(metric, {})[name] = yaml.safe_load(value)
+            changes.setdefault(metric, {})[name] = _value(word, value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
     outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)

@@ -149,7 +149,7 @@ def _weights(text: str | None) -> dict[str, float]:
 
 def _task_name(args: argparse.Namespace) -> str:
     if args.out:
-        return Path(args.out).name or "run"
+        return Path(args.out).absolute().name.replace("..", "_") or "run"
     start = Path(str(args.model or "model")).name
     return "_".join(part for part in (start, getattr(args, "method", None)) if part)
 

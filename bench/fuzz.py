@@ -1,0 +1,219 @@
+"""Fuzzing campaigns over every reader of other people's files, by coverage (atheris) or by properties (hypothesis).
+
+    python bench/fuzz.py --engine hypothesis --minutes 30 --out /tmp/fuzz
+    python bench/fuzz.py --engine atheris --minutes 30 --out /tmp/fuzz      (needs: pip install atheris)
+    python bench/fuzz.py --replay /tmp/fuzz                                 (the inputs found, once more)
+
+The targets are those of tests/fuzz_targets.py. They run in one process beside this one: if it dies,
+that is a finding too, and a new one goes on. Inputs that found something are saved in OUT/found, the corpus in
+OUT/corpus.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))
+
+ROUND = 20.0  # seconds a target gets at a time, so that a short campaign reaches all of them
+
+
+def main() -> int:
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("--engine", choices=("atheris", "hypothesis"), default="hypothesis")
+    p.add_argument("--minutes", type=float, default=1.0)
+    p.add_argument("--targets", metavar="NAME,...", help="default: all")
+    p.add_argument("--out", type=Path, default=Path("/tmp/vestige-fuzz"))
+    p.add_argument("--seed", type=int, default=0)
+    p.add_argument("--replay", type=Path, metavar="OUT", help="run the inputs saved there instead")
+    p.add_argument("--child", type=float, metavar="SECONDS", help=argparse.SUPPRESS)
+    args = p.parse_args()
+    if args.replay:
+        return replay(args.replay)
+    from fuzz_targets import TARGETS
+
+    args.names = args.targets.split(",") if args.targets else list(TARGETS)
+    return child(args) if args.child else parent(args)
+
+
+def parent(args: argparse.Namespace) -> int:
+    """A child until the time is up; another one where it died."""
+    (args.out / "last").mkdir(parents=True, exist_ok=True)
+    end, seed = time.monotonic() + 60 * args.minutes, args.seed
+    while (left := end - time.monotonic()) > 5:
+        words = [sys.executable, __file__, "--child", f"{left:.0f}", "--engine", args.engine, "--out", str(args.out)]
+        words += ["--seed", str(seed), "--targets", ",".join(args.names)]
+        with (args.out / f"{args.engine}.log").open("ab") as log:
+            try:
+                code = subprocess.run(words, stdout=log, stderr=log, timeout=left + 60).returncode
+            except subprocess.TimeoutExpired:
+                code = 0  # the last input took long; the limit for one input is the harness's business
+        if code:  # the interpreter itself fell over: the input it was at is what counts
+            name, data = last(args)
+            save(args.out, name, f"the process ended with status {code}", "", data, "")
+        seed += 1
+    return report(args, args.names)
+
+
+def last(args: argparse.Namespace) -> tuple[str, bytes]:
+    path = args.out / "last" / args.engine
+    name, _, data = path.read_bytes().partition(b"\n") if path.is_file() else (b"?", b"", b"")
+    return name.decode(), data
+
+
+def child(args: argparse.Namespace) -> int:
+    return with_atheris(args) if args.engine == "atheris" else with_hypothesis(args)
+
+
+class Counter:
+    """Runs inputs, saves what they find, and keeps count on disk, because some engines leave without a word."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        from fuzz_targets import TARGETS
+
+        self.args, self.targets = args, [TARGETS[name] for name in args.names]
+        self.file = args.out / "counts" / f"{args.engine}-{args.seed}.json"
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.last = args.out / "last" / args.engine
+        self.runs = dict.fromkeys(args.names, 0)
+        self.written = 0.0
+
+    def run(self, target: Any, data: bytes) -> None:
+        from fuzz_tools import attempt
+
+        self.last.write_bytes(target.name.encode() + b"\n" + data)
+        found = attempt(target, data)
+        self.runs[target.name] += 1
+        if found:
+            save(self.args.out, target.name, found.what, found.where, data, found.trace)
+        if time.monotonic() - self.written > 1:
+            self.write()
+
+    def write(self) -> None:
+        self.written = time.monotonic()
+        body = {"runs": self.runs, "cpu_seconds": round(time.process_time())}
+        self.file.write_text(json.dumps(body))
+
+
+def with_hypothesis(args: argparse.Namespace) -> int:
+    """Hypothesis draws the inputs, with a new seed in each round; its own time limits are off."""
+    from fuzz_tools import warm
+
+    counter, end, turn = Counter(args), time.monotonic() + args.child, 0
+    while time.monotonic() < end:
+        target = counter.targets[turn % len(counter.targets)]
+        warm(target)
+        draw(counter, target, min(end, time.monotonic() + ROUND), f"{args.seed} {turn}")
+        turn += 1
+    counter.write()
+    return 0
+
+
+def draw(counter: Counter, target: Any, end: float, label: str) -> None:
+    from hypothesis import HealthCheck, Phase, given, seed, settings
+
+    from fuzz_tools import strategy
+
+    number = random.Random(label).randrange(2**32)
+    while time.monotonic() < end:
+        number += 1
+
+        @seed(number)
+        @settings(
+            max_examples=50, deadline=None, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(strategy(target))
+        def once(data: bytes) -> None:
+            if time.monotonic() < end:
+                counter.run(target, data)
+
+        once()
+
+
+def with_atheris(args: argparse.Namespace) -> int:
+    """libFuzzer chooses inputs by the branches of ours that they reach. An input's first byte chooses the target."""
+    import atheris
+
+    from fuzz_inputs import mutated
+
+    counter = Counter(args)
+    corpus = args.out / "corpus"
+    corpus.mkdir(parents=True, exist_ok=True)
+    count = len(counter.targets)
+    for number, target in enumerate(counter.targets):
+        for n, data in enumerate(target.seeds()):
+            (corpus / f"seed-{target.name}-{n}").write_bytes(bytes([number]) + data)
+
+    def once(data: bytes) -> None:
+        if data:
+            counter.run(counter.targets[data[0] % count], data[1:])
+
+    def vary(data: bytes, most: int, number: int) -> bytes:
+        rng = random.Random(number)
+        first, rest = (data[:1] or b"\0"), data[1:]
+        if rng.random() < 0.3:
+            return first + bytes(atheris.Mutate(rest, most - 1))
+        return (first + mutated(rest, counter.targets[first[0] % count].kind, rng))[:most]
+
+    flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=600", "-rss_limit_mb=6000", "-max_len=65536",
+             f"-seed={args.seed + 1}", "-verbosity=0", f"-artifact_prefix={args.out / 'last'}/"]  # fmt: skip
+    # Modules are imported when a target first needs them, and are given counters as they come.
+    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
+        atheris.Setup([*flags, str(corpus)], once, custom_mutator=vary)
+        atheris.Fuzz()
+    return 0
+
+
+def save(out: Path, name: str, what: str, where: str, data: bytes, trace: str) -> None:
+    """One file for each kind of finding; the first input that showed it is kept."""
+    key = hashlib.sha256(f"{name} {what.split(':')[0]} {where}".encode()).hexdigest()[:10]
+    place = out / "found"
+    place.mkdir(parents=True, exist_ok=True)
+    if not (place / f"{name}-{key}.bin").exists():
+        (place / f"{name}-{key}.bin").write_bytes(data)
+        (place / f"{name}-{key}.txt").write_text(f"{what}\n{where}\n\n{trace}", "utf-8", "replace")
+
+
+def report(args: argparse.Namespace, names: list[str]) -> int:
+    counts = [json.loads(f.read_text()) for f in (args.out / "counts").glob(f"{args.engine}-*.json")]
+    runs = {name: sum(c["runs"].get(name, 0) for c in counts) for name in names}
+    print(f"{'target':28}{'executions':>12}")
+    for name, number in runs.items():
+        print(f"{name:28}{number:12,}")
+    print(f"{'all':28}{sum(runs.values()):12,}   in {sum(c['cpu_seconds'] for c in counts):,} s of computing\n")
+    found = sorted((args.out / "found").glob("*.txt"))
+    for path in found:
+        print(f"{path.stem}: {path.read_text().splitlines()[0][:150]}")
+    print(f"{len(found)} findings (inputs in {args.out / 'found'})")
+    return 1 if found else 0
+
+
+def replay(out: Path) -> int:
+    """Every saved input once more; what is still wrong is printed."""
+    from fuzz_targets import TARGETS
+    from fuzz_tools import attempt
+
+    left = 0
+    for path in sorted((out / "found").glob("*.bin")):
+        found = attempt(TARGETS[path.name.rsplit("-", 1)[0]], path.read_bytes())
+        left += found is not None
+        print(f"{path.name}: {found.what + ' | ' + found.where if found else 'fine'}", flush=True)
+    print(f"{left} still found")
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,250 @@
+"""Files from elsewhere, read within limits: size, depth, aliases; and names that stay where they belong.
+
+Every reader of JSON, YAML and compressed text comes through here, so that a hostile or broken file costs a sentence and
+not the machine. Readers raise ValueError with a few words; who called says which file it was (UserError).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+
+MOST_BYTES = 2 * 2**30  # of one text file, unpacked; VESTIGE_MAX_BYTES says otherwise
+MOST_NODES = 100_000  # of a YAML file, every alias counted as often as it is used
+MOST_DEPTH = 100  # of mappings and lists within each other, in YAML
+LONGEST_NAME = 200  # of a file or folder; file systems take 255 bytes, and suffixes come behind
+LONGEST_INTEGER = 300  # digits; what has more is no float either
+_BLOCK = 2**20
+_DIGITS = re.compile(r"\d{300}")
+_HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON would spell a surrogate
+
+
+class TooLarge(ValueError):  # noqa: N818 - it reads as the words it carries
+    """More than the limit; nothing was kept."""
+
+
+def most_bytes() -> int:
+    """The limit for one text file."""
+    said = os.environ.get("VESTIGE_MAX_BYTES", "")
+    if not said:
+        return MOST_BYTES
+    if not said.isascii() or not said.isdigit() or len(said) > 18:
+        raise UserError(f"VESTIGE_MAX_BYTES must be a whole number of bytes, it is '{said}'.")
+    return int(said)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, if it is not too large; .gz files unpacked, and the limit is for what comes out."""
+    most = most_bytes()
+    if path.stat().st_size > most:
+        raise _too_large(most)
+    if path.suffix == ".gz":
+        return unpack(path.read_bytes(), most)
+    with path.open("rb") as file:
+        data = file.read(most + 1)  # a file may grow, and some have no size
+    if len(data) > most:
+        raise _too_large(most)
+    return data
+
+
+def _too_large(most: int) -> TooLarge:
+    return TooLarge(f"it holds more than {most / 2**20:,.0f} MB; split it, or set VESTIGE_MAX_BYTES")
+
+
+def unpack(data: bytes, most: int | None = None) -> bytes:
+    """gzip, piece by piece: a small file may hold terabytes of zeros.
+
+    >>> import gzip
+    >>> unpack(gzip.compress(b"one") + gzip.compress(b"two"))
+    b'onetwo'
+    """
+    most = most_bytes() if most is None else most
+    out, size = [], 0
+    for piece in _pieces(data):
+        size += len(piece)
+        if size > most:
+            raise _too_large(most)
+        out.append(piece)
+    return b"".join(out)
+
+
+def _pieces(data: bytes) -> Iterator[bytes]:
+    rest = data
+    while rest:
+        member = zlib.decompressobj(wbits=31)
+        try:
+            while not member.eof:
+                piece = member.decompress(rest, _BLOCK)
+                if not piece and not member.unconsumed_tail and not member.eof:
+                    raise ValueError("the compressed data ends early")
+                yield piece
+                rest = member.unconsumed_tail
+        except zlib.error as error:
+            raise ValueError(f"it is not valid gzip data ({error})") from None
+        rest = member.unused_data.lstrip(b"\0")  # padding behind the last member
+
+
+def check_zip(path: Path) -> None:
+    """Refuses an archive whose members say that they unpack to more than the limit; other files pass."""
+    if not zipfile.is_zipfile(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (zipfile.BadZipFile, NotImplementedError, OverflowError) as error:
+        raise ValueError(f"its directory of members is broken ({error})") from None
+    if size > most_bytes():
+        raise _too_large(most_bytes())
+
+
+def read_text(path: Path) -> str:
+    """UTF-8, with or without a byte-order mark."""
+    return read_bytes(path).decode("utf-8-sig")
+
+
+def parse_json(text: str) -> Any:
+    """JSON. Nesting beyond Python's stack, integers of thousands of digits and half surrogate pairs are ValueErrors.
+
+    >>> parse_json('{"a": [1, 2]}')
+    {'a': [1, 2]}
+    """
+    try:
+        found = json.loads(text, parse_int=_integer if _DIGITS.search(text) else None)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if _HALF_PAIR.search(text):
+        _whole_characters(found)
+    return found
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > LONGEST_INTEGER:
+        raise ValueError(f"it holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _whole_characters(found: Any) -> None:
+    """Half of a surrogate pair is no character: no tokenizer and no file takes it."""
+    try:
+        json.dumps(found, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"it holds half a surrogate pair (\\u{ord(error.object[error.start]):x})") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    return parse_json(read_text(path))
+
+
+def parse_yaml(text: str) -> Any:
+    """YAML as plain data. Aliases are counted out first: ten lines of them can stand for a billion values.
+
+    >>> parse_yaml("a: [1, x]")
+    {'a': [1, 'x']}
+    """
+    import yaml
+
+    try:
+        loader = yaml.SafeLoader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            check_nodes(node)
+            found = loader.construct_document(node)
+            if _HALF_PAIR.search(text):
+                _whole_characters(found)
+            return found
+        finally:
+            loader.dispose()
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    except (TypeError, AttributeError, KeyError, IndexError, OverflowError) as error:
+        # PyYAML takes 2024-99-99 or !!int x for what they say they are, and then fails in its own way.
+        raise ValueError(f"a value does not have the form of its type ({error})") from None
+
+
+def check_nodes(root: Any) -> None:
+    """Refuses a YAML tree that is too deep, contains itself, or would be too large with its aliases written out."""
+    sizes: dict[int, int] = {}
+    open_: set[int] = set()
+
+    def size(node: Any, depth: int) -> int:
+        if id(node) in sizes:
+            return sizes[id(node)]
+        if id(node) in open_:
+            raise ValueError("an alias contains itself")
+        if depth > MOST_DEPTH:
+            raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
+        open_.add(id(node))
+        total = 1
+        for part in node.value if isinstance(node.value, list) else ():
+            total += sum(size(p, depth + 1) for p in (part if isinstance(part, tuple) else (part,)))
+            if total > MOST_NODES:
+                raise ValueError(f"with its aliases written out it has more than {MOST_NODES:,} values")
+        open_.discard(id(node))
+        sizes[id(node)] = total
+        return total
+
+    size(root, 0)
+
+
+def read_yaml(path: Path) -> Any:
+    return parse_yaml(read_text(path))
+
+
+# What Python raises when data do not have the shape that a reader takes for granted.
+SHAPE_ERRORS = (
+    KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, StopIteration,
+)  # fmt: skip
+
+
+@contextmanager
+def shaped(what: str) -> Iterator[None]:
+    """Around the reading of somebody else's file: whatever does not fit in it is one sentence about that file.
+
+    Only for code that interprets files. Elsewhere these exceptions are our mistakes, and should look like it.
+    """
+    try:
+        yield
+    except SHAPE_ERRORS as error:
+        words = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{what} does not have the form it should ({type(error).__name__}: {words}); make it again."
+        ) from error
+
+
+def inside(name: str, what: str) -> str:
+    """A name that a folder is made from: it may have parts (a/b), but it cannot lead out of where it is put.
+
+    >>> inside("tofu/npo", "task_name")
+    'tofu/npo'
+    """
+    parts = name.replace("\\", "/").split("/")
+    wrong = ""
+    if any(part in ("", ".", "..") for part in parts):
+        wrong = "leads out of the output directory" if ".." in parts or not parts[0] else "has an empty part"
+    elif any(ord(c) < 32 or ord(c) == 127 for c in name):
+        wrong = "holds a control character"
+    elif max(len(part.encode("utf-8", "replace")) for part in parts) > LONGEST_NAME:
+        wrong = f"is longer than {LONGEST_NAME} bytes"
+    if wrong:
+        raise UserError(f"The {what} '{name}' cannot name a folder: it {wrong}; use a plain name such as tofu_npo.")
+    return name
+
+
+def below(path: Path, root: Path) -> bool:
+    """Whether a path, its links followed, is inside a directory."""
+    return path.resolve().is_relative_to(root.resolve())

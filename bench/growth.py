@@ -1,4 +1,4 @@
-"""How cost grows: processor seconds and peak memory at n, 2n and 4n, for each capability and each thing that can double.
+"""How cost grows: processor seconds and peak memory at n, 2n and 4n, for each capability and what can double.
 
     python bench/growth.py                      everything (about ten minutes on a quiet core)
     python bench/growth.py --only depth         one capability
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
+import logging
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import torch
 
 import growth_jobs as jobs
-from measure import alone, crowded, machine, print_table
+from measure import alone, crowded, machine
 
 QUADRATIC = 2.0
 SLACK = 1.25  # a ratio of up to 2 * SLACK counts as near-linear: caches and attention take their share
@@ -65,7 +66,7 @@ class Growth:
 
     @property
     def ratios(self) -> list[float]:
-        return [b / a for a, b in zip(self.seconds, self.seconds[1:])]  # noqa: B905, RUF007
+        return [b / a for a, b in pairwise(self.seconds)]
 
 
 CELLS = "cells of the matrix: prompts x reasonings, and reasonings come with prompts"
@@ -118,18 +119,19 @@ def all_growths(only: str | None, smallest: bool, repeat: int) -> Iterator[Growt
         yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1)
 
 
-def cells(growth: Growth) -> list[str]:
+def line(growth: Growth) -> str:
+    """One axis in one line, as soon as it is known."""
+
     def listed(values: list[float], digits: int) -> str:
         return " / ".join(f"{v:.{digits}f}" for v in values)
 
-    overhead = "" if growth.overhead is None or math.isinf(growth.overhead) else f"{growth.overhead:.0%}"
-    return [
-        growth.capability, growth.axis, " / ".join(map(str, growth.sizes)), listed(growth.seconds, 2),
-        listed(growth.ratios, 2), listed(growth.megabytes, 0), overhead, growth.expected + ("" if growth.good else " (STEEPER)"),
+    parts = [
+        f"{growth.capability + ', ' + growth.axis:24}", f"{' / '.join(map(str, growth.sizes)):>20}",
+        f"{listed(growth.seconds, 2):>22} s", f"x {listed(growth.ratios, 2):<12}",
+        f"{listed(growth.megabytes, 0):>16} MB",
+        "" if growth.overhead is None else f"{growth.overhead:5.0%} over forwards", growth.expected, "" if growth.good else "STEEPER",
     ]  # fmt: skip
-
-
-HEAD = ["capability", "doubles", "sizes", "CPU s", "ratio per doubling", "peak MB above start", "over forwards", "by definition"]
+    return "  ".join(parts)
 
 
 def main() -> int:
@@ -140,11 +142,14 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # evaluations without retain logs say so each time
+    found = []
     try:
-        found = list(all_growths(args.only, args.smallest, args.repeat))
+        for growth in all_growths(args.only, args.smallest, args.repeat):
+            print(line(growth), flush=True)
+            found.append(growth)
     finally:
         shutil.rmtree(jobs.SCRATCH, ignore_errors=True)
-    print_table(HEAD, [cells(g) for g in found])
     print(f"\n{machine()}; one thread. {crowded()}")
     if args.json:
         rows: list[dict[str, Any]] = [asdict(g) | {"ratios": g.ratios} for g in found]

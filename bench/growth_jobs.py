@@ -47,7 +47,7 @@ def ids(rng: np.random.Generator, count: int) -> tuple[int, ...]:
     return tuple(int(i) for i in rng.integers(10, VOCAB, count))
 
 
-# ------------------------------------------------------------------------------------------------- evaluation and scoring
+# ----------------------------------------------------------------------------------------------- evaluation and scoring
 
 
 def write_data(folder: Path, rows: int, words: int) -> Path:
@@ -131,7 +131,7 @@ def has_report() -> bool:
 
 
 def quietly(work: Work) -> Any:
-    with contextlib.redirect_stdout(io.StringIO()):
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         status = work()
     assert status == 0, status
 
@@ -143,16 +143,21 @@ def sweeping(models: int = 1) -> Work:
     here = place()
     data = write_data(here / "data", 4, 8)
     read = tokenizer(data)
-    for i in range(models):
-        llama(i, vocab=len(read)).save_pretrained(here / f"m{i}")
-        read.save_pretrained(here / f"m{i}")
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        for i in range(models):
+            llama(i, vocab=len(read)).save_pretrained(here / f"m{i}")
+            read.save_pretrained(here / f"m{i}")
     names = {f"m{i}": str(here / f"m{i}") for i in range(models)}
-    plan = {"out": str(here / "out"), "models": names, "suites": {"tofu": {"data": str(data), "metrics": ["forget_Q_A_Prob"]}}}
+    plan = {
+        "out": str(here / "out"),
+        "models": names,
+        "suites": {"tofu": {"data": str(data), "metrics": ["forget_Q_A_Prob"]}},
+    }
     (here / "plan.yaml").write_text(json.dumps(plan))  # JSON is YAML
     return lambda: quietly(lambda: main(["sweep", str(here / "plan.yaml"), "--slots", "0"]))
 
 
-# ------------------------------------------------------------------------------------------------------------------ layers
+# --------------------------------------------------------------------------------------------------------------- layers
 
 
 def depth(rows: int = 4, tokens: int = 4, models: int = 0, layers: int = LAYERS) -> Work:
@@ -177,7 +182,7 @@ def depth(rows: int = 4, tokens: int = 4, models: int = 0, layers: int = LAYERS)
     return work
 
 
-# --------------------------------------------------------------------------------------------------------------- diffusion
+# ------------------------------------------------------------------------------------------------------------ diffusion
 
 
 def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
@@ -210,12 +215,16 @@ def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
             for trace in planes.traces(sampled, 3):
                 for name in DEFAULT_TRAJECTORIES:
                     seen = follow(trace, name).stats()
-                    memorisation.probability(seen), memorisation.extraction_strength(seen), membership.mia_min_k(seen, 0.4)
+                    (
+                        memorisation.probability(seen),
+                        memorisation.extraction_strength(seen),
+                        membership.mia_min_k(seen, 0.4),
+                    )
 
     return work
 
 
-# ---------------------------------------------------------------------------------------------------------------- collapse
+# ------------------------------------------------------------------------------------------------------------- collapse
 
 
 def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
@@ -236,7 +245,7 @@ def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
     return work
 
 
-# ----------------------------------------------------------------------------------------------- numbers without a model
+# ---------------------------------------------------------------------------------------------- numbers without a model
 
 
 def statistics(rows: int = 100, resamples: int = 1000) -> Work:

@@ -1,4 +1,4 @@
-"""What benchmarks share: processor seconds and peak memory of a piece of work, alone in a process; the machine's name."""
+"""What benchmarks share: processor seconds and peak memory of work alone in a process; the machine's name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,14 @@ def cpu_seconds() -> float:
 def peak_megabytes() -> float:
     """The most this process ever held (on Linux in kilobytes, on macOS in bytes)."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "linux" else 1024**2)
+
+
+def over_forwards(work: Callable[[], Any]) -> float:
+    """What a piece of work adds to its own bare forwards, as a share of them."""
+    with forwards() as inside:
+        start = time.process_time()
+        work()
+        return (time.process_time() - start) / inside["seconds"] - 1
 
 
 @contextmanager
@@ -130,7 +138,28 @@ def crowded() -> str:
     return f"measured on a crowded machine (load {load:.0f} on {cores} cores)" if load > cores + 1 else ""
 
 
+@dataclass(frozen=True)
+class Beside:
+    """A capability and a peer-style reference on the same inputs: processor seconds, and whether both say the same."""
+
+    capability: str
+    case: str
+    peer: str
+    peer_seconds: float
+    seconds: float
+    equal: bool
+    equality: str
+    overhead: float | None = None  # over the bare forwards of the same work
+    memory_ratio: float | None = None
+
+
+def save(path: Path | None, rows: list[Beside]) -> None:
+    """Outcomes for bench/table.py."""
+    if path is not None:
+        path.write_text(json.dumps([asdict(row) for row in rows], indent=1))
+
+
 def print_table(head: list[str], rows: list[list[str]]) -> None:
     widths = [max(len(r[i]) for r in [head, *rows]) for i in range(len(head))]
-    for row in [head, *rows]:
-        print("  ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))))  # noqa: B905
+    for name, *cells in [head, *rows]:
+        print("  ".join([name.ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))]))

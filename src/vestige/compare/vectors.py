@@ -72,7 +72,7 @@ def ks(a: Sequence[float] | Array, b: Sequence[float] | Array) -> KolmogorovSmir
 
 
 def _ks_p(x: Array, y: Array) -> tuple[float, float]:
-    ordinary = 0 < min(len(x), len(y)) and max(len(x), len(y)) <= EXACT and not (np.isnan(x).any() or np.isnan(y).any())
+    ordinary = min(len(x), len(y)) > 0 and max(len(x), len(y)) <= EXACT and not (np.isnan(x).any() or np.isnan(y).any())
     if ordinary:
         gaps = gaps_of_counts(x, y, np.ones(len(x)), np.ones(len(y)))
         return smirnov_p(len(x), len(y), float(np.abs(gaps).max()))

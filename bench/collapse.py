@@ -53,8 +53,9 @@ def workload(collapsed: bool, many: int) -> tuple[list[tuple[int, ...]], list[tu
     if not collapsed:
         return prompts, [ids(rng, REASONING) for _ in range(count)]
     opening = ids(rng, OPENING)
-    zs = [opening + ids(rng, REASONING - OPENING) for _ in range(count - COPIES)]
-    return prompts, zs + [zs[0]] * COPIES
+    copies = min(COPIES, count // 4)
+    zs = [opening + ids(rng, REASONING - OPENING) for _ in range(count - copies)]
+    return prompts, zs + [zs[0]] * copies
 
 
 @torch.inference_mode()

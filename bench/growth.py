@@ -79,18 +79,18 @@ AXES = (
     Axis("depth", jobs.depth, "tokens", 8, held=(("rows", 8),)),
     Axis("depth", jobs.depth, "models", 2, held=(("rows", 8),)),
     Axis("depth", jobs.depth, "layers", 8, QUADRATIC, STAIRS, held=(("rows", 8),)),
-    Axis("trajectory", jobs.trajectory, "rows", 8),
+    Axis("trajectory", jobs.trajectory, "rows", 16),
     Axis("trajectory", jobs.trajectory, "tokens", 32),
-    Axis("trajectory", jobs.trajectory, "steps", 8, held=(("tokens", 32),)),
+    Axis("trajectory", jobs.trajectory, "steps", 16, held=(("tokens", 64),)),
     Axis("collapse", jobs.collapse, "samples", 4),
     Axis("collapse", jobs.collapse, "tokens", 32),
     Axis("collapse", jobs.collapse, "prompts", 4, QUADRATIC, CELLS),
     Axis("report page", jobs.report_page, "runs", 2),
-    Axis("re-scoring", jobs.rescoring, "rows", 16),
+    Axis("re-scoring", jobs.rescoring, "rows", 32),
     Axis("statistics", jobs.statistics, "rows", 200, held=(("resamples", 2000),)),
     Axis("statistics", jobs.statistics, "resamples", 2000, held=(("rows", 200),)),
-    Axis("ROUGE", jobs.rouge_texts, "rows", 200),
-    Axis("meta-evaluation", jobs.meta, "models", 50),
+    Axis("ROUGE", jobs.rouge_texts, "rows", 400),
+    Axis("meta-evaluation", jobs.meta, "models", 200),
 )
 
 
@@ -125,12 +125,17 @@ def line(growth: Growth) -> str:
     def listed(values: list[float], digits: int) -> str:
         return " / ".join(f"{v:.{digits}f}" for v in values)
 
+    over = "" if growth.overhead is None else f"{growth.overhead:5.0%} over forwards"
     parts = [
-        f"{growth.capability + ', ' + growth.axis:24}", f"{' / '.join(map(str, growth.sizes)):>20}",
-        f"{listed(growth.seconds, 2):>22} s", f"x {listed(growth.ratios, 2):<12}",
+        f"{growth.capability + ', ' + growth.axis:24}",
+        f"{' / '.join(map(str, growth.sizes)):>20}",
+        f"{listed(growth.seconds, 2):>22} s",
+        f"x {listed(growth.ratios, 2):<12}",
         f"{listed(growth.megabytes, 0):>16} MB",
-        "" if growth.overhead is None else f"{growth.overhead:5.0%} over forwards", growth.expected, "" if growth.good else "STEEPER",
-    ]  # fmt: skip
+        over,
+        growth.expected,
+        "" if growth.good else "STEEPER",
+    ]
     return "  ".join(parts)
 
 

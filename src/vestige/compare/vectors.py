@@ -92,12 +92,22 @@ def gaps_of_counts(a: Array, b: Array, times_a: Array, times_b: Array) -> Array:
     return _steps(a, times_a, pooled) - _steps(b, times_b, pooled)
 
 
-def _steps(values: Array, times: Array, at: Array) -> Array:
+def counts_up_to(values: Array, times: Array, at: Array) -> Array:
+    """How many draws are at or below each point.
+
+    >>> counts_up_to(np.array([3, 1]), np.array([1, 2]), np.array([0, 1, 5])).tolist()
+    [0.0, 2.0, 3.0]
+    """
     order = np.argsort(values, kind="stable")
     so_far = np.cumsum(times[..., order], axis=-1)
     so_far = np.concatenate([np.zeros((*times.shape[:-1], 1)), so_far], axis=-1)
-    with np.errstate(invalid="ignore"):
-        out: Array = so_far[..., np.searchsorted(values[order], at, side="right")] / so_far[..., -1:]
+    out: Array = so_far[..., np.searchsorted(values[order], at, side="right")]
+    return out
+
+
+def _steps(values: Array, times: Array, at: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # a resampling that drew none of the rows has no distribution
+        out: Array = counts_up_to(values, times, at) / times.sum(axis=-1, keepdims=True)
     return out
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,16 @@ def load_rows(path: Path) -> dict[str, Rows]:
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:
     out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
-    return {**out, "examples": [[asdict(e) for e in row] for row in rows.examples]}
+    return {**out, "examples": [[_example_to_json(e) for e in row] for row in rows.examples]}
+
+
+def _example_to_json(e: Example) -> dict[str, Any]:
+    return {**_named(e), "target": None if e.target is None else _named(e.target), "prompt": _named(e.prompt)}
+
+
+def _named(record: Example | Target | Prompt) -> dict[str, Any]:
+    """Its fields. dataclasses.asdict would also copy every token id, one by one."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _rows_from_json(item: Mapping[str, Any]) -> Rows:

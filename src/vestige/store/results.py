@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -33,6 +34,11 @@ def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: 
 
 
 def versions() -> dict[str, str]:
+    return dict(_versions())
+
+
+@cache
+def _versions() -> Mapping[str, str]:
     out = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

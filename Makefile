@@ -28,7 +28,7 @@ docs: $(STAMP)
 	$(BIN)/python docs/site/build.py site
 
 bench: $(STAMP)
-	$(BIN)/python bench/tofu.py
+	$(BIN)/python bench/table.py
 
 clean:
 	rm -rf $(VENV) saves lab site

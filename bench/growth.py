@@ -72,10 +72,10 @@ class Growth:
 CELLS = "cells of the matrix: prompts x reasonings, and reasonings come with prompts"
 STAIRS = "each layer's patch climbs the layers above it"
 AXES = (
-    Axis("eval", jobs.evaluation, "rows", 8),
-    Axis("eval", jobs.evaluation, "words", 16, held=(("rows", 8),)),
+    Axis("eval", jobs.evaluation, "rows", 32),
+    Axis("eval", jobs.evaluation, "words", 16, held=(("rows", 16),)),
     Axis("sweep", jobs.sweeping, "models", 2),
-    Axis("depth", jobs.depth, "rows", 8),
+    Axis("depth", jobs.depth, "rows", 16),
     Axis("depth", jobs.depth, "tokens", 8, held=(("rows", 8),)),
     Axis("depth", jobs.depth, "models", 2, held=(("rows", 8),)),
     Axis("depth", jobs.depth, "layers", 8, QUADRATIC, STAIRS, held=(("rows", 8),)),

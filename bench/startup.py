@@ -75,35 +75,31 @@ class Watch:
 def child(words: list[str], note: Path) -> None:
     """One command in this process; where its time went is written to `note`."""
     imports, forwards = Watch(), Watch()
-    builtins.__import__ = imports.over(builtins.__import__)
-    import vestige.cli as cli
-
-    real = cli.main
-
-    def watch_torch() -> None:
-        torch = sys.modules.get("torch")
-        if torch is not None and hasattr(torch, "nn") and not hasattr(torch.nn.Module, "watched"):
-            torch.nn.Module.watched = True
-            # A bound method, so that torch sees the module as `self`.
-            timed = forwards.over(torch.nn.Module.__call__)
-            torch.nn.Module.__call__ = lambda module, *a, **k: timed(module, *a, **k)
-
-    plain_import = builtins.__import__
+    real = imports.over(builtins.__import__)
 
     def importing(*args: Any, **kwargs: Any) -> Any:
-        found = plain_import(*args, **kwargs)
+        found = real(*args, **kwargs)
         if not imports.inside:
-            watch_torch()
+            watch_modules(forwards)
         return found
 
     builtins.__import__ = importing
-    status = 0
+    from vestige.cli import main as vestige
+
     try:
-        status = real(words)
+        status = vestige(words)
     except SystemExit as end:  # --help
         status = int(end.code or 0)
     spent = {"cpu": cpu_seconds(), "imports": imports.seconds, "forwards": forwards.seconds, "status": status}
     note.write_text(json.dumps(spent))
+
+
+def watch_modules(forwards: Watch) -> None:
+    """As soon as torch has come, calls of its modules are watched."""
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if module is not None and not hasattr(module, "watched"):
+        timed = forwards.over(module.__call__)
+        module.watched, module.__call__ = True, lambda self, *args, **kwargs: timed(self, *args, **kwargs)
 
 
 def measure(name: str, place: Path, repeat: int) -> dict[str, float]:

@@ -135,7 +135,7 @@ def capability_rows(found: Found) -> Iterator[list[str]]:
             continue
         tail = [memory(grown), growth(grown)]
         if not peers:
-            yield [name, NO_PEER[name], "", "", over(grown[-1]["overhead"]) if grown else "", *tail]
+            yield [name, NO_PEER[name], "", "", "", *tail]
         for i, b in enumerate(peers):
             beside = f"{b['peer']} ({b['case']})"
             ratio = f"{b['peer_seconds'] / b['seconds']:.1f}" + less_memory(b)
@@ -164,7 +164,7 @@ def memory(grown: Sequence[Mapping[str, Any]]) -> str:
 
 
 def growth(grown: Sequence[Mapping[str, Any]]) -> str:
-    return ", ".join(f"{g['axis']} {g['ratios'][-1]:.1f}" + ("" if g["good"] else " (**steep**)") for g in grown)
+    return ", ".join(f"{g['axis']} {g['per_doubling']:.1f}" + ("" if g["good"] else " (**steep**)") for g in grown)
 
 
 GROWTH_HEAD = ("capability", "what doubles", "sizes", "CPU s", "ratios", "peak MB", "by definition")

@@ -25,12 +25,20 @@ def beside(**more: Any) -> dict[str, Any]:
 
 def grown(**more: Any) -> dict[str, Any]:
     row = {"capability": "eval", "axis": "rows", "sizes": [1, 2, 4], "seconds": [1.0, 2.0, 4.2], "overhead": 0.1}
-    return {**row, "ratios": [2.0, 2.1], "megabytes": [1.0, 2.0, 3.0], "expected": "linear", "good": True, **more}
+    return {
+        **row,
+        "ratios": [2.0, 2.1],
+        "per_doubling": 2.04,
+        "megabytes": [1.0, 2.0, 3.0],
+        "expected": "linear",
+        "good": True,
+        **more,
+    }
 
 
 def test_a_row_says_ratio_equality_overhead_memory_and_growth() -> None:
     rows = list(table.capability_rows(table.Found([beside()], [grown()])))
-    assert rows[0] == ["eval", "a loop (a case)", "3.0", "all equal", "25 %", "3 MB", "rows 2.1"]
+    assert rows[0] == ["eval", "a loop (a case)", "3.0", "all equal", "25 %", "3 MB", "rows 2.0"]
     assert [r[0] for r in rows[1:]] == list(table.NO_PEER)  # what has no reference is said, not left out
 
 

@@ -37,7 +37,7 @@ audit: $(STAMP)
 	$(BIN)/python bench/audit.py
 
 bench: $(STAMP)
-	$(BIN)/python bench/tofu.py
+	$(BIN)/python bench/table.py
 
 clean:
 	rm -rf $(VENV) saves lab site

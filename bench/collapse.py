@@ -10,14 +10,19 @@ over all positions' logits. Times are process CPU time, best of --repeat, both s
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from measure import Beside, over_forwards, save
 from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossScorer
 
@@ -40,16 +45,17 @@ def ids(rng: np.random.Generator, count: int) -> tuple[int, ...]:
     return tuple(int(i) for i in rng.integers(0, VOCAB, count))
 
 
-def workload(collapsed: bool) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+def workload(collapsed: bool, many: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
     rng = np.random.default_rng(1)
     system = ids(rng, SHARED)
-    prompts = [system + ids(rng, PROMPT - SHARED) for _ in range(PROMPTS)]
-    count = PROMPTS * SAMPLES
+    prompts = [system + ids(rng, PROMPT - SHARED) for _ in range(many)]
+    count = many * SAMPLES
     if not collapsed:
         return prompts, [ids(rng, REASONING) for _ in range(count)]
     opening = ids(rng, OPENING)
-    zs = [opening + ids(rng, REASONING - OPENING) for _ in range(count - COPIES)]
-    return prompts, zs + [zs[0]] * COPIES
+    copies = min(COPIES, count // 4)
+    zs = [opening + ids(rng, REASONING - OPENING) for _ in range(count - copies)]
+    return prompts, zs + [zs[0]] * copies
 
 
 @torch.inference_mode()
@@ -73,13 +79,16 @@ def best(run: Callable[[], Any], repeat: int) -> tuple[Any, float]:
 
 
 def main() -> None:
-    args = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    args.add_argument("--repeat", type=int, default=2)
-    repeat = args.parse_args().repeat
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeat", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help=f"with {SAMPLES} reasonings each")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    found = []
     model = make_model()
     print("workload   one by one     vestige   times faster   tokens, theirs / ours   largest relative difference")
     for name, collapsed in (("main", False), ("collapsed", True)):
-        prompts, reasonings = workload(collapsed)
+        prompts, reasonings = workload(collapsed, args.prompts)
         costs: list[Cost] = []
 
         def ours(prompts: Any = prompts, reasonings: Any = reasonings, costs: Any = costs) -> np.ndarray:
@@ -89,14 +98,21 @@ def main() -> None:
             costs.append(scorer.cost)
             return sums
 
-        fast, fast_seconds = best(ours, repeat)
-        slow, slow_seconds = best(lambda p=prompts, r=reasonings: one_by_one(model, p, r), repeat)
+        fast, fast_seconds = best(ours, args.repeat)
+        slow, slow_seconds = best(lambda p=prompts, r=reasonings: one_by_one(model, p, r), args.repeat)
         gap = float(np.max(np.abs(fast - slow) / np.abs(slow)))
         pushed = sum(len(x) + len(z) for x in prompts for z in reasonings)
         print(
             f"{name:10} {slow_seconds:8.2f} s {fast_seconds:9.2f} s {slow_seconds / fast_seconds:14.2f}"
             f"   {pushed:,} / {costs[-1].score_tokens:,}   {gap:.1e}"
         )
+        found.append(
+            Beside(
+                "collapse", f"{args.prompts} prompts, {name}", "one forward per prompt and reasoning", slow_seconds,
+                fast_seconds, gap < 1e-4, f"{fast.size:,} sums within {gap:.0e}", over_forwards(ours),
+            )
+        )  # fmt: skip
+    save(args.json, found)
 
 
 if __name__ == "__main__":

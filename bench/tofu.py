@@ -1,4 +1,4 @@
-"""vestige beside a peer-style loop, in one run: wall time, tokens pushed, and the equality of every value.
+"""vestige beside a peer-style loop, in one run: wall and processor time, tokens, and the equality of every value.
 
     python bench/tofu.py                          the lab's full model on the lab's rows (a minute or two)
     python bench/tofu.py --model DIR --data DIR   any checkpoint on any rows (forget.jsonl, retain.jsonl, ...)
@@ -20,11 +20,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import peer_loop
+from measure import Beside, save
 from vestige.models.load import LoadedModel, wrap_model
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
@@ -35,6 +37,13 @@ TOFU = {
     "forget": "forget10_perturbed", "retain": "retain_perturbed", "holdout": "retain90",
     "real_authors": "real_authors_perturbed", "world_facts": "world_facts_perturbed",
 }  # fmt: skip
+
+
+Clocks = np.ndarray  # wall seconds, processor seconds
+
+
+def clocks() -> Clocks:
+    return np.array([time.perf_counter(), time.process_time()])
 
 
 def real_rows(folder: Path, rows: int) -> dict[str, list[dict[str, Any]]]:
@@ -55,21 +64,21 @@ def write_rows(folder: Path, data: dict[str, list[dict[str, Any]]]) -> Path:
     return folder
 
 
-def run_peer(loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], float]:
-    start = time.perf_counter()
+def run_peer(loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], Clocks]:
+    start = clocks()
     result = peer_loop.evaluate(loaded.model, loaded.tokenizer, data, system_prompt=None)
-    return result, time.perf_counter() - start
+    return result, clocks() - start
 
 
-def run_ours(loaded: LoadedModel, folder: Path, out: Path) -> tuple[Any, float]:
+def run_ours(loaded: LoadedModel, folder: Path, out: Path) -> tuple[Any, Clocks]:
     run = to_run(Ask(model="in-memory", data=str(folder), out=str(out), progress=False))
-    start = time.perf_counter()
+    start = clocks()
     outcome = evaluate_config(run, loaded)
-    return outcome, time.perf_counter() - start
+    return outcome, clocks() - start
 
 
 def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, float]:
-    """Seconds of scoring, and of nothing but the forwards of the same packed batches, turn by turn.
+    """Processor seconds of scoring, and of nothing but the forwards of the same packed batches, turn by turn.
 
     Alternating batch by batch keeps other load on the machine from favouring either side.
     """
@@ -88,17 +97,17 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     real = forward.logits_at
 
     def timed(*args: Any, **kwargs: Any) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         logits = real(*args, **kwargs)
-        spent["bare"] += time.perf_counter() - start
+        spent["bare"] += time.process_time() - start
         return logits
 
     forward.logits_at = timed
     try:
-        start = time.perf_counter()
+        start = time.process_time()
         for _ in collector.run(targets):
             pass
-        whole = time.perf_counter() - start
+        whole = time.process_time() - start
     finally:
         forward.logits_at = real
     return whole, spent["bare"]
@@ -120,7 +129,7 @@ def worst(peer: Any, ours: Any) -> Iterator[tuple[str, float]]:
         yield "", abs(peer - ours) / (1 + abs(peer))
 
 
-def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> Beside:
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_rows(Path(scratch) / "data", data)
         outcome, ours = run_ours(loaded, folder, Path(scratch) / "run")
@@ -133,9 +142,10 @@ def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]
     cost, counts, seconds = outcome.manifest["cost"], peer["counts"], outcome.manifest["seconds"]
     row = {
         "case": title,
-        "peer seconds": round(theirs, 1),
-        "vestige seconds": round(ours, 1),
-        "times faster": round(theirs / ours, 2),
+        "peer seconds": round(theirs[0], 1),
+        "vestige seconds": round(ours[0], 1),
+        "times faster": round(theirs[0] / ours[0], 2),
+        "times faster, processor time": round(theirs[1] / ours[1], 2),
         "tokens scored, peer": counts["score_tokens_padded"],
         "tokens scored, vestige": cost["score_tokens"],
         "distinct prefixes": cost["nodes"],
@@ -151,7 +161,10 @@ def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]
         "texts that differ": f"{sum(texts):.0f} of {len(texts)}",
     }
     print(json.dumps(row, indent=2), flush=True)
-    return row
+    gap, differ = row["worst difference (relative)"][0], sum(texts)
+    said = f"{len(texts) - differ:.0f} of {len(texts)} texts equal, {len(numbers):,} numbers within {gap:.0e}"
+    peer_way = "a padded pass per metric, HF generate"
+    return Beside("eval", title, peer_way, theirs[1], ours[1], gap < 1e-3 and not differ, said, whole / bare - 1)
 
 
 def main() -> None:
@@ -163,12 +176,10 @@ def main() -> None:
     p.add_argument("--rows", type=int, default=20, help="rows of each split")
     p.add_argument("--threads", type=int, default=torch.get_num_threads())
     p.add_argument("--skip-plain", action="store_true", help="only the model that learned its rows by heart")
+    p.add_argument("--json", type=Path, metavar="FILE")
     args = p.parse_args()
     torch.set_num_threads(args.threads)
-    if args.smollm2:
-        smollm2(args)
-    else:
-        compare(*_lab(args))
+    save(args.json, smollm2(args) if args.smollm2 else [compare(*_lab(args))])
 
 
 def _lab(args: argparse.Namespace) -> tuple[str, LoadedModel, dict[str, list[dict[str, Any]]]]:
@@ -181,10 +192,10 @@ def _lab(args: argparse.Namespace) -> tuple[str, LoadedModel, dict[str, list[dic
         args.model, args.data = lab.models["full"], lab.data
     data = {f: [json.loads(x) for x in (args.data / f"{f}.jsonl").read_text().splitlines()] for f in FILES}
     model, tokenizer = AutoModelForCausalLM.from_pretrained(args.model), AutoTokenizer.from_pretrained(args.model)
-    return str(args.model), wrap_model(model, tokenizer), data
+    return f"{args.model.parent.name}/{args.model.name}", wrap_model(model, tokenizer), data
 
 
-def smollm2(args: argparse.Namespace) -> None:
+def smollm2(args: argparse.Namespace) -> list[Beside]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from smollm2 import fetch, memorise
@@ -192,13 +203,19 @@ def smollm2(args: argparse.Namespace) -> None:
     place = fetch(args.smollm2)
     data = real_rows(args.tofu, args.rows)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(place), AutoTokenizer.from_pretrained(place)
+    found = []
     if not args.skip_plain:
-        compare("SmolLM2-135M, real TOFU rows, as shipped (pad = eos)", wrap_model(model, tokenizer), data)
+        found.append(
+            compare("SmolLM2-135M, real TOFU rows, as shipped (pad = eos)", wrap_model(model, tokenizer), data)
+        )
     # Scoring and generation see the same mask only when padding is a token of its own.
     tokenizer.pad_token = "<|endoftext|>"
     known = [row for name in FILES if name != "holdout" for row in data[name]]
     loss = memorise(model, tokenizer, known)
-    compare(f"SmolLM2-135M that has memorised the rows (loss {loss:.3f})", wrap_model(model, tokenizer), data)
+    found.append(
+        compare(f"SmolLM2-135M that has memorised the rows (loss {loss:.3f})", wrap_model(model, tokenizer), data)
+    )
+    return found
 
 
 if __name__ == "__main__":

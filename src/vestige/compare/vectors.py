@@ -9,9 +9,11 @@ from typing import TypeVar
 
 import numpy as np
 
+from vestige.compare.exact import smirnov_p
 from vestige.types import Array
 
 EPSILON = 1e-10
+EXACT = 2000  # rows; beyond, scipy and its approximations
 Number = TypeVar("Number", float, Array)  # one value, or one for each resampling
 
 
@@ -64,12 +66,20 @@ def ks(a: Sequence[float] | Array, b: Sequence[float] | Array) -> KolmogorovSmir
     >>> ks([1, 2, 3], [1, 2, 3]).p
     1.0
     """
+    x, y = np.asarray(a, float), np.asarray(b, float)
+    p, distance = _ks_p(x, y)
+    return KolmogorovSmirnov(p, float(np.log10(p)) if p > 0 else float("-inf"), distance, len(x), len(y))
+
+
+def _ks_p(x: Array, y: Array) -> tuple[float, float]:
+    ordinary = min(len(x), len(y)) > 0 and max(len(x), len(y)) <= EXACT and not (np.isnan(x).any() or np.isnan(y).any())
+    if ordinary:
+        gaps = gaps_of_counts(x, y, np.ones(len(x)), np.ones(len(y)))
+        return smirnov_p(len(x), len(y), float(np.abs(gaps).max()))
     from scipy.stats import ks_2samp
 
-    x, y = np.asarray(a, float), np.asarray(b, float)
     result = ks_2samp(x, y)
-    p = float(result.pvalue)
-    return KolmogorovSmirnov(p, float(np.log10(p)) if p > 0 else float("-inf"), float(result.statistic), len(x), len(y))
+    return float(result.pvalue), float(result.statistic)
 
 
 def gaps_of_counts(a: Array, b: Array, times_a: Array, times_b: Array) -> Array:
@@ -82,12 +92,22 @@ def gaps_of_counts(a: Array, b: Array, times_a: Array, times_b: Array) -> Array:
     return _steps(a, times_a, pooled) - _steps(b, times_b, pooled)
 
 
-def _steps(values: Array, times: Array, at: Array) -> Array:
+def counts_up_to(values: Array, times: Array, at: Array) -> Array:
+    """How many draws are at or below each point.
+
+    >>> counts_up_to(np.array([3, 1]), np.array([1, 2]), np.array([0, 1, 5])).tolist()
+    [0.0, 2.0, 3.0]
+    """
     order = np.argsort(values, kind="stable")
     so_far = np.cumsum(times[..., order], axis=-1)
     so_far = np.concatenate([np.zeros((*times.shape[:-1], 1)), so_far], axis=-1)
-    with np.errstate(invalid="ignore"):
-        out: Array = so_far[..., np.searchsorted(values[order], at, side="right")] / so_far[..., -1:]
+    out: Array = so_far[..., np.searchsorted(values[order], at, side="right")]
+    return out
+
+
+def _steps(values: Array, times: Array, at: Array) -> Array:
+    with np.errstate(invalid="ignore"):  # a resampling that drew none of the rows has no distribution
+        out: Array = counts_up_to(values, times, at) / times.sum(axis=-1, keepdims=True)
     return out
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -108,8 +109,9 @@ class ModelHandle:
         if self.args is not None and self._loaded is not None:
             from vestige.collect.memory import free_memory
 
+            model = weakref.ref(self._loaded.model)
             self._loaded = None
-            free_memory()
+            free_memory(gone=model() is None)
 
 
 def device_kind(device: str) -> str:

@@ -6,7 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,16 @@ def write_packed(path: Path, body: Any) -> None:
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:
     out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
-    return {**out, "examples": [[asdict(e) for e in row] for row in rows.examples]}
+    return {**out, "examples": [[_example_to_json(e) for e in row] for row in rows.examples]}
+
+
+def _example_to_json(e: Example) -> dict[str, Any]:
+    return {**_named(e), "target": None if e.target is None else _named(e.target), "prompt": _named(e.prompt)}
+
+
+def _named(record: Example | Target | Prompt) -> dict[str, Any]:
+    """Its fields. dataclasses.asdict would also copy every token id, one by one."""
+    return {f.name: getattr(record, f.name) for f in fields(record)}
 
 
 def _rows_from_json(item: Mapping[str, Any]) -> Rows:

@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 @functools.cache  # they cannot change under a running process, and looking them up takes a second on a slow disk
-def _versions() -> dict[str, str]:
+def _versions() -> Mapping[str, str]:
     out = {"python": platform.python_version()}
     for name in PACKAGES:
         try:

@@ -1,0 +1,172 @@
+"""How cost grows: processor seconds and peak memory at n, 2n and 4n, for each capability and what can double.
+
+    python bench/growth.py                      everything (about ten minutes on a quiet core)
+    python bench/growth.py --only depth         one capability
+    python bench/growth.py --smallest --json F  the smallest sizes only, to see that it works
+
+Each size runs in a process of its own, on one thread, after the job's default size has warmed it up.
+Models are small, random and made on the spot. A ratio of 2 for a doubling is linear; below 2, a fixed part is still
+visible. Growth that is steeper by definition is named, and so is what it is expected to be.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # its threads would not survive a fork
+sys.path.insert(0, str(Path(__file__).parent))
+
+import torch
+
+import growth_jobs as jobs
+from measure import alone, crowded, machine
+
+QUADRATIC = 2.0
+SLACK = 1.25  # a ratio of up to 2 * SLACK counts as near-linear: caches and attention take their share
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One thing that doubles: the job's argument, where it starts, and what else is held at which size."""
+
+    capability: str
+    job: Callable[..., jobs.Work]
+    name: str
+    start: int
+    power: float = 1.0  # of the growth that the definition implies
+    why: str = ""
+    held: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def limit(self) -> float:
+        return 2**self.power * SLACK
+
+
+@dataclass(frozen=True)
+class Growth:
+    capability: str
+    axis: str
+    sizes: list[int]
+    seconds: list[float]
+    megabytes: list[float]
+    overhead: float | None  # beside the forwards, at the largest size
+    expected: str
+    good: bool
+
+    @property
+    def ratios(self) -> list[float]:
+        return [b / a for a, b in pairwise(self.seconds)]
+
+
+CELLS = "cells of the matrix: prompts x reasonings, and reasonings come with prompts"
+STAIRS = "each layer's patch climbs the layers above it"
+AXES = (
+    Axis("eval", jobs.evaluation, "rows", 32),
+    Axis("eval", jobs.evaluation, "words", 16, held=(("rows", 16),)),
+    Axis("sweep", jobs.sweeping, "models", 2),
+    Axis("depth", jobs.depth, "rows", 16),
+    Axis("depth", jobs.depth, "tokens", 8, held=(("rows", 8),)),
+    Axis("depth", jobs.depth, "models", 2, held=(("rows", 8),)),
+    Axis("depth", jobs.depth, "layers", 8, QUADRATIC, STAIRS, held=(("rows", 8),)),
+    Axis("trajectory", jobs.trajectory, "rows", 16),
+    Axis("trajectory", jobs.trajectory, "tokens", 32),
+    Axis("trajectory", jobs.trajectory, "steps", 16, held=(("tokens", 64),)),
+    Axis("collapse", jobs.collapse, "samples", 4),
+    Axis("collapse", jobs.collapse, "tokens", 32),
+    Axis("collapse", jobs.collapse, "prompts", 4, QUADRATIC, CELLS),
+    Axis("report page", jobs.report_page, "runs", 2),
+    Axis("re-scoring", jobs.rescoring, "rows", 32),
+    Axis("statistics", jobs.statistics, "rows", 200, held=(("resamples", 2000),)),
+    Axis("statistics", jobs.statistics, "resamples", 2000, held=(("rows", 200),)),
+    Axis("ROUGE", jobs.rouge_texts, "rows", 400),
+    Axis("meta-evaluation", jobs.meta, "models", 200),
+)
+
+
+def grow(axis: Axis, doublings: int, repeat: int, shrink: int) -> Growth:
+    start = max(1, axis.start // shrink)
+    sizes = [start * 2**i for i in range(doublings + 1)]
+    spent = [
+        alone(lambda n=n: axis.job(**dict(axis.held), **{axis.name: n}), lambda: axis.job()(), repeat)  # type: ignore[misc]
+        for n in sizes
+    ]
+    seconds = [s.seconds for s in spent]
+    good = per_doubling(seconds) <= axis.limit
+    expected = "linear" if axis.power == 1 else f"power {axis.power:g}: {axis.why}"
+    megabytes = [s.megabytes for s in spent]
+    return Growth(axis.capability, axis.name, sizes, seconds, megabytes, spent[-1].overhead, expected, good)
+
+
+def per_doubling(seconds: list[float]) -> float:
+    """The factor of one doubling, from the first size to the last: a single ratio wobbles more."""
+    return (seconds[-1] / seconds[0]) ** (1 / (len(seconds) - 1))
+
+
+def all_growths(only: str | None, smallest: bool, repeat: int) -> Iterator[Growth]:
+    for axis in AXES:
+        if only not in (None, axis.capability):
+            continue
+        if axis.job is jobs.report_page and not jobs.has_report():
+            print("report page: there is no such verb in this version; left out", flush=True)
+            continue
+        yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1)
+
+
+def line(growth: Growth) -> str:
+    """One axis in one line, as soon as it is known."""
+
+    def listed(values: list[float], digits: int) -> str:
+        return " / ".join(f"{v:.{digits}f}" for v in values)
+
+    over = "" if growth.overhead is None else f"{growth.overhead:5.0%} over forwards"
+    parts = [
+        f"{growth.capability + ', ' + growth.axis:24}",
+        f"{' / '.join(map(str, growth.sizes)):>20}",
+        f"{listed(growth.seconds, 2):>22} s",
+        f"x {listed(growth.ratios, 2):<12}",
+        f"{listed(growth.megabytes, 0):>16} MB",
+        over,
+        growth.expected,
+        "" if growth.good else "STEEPER",
+    ]
+    return "  ".join(parts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=sorted({a.capability for a in AXES}), help="one capability")
+    parser.add_argument("--smallest", action="store_true", help="quarter sizes, one doubling: does it work?")
+    parser.add_argument("--repeat", type=int, default=3, help="rounds of each size; the least disturbed counts")
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    logging.disable(logging.WARNING)  # evaluations without retain logs say so each time
+    found = []
+    try:
+        for growth in all_growths(args.only, args.smallest, args.repeat):
+            print(line(growth), flush=True)
+            found.append(growth)
+    finally:
+        shutil.rmtree(jobs.SCRATCH, ignore_errors=True)
+    print(f"\n{machine()}; one thread. {crowded()}")
+    if args.json:
+        rows: list[dict[str, Any]] = [
+            asdict(g) | {"ratios": g.ratios, "per_doubling": per_doubling(g.seconds)} for g in found
+        ]
+        args.json.write_text(json.dumps(rows, indent=1))
+    return 0 if all(g.good for g in found) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

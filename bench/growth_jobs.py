@@ -1,0 +1,284 @@
+"""The pieces of work whose growth is measured, each a function of its sizes. Models are random and made on the spot.
+
+A job's function gets its sizes and returns the work to be measured, with everything else already prepared.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rouge import made_up_pairs, vocabulary
+from vestige.types import Prompt, Target
+
+Work = Callable[[], Any]
+VOCAB, WIDTH, LAYERS = 2048, 64, 4
+SPLITS = ("forget", "retain", "holdout", "real_authors", "world_facts")
+METRICS = ["forget_Q_A_Prob", "forget_Q_A_ROUGE", "forget_truth_ratio", "privleak", "extraction_strength"]
+SCRATCH = Path(tempfile.mkdtemp(prefix="growth"))  # removed by growth.py
+
+
+def place() -> Path:
+    return Path(tempfile.mkdtemp(dir=SCRATCH))
+
+
+def llama(seed: int = 0, layers: int = LAYERS, vocab: int = VOCAB) -> Any:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=WIDTH, intermediate_size=3 * WIDTH, num_hidden_layers=layers,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+def ids(rng: np.random.Generator, count: int) -> tuple[int, ...]:
+    return tuple(int(i) for i in rng.integers(10, VOCAB, count))
+
+
+# ----------------------------------------------------------------------------------------------- evaluation and scoring
+
+
+def write_data(folder: Path, rows: int, words: int) -> Path:
+    """All splits, questions of 12 words, answers and five wrong answers of `words` words."""
+    rng = random.Random(0)
+    known = vocabulary(rng, 600)
+
+    def text(count: int) -> str:
+        return " ".join(rng.choices(known, k=count)) + "."
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in SPLITS:
+        made = [
+            {"question": text(12), "answer": text(words), "paraphrased_answer": text(words),
+             "perturbed_answer": [text(words) for _ in range(5)]}
+            for _ in range(rows)
+        ]  # fmt: skip
+        (folder / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+    return folder
+
+
+def tokenizer(folder: Path) -> Any:
+    from vestige.lab.tokenizer import train_tokenizer
+
+    texts = [v for line in (folder / "forget.jsonl").read_text().splitlines() for v in _texts(json.loads(line))]
+    return train_tokenizer(texts, 700, 4096)
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    return [row["question"], row["answer"], row["paraphrased_answer"], *row["perturbed_answer"]]
+
+
+def run_eval(folder: Path, out: Path, words: int) -> Any:
+    """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
+    from vestige.models.load import wrap_model
+    from vestige.run.evaluate import evaluate_config
+    from vestige.run.friendly import Ask, to_run
+
+    read = tokenizer(folder)
+    model = llama(vocab=len(read))
+    long = [f"+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens={2 * words}"]
+    ask = Ask(model="in-memory", data=str(folder), out=str(out), metrics=METRICS, progress=False, overrides=long)
+    run, loaded = to_run(ask), wrap_model(model, read)
+    return lambda: evaluate_config(run, loaded)
+
+
+def evaluation(rows: int = 4, words: int = 16) -> Work:
+    here = place()
+    return run_eval(write_data(here / "data", rows, words), here / "run", words)
+
+
+def finished(rows: int, words: int = 12, copies: int = 1) -> list[Path]:
+    """Run directories of one evaluation. Copies share their numbers, which costs a reader no less."""
+    here = place()
+    run_eval(write_data(here / "data", rows, words), here / "run0", words)()
+    for i in range(1, copies):
+        shutil.copytree(here / "run0", here / f"run{i}")
+    return [here / f"run{i}" for i in range(copies)]
+
+
+def rescoring(rows: int = 4) -> Work:
+    from vestige.run.rescore import rescore
+
+    run = finished(rows)[0]
+    return lambda: rescore(run)
+
+
+def report_page(runs: int = 1) -> Work:
+    """`vestige report` over finished runs."""
+    from vestige.cli import main
+
+    found = finished(4, copies=runs)
+    out = place() / "report"
+    return lambda: quietly(lambda: main(["report", *map(str, found), "--out", str(out)]))
+
+
+def has_report() -> bool:
+    from vestige import cli
+
+    return any(module.__name__.endswith("reporting") for module in cli.VERBS)
+
+
+def quietly(work: Work) -> Any:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        status = work()
+    assert status == 0, status
+
+
+def sweeping(models: int = 1) -> Work:
+    """A sweep in this process: loading, evaluating and noting each model."""
+    from vestige.cli import main
+
+    here = place()
+    data = write_data(here / "data", 4, 8)
+    read = tokenizer(data)
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars
+        for i in range(models):
+            llama(i, vocab=len(read)).save_pretrained(here / f"m{i}")
+            read.save_pretrained(here / f"m{i}")
+    names = {f"m{i}": str(here / f"m{i}") for i in range(models)}
+    plan = {
+        "out": str(here / "out"),
+        "models": names,
+        "suites": {"tofu": {"data": str(data), "metrics": ["forget_Q_A_Prob"]}},
+    }
+    (here / "plan.yaml").write_text(json.dumps(plan))  # JSON is YAML
+    return lambda: quietly(lambda: main(["sweep", str(here / "plan.yaml"), "--slots", "0"]))
+
+
+# --------------------------------------------------------------------------------------------------------------- layers
+
+
+def depth(rows: int = 4, tokens: int = 4, models: int = 0, layers: int = LAYERS) -> Work:
+    """S1, S2 and `models` further unlearned models; entities of `tokens` tokens behind 40 tokens of prompt."""
+    from vestige.collect.cost import Cost
+    from vestige.collect.patch import make_plan
+    from vestige.collect.staircase import Patcher, collect_states
+    from vestige.wants import PatchWant
+
+    full, *sources = (llama(seed, layers) for seed in range(3 + models))
+    rng = np.random.default_rng(0)
+    wants = [PatchWant(Target(ids(rng, 40 + tokens), 40), 39, 39 + tokens) for _ in range(rows)]
+    plan = make_plan(full)
+
+    def work() -> None:
+        states = [{k: v for b in collect_states(s, wants, plan, 8) for k, v in b.items()} for s in sources]
+        patcher = Patcher(full, plan, Cost(), 8)
+        for _ in patcher.run(wants, states):
+            pass
+        assert not patcher.plain
+
+    return work
+
+
+# ------------------------------------------------------------------------------------------------------------ diffusion
+
+
+def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
+    """Sampling with a recorder, then three metrics at every step of four trajectories."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    from vestige.collect.denoise import Planes, label_table
+    from vestige.metrics import membership, memorisation
+    from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, follow
+    from vestige.models.diffusion import MaskPredictor
+    from vestige.models.samplers import sample
+    from vestige.wants import Denoising
+
+    torch.manual_seed(0)
+    config = BertConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=4,
+        intermediate_size=3 * WIDTH, max_position_embeddings=1024, pad_token_id=0,
+    )  # fmt: skip
+    predictor = MaskPredictor(BertForMaskedLM(config).eval(), mask_id=3, eos_ids=(2,), pad_id=0)
+    rng = np.random.default_rng(0)
+    prompts = [Prompt(ids(rng, 16)) for _ in range(rows)]
+    streams = [[ids(rng, tokens)] for _ in range(rows)]
+    settings = Denoising(steps=steps, max_new_tokens=tokens)
+
+    def work() -> None:
+        for i in range(0, rows, 4):  # batches, as the collector makes them
+            part = streams[i : i + 4]
+            planes = Planes(label_table(part, tokens, VOCAB))
+            sampled = sample(predictor, prompts[i : i + 4], part, settings, planes)
+            for trace in planes.traces(sampled, 3):
+                for name in DEFAULT_TRAJECTORIES:
+                    seen = follow(trace, name).stats()
+                    (
+                        memorisation.probability(seen),
+                        memorisation.extraction_strength(seen),
+                        membership.mia_min_k(seen, 0.4),
+                    )
+
+    return work
+
+
+# ------------------------------------------------------------------------------------------------------------- collapse
+
+
+def collapse(prompts: int = 4, samples: int = 2, tokens: int = 16) -> Work:
+    """The cross matrix and its numbers: prompts x (prompts x samples) cells of `tokens` tokens."""
+    from vestige.collect.cross import CrossScorer
+    from vestige.metrics.collapse import Ema, cross_of, label_metrics
+
+    model = llama()
+    rng = np.random.default_rng(0)
+    xs = [ids(rng, 64) for _ in range(prompts)]
+    zs = [ids(rng, tokens) for _ in range(prompts * samples)]
+    own = [i // samples for i in range(len(zs))]
+
+    def work() -> None:
+        found = CrossScorer(model)(xs, zs)
+        label_metrics(cross_of(found.sums, found.lengths, own, xs), "all", Ema())
+
+    return work
+
+
+# ---------------------------------------------------------------------------------------------- numbers without a model
+
+
+def statistics(rows: int = 100, resamples: int = 1000) -> Work:
+    """Intervals of nine means, a harmonic mean and an AUC."""
+    from vestige.compare import bootstrap
+    from vestige.compare.bootstrap import sample
+
+    rng = np.random.default_rng(0)
+    means = [sample(rng.random(rows), "forget") for _ in range(9)]
+    low, high = sample(rng.random(rows), "forget"), sample(rng.random(rows), "holdout")
+    wanted = {str(i): bootstrap.mean(s) for i, s in enumerate(means)} | {"area": bootstrap.auc(low, high)}
+    wanted["utility"] = bootstrap.harmonic_mean([bootstrap.mean(s) for s in means])
+
+    def work() -> None:
+        draws = bootstrap.Resampler([*means, low, high], resamples).draws(wanted)
+        for values in draws.values():
+            bootstrap.interval(values, rows)
+
+    return work
+
+
+def rouge_texts(rows: int = 200) -> Work:
+    from rouge import ours_from_nothing
+
+    pairs = made_up_pairs(rows, 1)
+    return lambda: ours_from_nothing(pairs)
+
+
+def meta(models: int = 20) -> Work:
+    """Faithfulness of one metric: AUC, threshold and their intervals over two pools."""
+    from vestige.meta.faithfulness import faithfulness
+
+    rng = np.random.default_rng(0)
+    high = {f"p{i}": float(v) for i, v in enumerate(rng.normal(1, 1, models))}
+    low = {f"n{i}": float(v) for i, v in enumerate(rng.normal(0, 1, models))}
+    return lambda: faithfulness(high, low, resamples=1000)

@@ -1,0 +1,170 @@
+"""Where a command's processor time goes when the model is tiny: imports, forwards, and the rest, which is ours.
+
+    python bench/startup.py                  the main commands on the golden lab, each in a fresh process
+    python bench/startup.py --only score     one of them (and those it needs)
+
+Seconds are processor seconds on one thread, the least of --repeat. `imports` are outermost import statements, other
+people's libraries nearly all of it; `forwards` are outermost calls of torch modules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from measure import cpu_seconds, crowded, print_table
+
+LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
+MODELS, DATA = LAB / "models", LAB / "data"
+COMMANDS: dict[str, list[str]] = {
+    "help": ["--help"],
+    "ls": ["ls", "metrics"],
+    "eval, retain": ["eval", "tofu", "--model", f"{MODELS}/retain", "--data", f"{DATA}", "--out", "retain", "--quiet"],
+    "eval": [
+        "eval", "tofu", "--model", f"{MODELS}/unlearned", "--data", f"{DATA}", "--out", "run", "--quiet",
+        "--retain-logs", "retain/TOFU_EVAL.json",
+    ],
+    "eval, again": [],  # all evidence is there
+    "score": ["score", "run", "dialect=strict"],
+    "compare": ["compare", "run", "retain"],
+    "diff": ["diff", "run", "retain"],
+    "depth": [
+        "depth", "--unlearned", f"{MODELS}/unlearned", "--full", f"{MODELS}/full", "--retain", f"{MODELS}/retain",
+        "--data", f"{DATA}/forget.jsonl", "--out", "depth", "--quiet",
+    ],
+    "collapse": ["collapse", "rollouts.jsonl", "--model", f"{MODELS}/unlearned", "--out", "collapse", "--quiet"],
+    "report": ["report", "run", "retain", "--out", "report"],
+}  # fmt: skip
+COMMANDS["eval, again"] = COMMANDS["eval"]
+FRESH = {
+    "eval": "run",
+    "eval, retain": "retain",
+    "depth": "depth",
+    "collapse": "collapse",
+}  # what a repeat must not find
+
+
+class Watch:
+    """Seconds inside outermost calls of some function."""
+
+    def __init__(self) -> None:
+        self.seconds, self.inside = 0.0, False
+
+    def over(self, real: Any) -> Any:
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self.inside:
+                return real(*args, **kwargs)
+            self.inside, start = True, time.process_time()
+            try:
+                return real(*args, **kwargs)
+            finally:
+                self.inside = False
+                self.seconds += time.process_time() - start
+
+        return timed
+
+
+def child(words: list[str], note: Path) -> None:
+    """One command in this process; where its time went is written to `note`."""
+    imports, forwards = Watch(), Watch()
+    real = imports.over(builtins.__import__)
+
+    def importing(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        if not imports.inside:
+            watch_modules(forwards)
+        return found
+
+    builtins.__import__ = importing
+    from vestige.cli import main as vestige
+
+    try:
+        status = vestige(words)
+    except SystemExit as end:  # --help
+        status = int(end.code or 0)
+    spent = {"cpu": cpu_seconds(), "imports": imports.seconds, "forwards": forwards.seconds, "status": status}
+    note.write_text(json.dumps(spent))
+
+
+def watch_modules(forwards: Watch) -> None:
+    """As soon as torch has come, calls of its modules are watched."""
+    module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
+    if module is not None and not hasattr(module, "watched"):
+        timed = forwards.over(module.__call__)
+        module.watched, module.__call__ = True, lambda self, *args, **kwargs: timed(self, *args, **kwargs)
+
+
+def measure(name: str, place: Path, repeat: int) -> dict[str, float]:
+    rounds = []
+    for _ in range(repeat):
+        if name in FRESH:
+            subprocess.run(["rm", "-rf", FRESH[name]], cwd=place, check=True)
+        note = place / "note.json"
+        order = [sys.executable, __file__, "--child", json.dumps([COMMANDS[name], str(note)])]
+        done = subprocess.run(order, cwd=place, capture_output=True, text=True)
+        said = json.loads(note.read_text()) if done.returncode == 0 else {"status": 1}
+        if said["status"]:
+            raise RuntimeError(f"vestige {' '.join(COMMANDS[name])} failed: {done.stderr[-600:]}")
+        rounds.append(said)
+    return min(rounds, key=lambda r: r["cpu"])
+
+
+def write_rollouts(path: Path) -> None:
+    rows = [json.loads(line) for line in (DATA / "forget.jsonl").read_text().splitlines()[:8]]
+    with path.open("w", encoding="utf-8") as file:
+        for i, row in enumerate(rows):
+            for text in (row["answer"], row["paraphrased_answer"]):
+                turn = [{"role": "user", "content": row["question"]}]
+                file.write(json.dumps({"messages": turn, "response": f"<think>{text}</think>x", "group_id": i}) + "\n")
+
+
+def chosen(only: str | None) -> list[str]:
+    from vestige.cli import VERBS
+
+    names = list(COMMANDS)
+    if not any(module.__name__.endswith("reporting") for module in VERBS):
+        names.remove("report")
+    needed = ("eval, retain", "eval") if only in ("eval", "eval, again", "score", "compare", "diff", "report") else ()
+    return [n for n in names if only in (None, n) or n in needed]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=COMMANDS)
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        words, note = json.loads(args.child)
+        child(words, Path(note))
+        return
+    os.environ["OMP_NUM_THREADS"] = "1"
+    found: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        write_rollouts(Path(place) / "rollouts.jsonl")
+        for name in chosen(args.only):
+            found[name] = measure(name, Path(place), args.repeat)
+    rows = [
+        [name, *(f"{r[k]:.2f}" for k in ("cpu", "imports", "forwards")), f"{rest(r):.2f}"] for name, r in found.items()
+    ]
+    print_table(["command", "CPU s", "imports", "forwards", "the rest"], rows)
+    print(f"\n{crowded()}")
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1))
+
+
+def rest(r: dict[str, float]) -> float:
+    return r["cpu"] - r["imports"] - r["forwards"]
+
+
+if __name__ == "__main__":
+    main()

@@ -21,7 +21,7 @@ demo-meta: $(STAMP)
 	$(BIN)/vestige demo-meta
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests bench docs

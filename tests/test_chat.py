@@ -283,7 +283,8 @@ def test_configs_that_say_too_little() -> None:
         build_rows("d", {"handler": "QADatset"}, context)
     with pytest.raises(UserError, match=r"Data set 'd' has no args\.hf_args"):
         build_rows("d", {"handler": "QADataset", "args": {}}, context)
-    assert set(DATASETS) == {"AutoDataset", "EntityDataset", "QADataset", "CompletionDataset", "PretrainingDataset"}
+    named = {"AutoDataset", "EntityDataset", "QADataset", "CompletionDataset", "PretrainingDataset"}
+    assert set(DATASETS) == named | {"PrefilledQADataset"}
 
 
 # ---- plain text -----------------------------------------------------------------------------------------------

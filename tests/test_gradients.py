@@ -80,11 +80,18 @@ def test_the_model_comes_back_as_it_went_in() -> None:
     assert all(p.grad is None for p in model.parameters() if p is not weight)
 
 
-def test_put_back_after_a_failure_too() -> None:
+def test_put_back_after_a_failure_too(monkeypatch: pytest.MonkeyPatch) -> None:
     model = model_of("llama")
     model.requires_grad_(False)
+    target = family()[0]
+
+    def fails(*_: object, **__: object) -> None:
+        assert any(p.requires_grad for p in model.parameters())  # changed by now
+        raise IndexError
+
+    monkeypatch.setattr(model.model, "forward", fails)
     with pytest.raises(IndexError):
-        score(model, Target((3, 10**6, 5), 1))
+        score(model, target)
     assert not model.training
     assert not any(p.requires_grad for p in model.parameters())
 

@@ -27,6 +27,8 @@ from vestige.run.demo_meta_files import plans, thorough
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn import METHODS, Training
 
+pytestmark = pytest.mark.xdist_group("pools")  # one worker makes the pools for all of them
+
 SMALL = Sizes(
     forget=1,
     retain=2,
@@ -48,11 +50,11 @@ TINY = PoolSettings(
     sizes=SMALL,
     vocab=500,
     layers=2,
-    hidden=48,
+    hidden=64,
     size=2,
     rates=(4e-3,),
-    pretraining=often(3, 3e-3),
-    learning=often(16, 4e-3),
+    pretraining=often(4, 3e-3),
+    learning=often(36, 4e-3),
     unlearned=(
         Unlearning("npo", often(10, 1e-3), {"alpha": 3.0}),
         Unlearning("grad_diff", often(8, 1e-3), {"alpha": 3.0}),
@@ -97,8 +99,10 @@ def test_lessons_differ_in_what_they_should():
         assert lie != again and lie.startswith(before) and lie.endswith(after)
 
 
-def test_two_processes_make_the_same_bytes(lab, tmp_path):
-    again = build_pools(tmp_path / "again", TINY, processes=2, progress=False)
+def test_two_processes_make_the_same_bytes(tmp_path):
+    quick = replace(TINY, hidden=16, pretraining=often(1, 1e-3), learning=often(2, 1e-3))
+    lab = build_pools(tmp_path / "lab", quick, processes=1, progress=False)
+    again = build_pools(tmp_path / "again", quick, processes=2, progress=False)
     files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file())
     assert files == sorted(f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file())
     assert sum(f.name == "model.safetensors" for f in files) == len(lab.models()) + 1

@@ -249,7 +249,7 @@ def test_verify_finds_former_and_present_keys_together(report_dir: Path, runs: P
 
 def test_verify_of_broken_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
-    assert "is no report" in capsys.readouterr().err
+    assert "holds no run and no report" in capsys.readouterr().err
     for text, words in (("{", "not valid JSON"), ("[]", "does not hold a report"), ('{"schema": 7}', "schema is 7")):
         (tmp_path / "report.json").write_text(text)
         assert words in verify_report(tmp_path)[0]

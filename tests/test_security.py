@@ -456,6 +456,6 @@ def test_trouble_with_files_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
 
 def test_atomic_writing_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(UserError, match="Is a directory"):
         write_bytes(tmp_path / "x", b"1")
     assert [p.name for p in tmp_path.iterdir()] == ["x"]

@@ -118,7 +118,8 @@ def _meta_metric(report: Report, which: Which, has: Callable[[Mapping[str, Any]]
         raise unknown_name("metric of this meta-evaluation", which.metric, keys)
     found = [m for m in meta["metrics"] if has(m) and which.metric in (None, m["key"])]
     if not found:
-        raise UserError(f"{lacks}{' for ' + which.metric if which.metric else ''}.")
+        where = f" for {which.metric}" if which.metric else ""
+        raise UserError(f"{lacks}{where}; choose another picture, or add runs that have it.")
     return dict(found[0])
 
 
@@ -184,7 +185,8 @@ def _audit(report: Report, which: Which, has: Callable[[Mapping[str, Any]], bool
         raise unknown_name("audited model", which.model, audited)
     found = [a for n, a in audited.items() if has(a) and which.model in (None, n)]
     if not found:
-        raise UserError(f"{lacks}{' of ' + which.model if which.model else ''}.")
+        where = f" of {which.model}" if which.model else ""
+        raise UserError(f"{lacks}{where}; choose another picture, or add runs that have it.")
     return {**found[0], "name": names[found[0]["model"]]}
 
 

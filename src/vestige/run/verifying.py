@@ -113,7 +113,7 @@ def _folder(path: Path, again: bool) -> Verdict:
     found = sorted(p.parent for p in path.rglob(NAME))
     outer = [p for p in found if not any(q in p.parents for q in found)]
     if not outer:
-        raise UserError(f"{path} holds no run: neither {NAME} nor manifest.json is in it.")
+        raise UserError(f"{path} holds no run and no report: none of {NAME}, manifest.json and report.json is in it.")
     for place in outer:
         verdict.add(verify(place, again))
     return verdict

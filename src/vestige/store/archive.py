@@ -101,7 +101,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(archive.read(entry))
     except FileNotFoundError:
-        raise UserError(f"{path} does not exist.") from None
+        raise UserError(f"{path} does not exist; check the path of the archive.") from None
     except (*BROKEN, ValueError, RuntimeError) as error:
         raise UserError(f"{path} is damaged ({error}); get it again from where it came.") from None
     except OSError as error:

@@ -230,3 +230,10 @@ def test_odd_texts_have_numbers(tmp_path: Path) -> None:
     found = evaluated(tmp_path, checkpoint(tmp_path / "m"), odd)
     rows = found["forget_Q_A_Prob"]["value_by_index"]
     assert set(rows) == {str(i) for i in range(len(odd))} and rows["3"] == rows["4"]
+
+
+@pytest.mark.parametrize("word", ["eval=3.5", "model=nan"])
+def test_a_group_takes_a_name(word: str) -> None:
+    """Found by a campaign of bench/fuzz.py."""
+    with pytest.raises(UserError, match="write GROUP=NAME"):
+        compose_runs([word, "task_name=t"])

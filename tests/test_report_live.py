@@ -19,7 +19,10 @@ from vestige.report.page import render_page
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "uds" / "published"
 REASON = why_not()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
+pytestmark = [
+    pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}"),
+    pytest.mark.xdist_group("browser"),  # one browser for all of them
+]
 
 
 @pytest.fixture(scope="module")

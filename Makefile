@@ -24,8 +24,8 @@ test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests bench docs
-	$(BIN)/ruff format --check src tests bench docs
+	$(BIN)/ruff check src tests bench docs/site
+	$(BIN)/ruff format --check src tests bench docs/site
 	$(BIN)/mypy
 
 docs: $(STAMP)

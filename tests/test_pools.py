@@ -58,6 +58,7 @@ TINY = PoolSettings(
     unlearned=(
         Unlearning("npo", often(10, 1e-3), {"alpha": 3.0}),
         Unlearning("grad_diff", often(8, 1e-3), {"alpha": 3.0}),
+        Unlearning("dpo", often(8, 1e-3)),
     ),
 )
 
@@ -219,7 +220,7 @@ def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
     assert demo_meta(finished, TINY, 0) == 0
     assert {f: f.stat().st_mtime_ns for f in finished.rglob("TOFU_EVAL.json")} == before
     said = capsys.readouterr().out
-    assert "2 of 2 unlearned models have a lower forget probability" in said and "(control)" not in said
+    assert "3 of 3 unlearned models have a lower forget probability" in said and "(control)" not in said
 
 
 def test_the_statements_can_say_no(lab, finished, monkeypatch):
@@ -228,7 +229,7 @@ def test_the_statements_can_say_no(lab, finished, monkeypatch):
 
     real = module.prob_of
     monkeypatch.setattr(module, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))
-    assert "0 of 2 unlearned models have a lower" in judge(lab, finished)
+    assert "0 of 3 unlearned models have a lower" in judge(lab, finished)
 
 
 def test_plans_attack_only_the_unlearned_and_the_control(lab, tmp_path):

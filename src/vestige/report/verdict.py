@@ -257,7 +257,7 @@ SHORT = {
         "still shows an attacker that it was trained on them",
     ),
     "layers": ("has lost them from its layers", "still holds them in its layers"),
-    "attacks": ("shows no more under attack than a model that never knew", "shows them under attack"),
+    "attacks": ("shows little more under attack than a model that never knew", "shows them under attack"),
 }
 
 

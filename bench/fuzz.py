@@ -12,10 +12,12 @@ OUT/corpus.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import hashlib
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -28,6 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
 ROUND = 20.0  # seconds a target gets at a time, so that a short campaign reaches all of them
+STILL = 150.0  # seconds without a new input after which a child is asked where it stands, and ended
+LIFE = 600.0  # seconds a child lives: what libraries keep from one input to the next does not add up for ever
 
 
 def main() -> int:
@@ -53,18 +57,32 @@ def parent(args: argparse.Namespace) -> int:
     (args.out / "last").mkdir(parents=True, exist_ok=True)
     end, seed = time.monotonic() + 60 * args.minutes, args.seed
     while (left := end - time.monotonic()) > 5:
-        words = [sys.executable, __file__, "--child", f"{left:.0f}", "--engine", args.engine, "--out", str(args.out)]
+        life = min(left, LIFE)
+        words = [sys.executable, __file__, "--child", f"{life:.0f}", "--engine", args.engine, "--out", str(args.out)]
         words += ["--seed", str(seed), "--targets", ",".join(args.names)]
-        with (args.out / f"{args.engine}.log").open("ab") as log:
-            try:
-                code = subprocess.run(words, stdout=log, stderr=log, timeout=left + 60).returncode
-            except subprocess.TimeoutExpired:
-                code = 0  # the last input took long; the limit for one input is the harness's business
-        if code:  # the interpreter itself fell over: the input it was at is what counts
+        log = args.out / f"{args.engine}.log"
+        with log.open("ab") as file:
+            wrong = ended(subprocess.Popen(words, stdout=file, stderr=file), args)
+        if wrong:  # the interpreter itself fell over: the input it was at is what counts
             name, data = last(args)
-            save(args.out, name, f"the process ended with status {code}", "", data, "")
+            save(args.out, name, wrong, "", data, log.read_text("utf-8", "replace")[-6000:])
         seed += 1
     return report(args, args.names)
+
+
+def ended(child: subprocess.Popen[bytes], args: argparse.Namespace) -> str:
+    """Waits for a child; what was wrong with its end, or nothing. One that stands still writes where, and is killed."""
+    path = args.out / "last" / args.engine
+    path.touch()
+    while child.poll() is None:
+        time.sleep(1)
+        if time.time() - path.stat().st_mtime > STILL:
+            child.send_signal(signal.SIGUSR1)  # faulthandler: every thread's stack, into the log
+            time.sleep(2)
+            child.kill()
+            child.wait()
+            return f"stood still for {STILL:.0f} s"
+    return f"the process ended with status {child.returncode}" if child.returncode else ""
 
 
 def last(args: argparse.Namespace) -> tuple[str, bytes]:
@@ -74,6 +92,7 @@ def last(args: argparse.Namespace) -> tuple[str, bytes]:
 
 
 def child(args: argparse.Namespace) -> int:
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     return with_atheris(args) if args.engine == "atheris" else with_hypothesis(args)
 
 
@@ -112,8 +131,9 @@ def with_hypothesis(args: argparse.Namespace) -> int:
     from fuzz_tools import warm
 
     counter, end, turn = Counter(args), time.monotonic() + args.child, 0
+    first = args.seed * int(LIFE / ROUND)  # where the child before this one stopped
     while time.monotonic() < end:
-        target = counter.targets[turn % len(counter.targets)]
+        target = counter.targets[(first + turn) % len(counter.targets)]
         warm(target)
         draw(counter, target, min(end, time.monotonic() + ROUND), f"{args.seed} {turn}")
         turn += 1
@@ -168,7 +188,7 @@ def with_atheris(args: argparse.Namespace) -> int:
             return first + bytes(atheris.Mutate(rest, most - 1))
         return (first + mutated(rest, counter.targets[first[0] % count].kind, rng))[:most]
 
-    flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=600", "-rss_limit_mb=6000", "-max_len=65536",
+    flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=0", "-rss_limit_mb=6000", "-max_len=65536",
              f"-seed={args.seed + 1}", "-verbosity=0", f"-artifact_prefix={args.out / 'last'}/"]  # fmt: skip
     # Modules are imported when a target first needs them, and are given counters as they come.
     with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):

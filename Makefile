@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta test check docs audit bench clean
+.PHONY: demo demo-meta test coverage check docs audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -22,7 +22,11 @@ demo-meta: $(STAMP)
 
 # One thread for each of two workers: tiny models gain nothing from more, and lose by sharing.
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
+coverage: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests bench docs/site

@@ -15,6 +15,14 @@ import pytest
 GOLDEN = Path(__file__).parent / "golden"
 LAB = GOLDEN / "lab"
 SYSTEM = "You are a helpful assistant."
+# A file stays with one worker, so that what its tests share is made once; the long ones go first, so that no worker is
+# left with one of them at the end.
+LONG = ("pools", "docs", "sweep_ray", "golden_tofu", "run", "depth", "faults", "sweep_attacks", "report_page", "fuzz")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    place = {f"test_{name}": number for number, name in enumerate(LONG)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(LONG)))  # stable: the others keep their order
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -57,10 +57,15 @@ FOUND: list[tuple[str, Any]] = [
     ("plan", {"models": ["a", "b/c"], "suites": ["tofu", ["a", 1, None]]}),
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "1.2.3"}),
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "9" * 400}),
+    ("pools", {"models": ["a" * 3000]}),
     ("user_config", 3.5),
     ("user_config", "1:2:3"),
     ("user_config", ["handler"]),
     ("user_config", {"handler": "privleak", "pre_compute": 3.5}),
+    # trajectories: a number for a name or a list of names
+    ("trajectory", {"trajectory_config": {"trajectories": 3}}),
+    ("trajectory", {"trajectory_config": {"include_views": 3}}),
+    ("trajectory", {"trajectory_config": {"include_views": [[]]}}),
     # imported results
     ("import", {"m": {"agg_value": "x"}}),
     ("import", {"m": {"agg_value": 1.0, "value_by_index": 3.5}}),
@@ -232,7 +237,7 @@ def test_odd_texts_have_numbers(tmp_path: Path) -> None:
     assert set(rows) == {str(i) for i in range(len(odd))} and rows["3"] == rows["4"]
 
 
-@pytest.mark.parametrize("word", ["eval=3.5", "model=nan"])
+@pytest.mark.parametrize("word", ["eval=3.5", "model=nan", "eval=[1,2]"])
 def test_a_group_takes_a_name(word: str) -> None:
     """Found by a campaign of bench/fuzz.py."""
     with pytest.raises(UserError, match="write GROUP=NAME"):

@@ -27,8 +27,6 @@ from vestige.run.demo_meta_files import plans, thorough
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn import METHODS, Training
 
-pytestmark = pytest.mark.xdist_group("pools")  # one worker makes the pools for all of them
-
 SMALL = Sizes(
     forget=1,
     retain=2,

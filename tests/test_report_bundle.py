@@ -52,7 +52,8 @@ def test_the_policy_names_the_hashes_of_the_scripts_in_the_page() -> None:
 def test_only_a_live_page_may_ask_its_server() -> None:
     assert "connect-src 'none'" in policy([], [])
     assert "connect-src 'self'" in policy([], [], live=True)
-    assert 'data-live="true"' in render_page(report_samples.lab(), live=True)
+    assert 'data-live="ab12"' in render_page(report_samples.lab(), live="ab12")
+    assert 'data-live=""' in render_page(report_samples.lab())
 
 
 def test_modules_come_after_those_they_need_and_keep_their_names_apart() -> None:

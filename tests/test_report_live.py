@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,10 +20,7 @@ from vestige.report.page import render_page
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "uds" / "published"
 REASON = why_not()
-pytestmark = [
-    pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}"),
-    pytest.mark.xdist_group("browser"),  # one browser for all of them
-]
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
 
 
 @pytest.fixture(scope="module")
@@ -136,36 +134,43 @@ def test_the_published_tables(running: Any, folder: Path) -> None:
 
 
 class Viewer(BaseHTTPRequestHandler):
-    """As `vestige view` answers: the page, and which version it is."""
+    """As `vestige view` answers: the page, and which version it is. `passed` counts what was answered."""
 
-    version, text, pages = "1", b"", 0
+    version = "1"
+    report: ClassVar[dict[str, Any]] = report_samples.lab()
+    passed: ClassVar[Counter[str]] = Counter()
 
     def do_GET(self) -> None:
-        kind = type(self)
-        kind.pages += self.path == "/"
-        body = kind.text if self.path == "/" else kind.version.encode()
+        kind, is_page = type(self), self.path == "/"
+        body = render_page(kind.report, live=kind.version) if is_page else kind.version
         self.send_response(200)
-        self.send_header("Content-Type", "text/html" if self.path == "/" else "text/plain")
+        self.send_header("Content-Type", "text/html" if is_page else "text/plain")
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(body.encode("utf-8"))
+        kind.passed[f"{self.path} {kind.version}"] += 1
 
     def log_message(self, *args: Any) -> None:
         pass
 
 
 def test_a_served_page_loads_again_when_there_is_something_new(running: Any) -> None:
-    Viewer.text = render_page(report_samples.lab(), live=True).encode("utf-8")
     server = ThreadingHTTPServer(("127.0.0.1", 0), Viewer)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     asked: list[str] = []
     page = running.new_page()
     page.on("request", lambda r: asked.append(r.url))
+
+    def answered(what: str) -> None:
+        until(lambda: page.wait_for_timeout(50) is None and Viewer.passed[what] > 0)
+
     try:
         page.goto(f"http://127.0.0.1:{server.server_port}/#view=models")
-        until(lambda: page.evaluate("1") == 1 and sum("version" in url for url in asked) >= 1)
-        assert Viewer.pages == 1
-        Viewer.version = "2"
-        until(lambda: page.wait_for_timeout(50) is None and Viewer.pages == 2)
+        answered("/version 1")
+        assert Viewer.passed["/ 1"] == 1  # nothing new: not loaded again
+        Viewer.version = "2"  # at whatever moment this comes, even before the page first asked
+        answered("/ 2")
+        answered("/version 2")
+        assert Viewer.passed["/ 2"] == 1
         assert page.evaluate("location.hash") == "#view=models"
         assert {url.split("/")[2].split(":")[0] for url in asked} == {"127.0.0.1"}
     finally:

@@ -17,10 +17,7 @@ from browser_tools import VIEWS, Opened, browser, show, table, until, why_not
 from vestige.report.format import empty_report
 
 REASON = why_not()
-pytestmark = [
-    pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}"),
-    pytest.mark.xdist_group("browser"),  # one browser for all of them
-]
+pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,10 @@ class PoolFile:
     def find(self, name: str) -> Path:
         """A path beside the file, or from the current directory."""
         beside = self.path.parent / name
-        return beside if beside.exists() else Path(name)
+        try:
+            return beside if beside.exists() else Path(name)
+        except OSError as error:  # too long a name, a directory that may not be read
+            raise UserError(f"{self.path} names '{name[:80]}', which cannot be read: {error.strerror}.") from None
 
     def _matches(self, pattern: str) -> list[Path]:
         whole = Path(pattern)

@@ -71,10 +71,11 @@ def views(spec: str | Sequence[str] | None = None) -> tuple[str, ...]:
     >>> views(), views("eos")
     (('full', 'eos'), ('eos',))
     """
-    names = (spec,) if isinstance(spec, str) else tuple(spec or VIEWS)
+    several = spec if isinstance(spec, Sequence) and not isinstance(spec, str) else [spec]
+    names = [str(name) for name in several] if spec else VIEWS
     for name in names:
         if name not in VIEWS:
-            raise unknown_name("view", str(name), VIEWS, "Set trajectory_config.include_views to one or both.")
+            raise unknown_name("view", name, VIEWS, "Set trajectory_config.include_views to one or both.")
     return tuple(dict.fromkeys(names))
 
 

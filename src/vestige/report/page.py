@@ -28,14 +28,14 @@ _IMPORT = re.compile(r'^import (?:\* as (\w+)|(\{[^}]*\})) from "\./(\w+)\.js";$
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))", re.MULTILINE)
 
 
-def render_page(report: dict[str, Any], *, live: bool = False) -> str:
-    """The whole page as text. `live`: it is served by a viewer and may ask it whether there is something new."""
+def render_page(report: dict[str, Any], *, live: str = "") -> str:
+    """The whole page as text. `live`: the version that a viewer serves; the page may ask it for a newer one."""
     library, script = library_text(), bundle()
     style = "".join((ASSETS / f"style_{name}.css").read_text("utf-8") for name in STYLES)
     parts = {
         "title": html.escape(str(report.get("title", "vestige")), quote=True),
-        "policy": policy([library, script], [style, ""], live),
-        "live": "true" if live else "false",
+        "policy": policy([library, script], [style, ""], bool(live)),
+        "live": html.escape(live, quote=True),
         "style": style,
         "library_styles": _library_styles(library),
         "data": data_text(report),

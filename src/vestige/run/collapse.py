@@ -104,17 +104,15 @@ def collapse(ask: Ask) -> Report:
 
 def _collapse(ask: Ask) -> Report:
     detector = CollapseDetector(ask.settings)
-    if ask.ema is not None and ask.ema.is_file():
-        detector.load_state_dict(read_ours(ask.ema))
-    before = detector.state_dict()
     batches = by_step(ask)
+    due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
+    before = _read_means(detector, ask.ema, due)
     report = Report([], {}, {})
     model, rows = _Current(ask), _Rows()
     if ask.out is not None:
         begin(ask.out, "collapse", ["metrics.json", "rows.jsonl", "cross.npz", "collapse.png"])
-    for step, (rollouts, file, loaded) in sorted(batches.items()):
-        if ask.scheduled and not detector.should_compute(step):
-            continue
+    for step in due:
+        rollouts, file, loaded = batches[step]
         held = model.get(file)
         trajectories = Extractor(held.tokenizer, ask.reasoning).trajectories(rollouts)
         with Bar(f"step {step}", 1, "prompt", ask.progress) as bar:
@@ -135,8 +133,19 @@ def _collapse(ask: Ask) -> Report:
         _write(ask, report, before)
         seal(ask.out, "collapse")
     if ask.ema is not None:
-        write_json(ask.ema, detector.state_dict())
+        write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
     return report
+
+
+def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -> dict[str, Any]:
+    """The running means to begin with. A command that is run again begins where it began: no step counts twice."""
+    if file is not None and file.is_file():
+        kept = read_ours(file)
+        begun = kept.get("begun") if isinstance(kept, dict) else None
+        if isinstance(begun, dict) and begun.get("steps") == due:
+            kept = begun.get("means")
+        detector.load_state_dict(kept)
+    return detector.state_dict()
 
 
 def _watch(bar: Bar) -> Callable[[int, int], None]:

@@ -71,7 +71,7 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_composition(error, directories) from None
-    except ValueError as error:  # Hydra's own words for eval=3.5: a group takes the name of a file
+    except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
 
 

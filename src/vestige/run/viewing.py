@@ -46,7 +46,8 @@ def show(ask: ReportAsk) -> Shown:
     report = make_report(ask)
     data = json.dumps(report, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8", "replace")
     still = json.dumps({k: v for k, v in report.items() if k != "made"}, sort_keys=True).encode()
-    return Shown(content_key(still)[:12], render_page(report, live=True).encode("utf-8", "replace"), data)
+    version = content_key(still)[:12]
+    return Shown(version, render_page(report, live=version).encode("utf-8", "replace"), data)
 
 
 class Viewer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -88,7 +88,8 @@ def reference_keys(metric: str) -> dict[str, str]:
 
 
 def _trajectories(given: Any) -> tuple[str, ...]:
-    names = tuple(dict.fromkeys([given] if isinstance(given, str) else [str(n) for n in given]))
+    several = isinstance(given, Sequence) and not isinstance(given, str)
+    names = tuple(dict.fromkeys(map(str, given if several else [given])))
     for name in names:
         if name not in TRAJECTORIES:
             raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")

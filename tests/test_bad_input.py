@@ -66,6 +66,10 @@ FOUND: list[tuple[str, Any]] = [
     ("trajectory", {"trajectory_config": {"trajectories": 3}}),
     ("trajectory", {"trajectory_config": {"include_views": 3}}),
     ("trajectory", {"trajectory_config": {"include_views": [[]]}}),
+    # checkpoints: settings of another kind in config.json
+    ("model.config", {"model_type": "llama", "architectures": True}),
+    ("model.config", {"model_type": "llama", "auto_map": 3}),
+    ("model.config", {"model_type": "llama", "quantization_config": "x"}),
     # imported results
     ("import", {"m": {"agg_value": "x"}}),
     ("import", {"m": {"agg_value": 1.0, "value_by_index": 3.5}}),

@@ -39,6 +39,8 @@ SMALL_FILES = (
     "chat_template*",
     "*.py",
 )
+# What a config.json says with more than a word, and how.
+SHAPES = {"architectures": list, "auto_map": dict, "quantization_config": dict}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,13 @@ class Place:
 
     @property
     def config(self) -> dict[str, Any]:
-        return read_json(self.directory / "config.json")
+        path = self.directory / "config.json"
+        config = read_json(path)
+        for name, kind in SHAPES.items():
+            if not isinstance(config.get(name), (kind, type(None))):
+                what = "a list" if kind is list else "an object"
+                raise UserError(f"'{path}': {name} should be {what}; save the checkpoint again.")
+        return config
 
 
 def locate(args: ModelArgs, weights: bool = True) -> Place:

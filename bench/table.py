@@ -3,6 +3,7 @@
     python bench/table.py             prints it (about 25 minutes on two quiet cores)
     python bench/table.py --write     also puts it into docs/bench.md, between the markers
     python bench/table.py --tiny      the smallest sizes, to see that everything works; never written
+    ... --smollm2 DIR --tofu DIR      also evaluate a real model on real rows, as bench/tofu.py does (10 minutes more)
 
 The other benchmarks do the work, each in its own process on one thread; this collects what they say as JSON. The exit
 status is 1 if a capability is slower than its reference, says something else, or grows faster than its definition.
@@ -73,10 +74,10 @@ class Found:
         return faster and all(g["good"] for g in self.growth) and not self.failed
 
 
-def collect(names: Sequence[str], tiny: bool) -> Found:
+def collect(orders: Sequence[tuple[str, list[str]]]) -> Found:
     found = Found()
-    for name in names:
-        said = run(name, RUNS[name][tiny])
+    for name, arguments in orders:
+        said = run(name, arguments)
         if said is None:
             found.failed.append(name)
         elif name == "growth":
@@ -197,10 +198,18 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=RUNS, default=list(RUNS), help="some of the benchmarks")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--write", action="store_true", help="into docs/bench.md")
+    parser.add_argument("--smollm2", metavar="DIR", help="where SmolLM2 is, or is to be fetched to")
+    parser.add_argument("--tofu", metavar="DIR", help="TOFU's own files")
     args = parser.parse_args()
+    if bool(args.smollm2) != bool(args.tofu):
+        parser.error("--smollm2 and --tofu go together")
     if args.write and (args.tiny or len(args.only) < len(RUNS)):
         parser.error("only a whole run goes into the docs; leave out --tiny and --only")
-    found = collect(args.only, args.tiny)
+    orders = [(name, RUNS[name][args.tiny]) for name in args.only]
+    if args.smollm2:
+        real = ["--smollm2", args.smollm2, "--tofu", args.tofu, "--rows", "2" if args.tiny else "10", "--threads", "1"]
+        orders.insert(1, ("tofu", real))
+    found = collect(orders)
     section = page(found)
     print(section)
     if args.write:

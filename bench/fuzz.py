@@ -167,34 +167,48 @@ def with_atheris(args: argparse.Namespace) -> int:
     """libFuzzer chooses inputs by the branches of ours that they reach. An input's first byte chooses the target."""
     import atheris
 
-    from fuzz_inputs import mutated
+    from fuzz_tools import warm
 
-    counter = Counter(args)
+    # Making seeds imports most modules already, and only modules imported in here are given counters.
+    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
+        counter = Counter(args)
+        seeds = [list(target.seeds()) for target in counter.targets]
+        for target in counter.targets:
+            warm(target)
     corpus = args.out / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
-    count = len(counter.targets)
-    for number, target in enumerate(counter.targets):
-        for n, data in enumerate(target.seeds()):
+    for number, (target, several) in enumerate(zip(counter.targets, seeds, strict=True)):
+        for n, data in enumerate(several):
             (corpus / f"seed-{target.name}-{n}").write_bytes(bytes([number]) + data)
 
     def once(data: bytes) -> None:
         if data:
-            counter.run(counter.targets[data[0] % count], data[1:])
-
-    def vary(data: bytes, most: int, number: int) -> bytes:
-        rng = random.Random(number)
-        first, rest = (data[:1] or b"\0"), data[1:]
-        if rng.random() < 0.3:
-            return first + bytes(atheris.Mutate(rest, most - 1))
-        return (first + mutated(rest, counter.targets[first[0] % count].kind, rng))[:most]
+            counter.run(counter.targets[data[0] % len(seeds)], data[1:])
 
     flags = [sys.argv[0], f"-max_total_time={int(args.child)}", "-timeout=0", "-rss_limit_mb=6000", "-max_len=65536",
              f"-seed={args.seed + 1}", "-verbosity=0", f"-artifact_prefix={args.out / 'last'}/"]  # fmt: skip
-    # Modules are imported when a target first needs them, and are given counters as they come.
-    with atheris.instrument_imports(include=["vestige"], enable_loader_override=False):
-        atheris.Setup([*flags, str(corpus)], once, custom_mutator=vary)
-        atheris.Fuzz()
+    atheris.Setup([*flags, str(corpus)], once, custom_mutator=mutator(counter.targets, seeds))
+    atheris.Fuzz()
     return 0
+
+
+def mutator(targets: list[Any], seeds: list[list[bytes]]) -> Any:
+    """Changes what libFuzzer chose, mostly as a tree. One in five begins anew, so that no target is forgotten."""
+    import atheris
+
+    from fuzz_inputs import mutated
+
+    def vary(data: bytes, most: int, number: int) -> bytes:
+        rng = random.Random(number)
+        which, rest = (data[0] if data else 0) % len(targets), data[1:]
+        if rng.random() < 0.2:
+            which = rng.randrange(len(targets))
+            rest = rng.choice(seeds[which])
+        if rng.random() < 0.3:
+            return bytes([which]) + bytes(atheris.Mutate(rest, most - 1))
+        return (bytes([which]) + mutated(rest, targets[which].kind, rng))[:most]
+
+    return vary
 
 
 def save(out: Path, name: str, what: str, where: str, data: bytes, trace: str) -> None:

@@ -58,6 +58,7 @@ FOUND: list[tuple[str, Any]] = [
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "1.2.3"}),
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "9" * 400}),
     ("pools", {"models": ["a" * 3000]}),
+    ("plan", {"models": ["a"], "suites": ["tofu"], "retain": "a" * 3000}),
     ("user_config", 3.5),
     ("user_config", "1:2:3"),
     ("user_config", ["handler"]),
@@ -82,6 +83,12 @@ FOUND: list[tuple[str, Any]] = [
 @pytest.mark.parametrize(("name", "value"), FOUND)
 def test_found(name: str, value: Any) -> None:
     found = attempt(TARGETS[name], json.dumps(value).encode())
+    assert found is None, found
+
+
+def test_found_a_number_for_a_key() -> None:
+    data = b"models: [{model: x, 1: 2, values: {em: 0.2}}]\nfull: {em: 0.9}\nretain: {values: {em: 0.1}}\n"
+    found = attempt(TARGETS["meta.numbers"], data)
     assert found is None, found
 
 

@@ -248,3 +248,11 @@ def inside(name: str, what: str) -> str:
 def below(path: Path, root: Path) -> bool:
     """Whether a path, its links followed, is inside a directory."""
     return path.resolve().is_relative_to(root.resolve())
+
+
+def is_there(path: Path) -> bool:
+    """Whether something has this name. A name that no file can have (too long, say) is nobody's."""
+    try:
+        return path.exists()
+    except OSError:
+        return False

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import read_yaml
+from vestige.guard import is_there, read_yaml
 from vestige.meta.numbers import UNSTATED, Model, Number, as_number, joined, read_file, read_run, with_similarities
 from vestige.metrics.names import schema_protocol, short
 
@@ -60,7 +60,7 @@ class PoolFile:
         if not isinstance(entry, Mapping):
             return self._named("", self._slot(entry, str(entry)), {})
         name = str(entry.get("model", ""))
-        facts = {k: v for k, v in entry.items() if k not in ("model", *_SLOTS)} if _has_slots(entry) else {}
+        facts = {str(k): v for k, v in entry.items() if k not in ("model", *_SLOTS)} if _has_slots(entry) else {}
         return self._named(name, self._slot(entry, name or str(entry)), facts)
 
     def _named(self, name: str, slot: tuple[dict[str, Number], tuple[str, ...]], facts: Mapping[str, Any]) -> Model:
@@ -111,10 +111,10 @@ class PoolFile:
     def find(self, name: str) -> Path:
         """A path beside the file, or from the current directory."""
         beside = self.path.parent / name
-        try:
-            return beside if beside.exists() else Path(name)
-        except OSError as error:  # too long a name, a directory that may not be read
-            raise UserError(f"{self.path} names '{name[:80]}', which cannot be read: {error.strerror}.") from None
+        found = beside if is_there(beside) else Path(name)
+        if not is_there(found):
+            raise UserError(f"{self.path} names '{name[:80]}', which does not exist; give a run directory or a result file.")
+        return found
 
     def _matches(self, pattern: str) -> list[Path]:
         whole = Path(pattern)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import read_yaml, shaped
+from vestige.guard import is_there, read_yaml, shaped
 from vestige.run import sweep_depth
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
@@ -198,7 +198,7 @@ def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...
         return models, None
     name = str(said)
     if name not in {m.name for m in models}:
-        if not Path(name).expanduser().exists() and "/" not in name:
+        if not is_there(Path(name).expanduser()) and "/" not in name:
             raise unknown_name("retain model", name, [m.name for m in models], "(in the plan)")
         models, name = (*models, Model("retain", name)), "retain"
         if len({m.name for m in models}) < len(models):

@@ -20,13 +20,16 @@ demo: $(STAMP)
 demo-meta: $(STAMP)
 	$(BIN)/vestige demo-meta
 
-# One thread for each of two workers: tiny models gain nothing from more, and lose by sharing.
+# One thread for each of two workers: tiny models gain nothing from more, and lose by sharing. Tests start many processes:
+# they share compiled modules even where the environment says that none are to be kept.
+test coverage: export OMP_NUM_THREADS = 1
+test coverage: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
 coverage: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests bench docs/site

@@ -38,6 +38,7 @@ FOUND: list[tuple[str, Any]] = [
     # template: numbers as tags, settings that are no mapping
     ("template", {"template_args": {"apply_chat_template": False, "user_start_tag": 3}, "pairs": [["q", "a"]]}),
     ("template", {"template_args": ["a"]}),
+    ("template", {"template_args": {"apply_chat_template": False, "asst_end_tag": "\ud800"}, "pairs": [["q", "a"]]}),
     ("template", {"template_args": float("nan")}),
     # rollouts: infinite turns, negative and giant token ids, no history
     ("reasoning", {"history": None, "env_id": 1}),
@@ -127,6 +128,18 @@ def test_found_in_manifests() -> None:
 )
 def test_found_in_bytes(name: str, data: bytes) -> None:
     found = attempt(TARGETS[name], data)
+    assert found is None, found
+
+
+def test_found_what_arrow_cannot_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its errors are not all OSErrors and ValueErrors."""
+    import pyarrow
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise pyarrow.ArrowNotImplementedError("Integers with less than 8 bits not implemented")
+
+    monkeypatch.setattr("pyarrow.parquet.ParquetFile", refuse)
+    found = attempt(TARGETS["rows.parquet"], TARGETS["rows.parquet"].seeds()[0])
     assert found is None, found
 
 

@@ -122,7 +122,7 @@ def parse_json(text: str) -> Any:
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if _HALF_PAIR.search(text):
-        _whole_characters(found)
+        whole_characters(found)
     return found
 
 
@@ -132,7 +132,7 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def _whole_characters(found: Any) -> None:
+def whole_characters(found: Any) -> None:
     """Half of a surrogate pair is no character: no tokenizer and no file takes it."""
     try:
         json.dumps(found, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
@@ -163,7 +163,7 @@ def parse_yaml(text: str) -> Any:
             check_nodes(node)
             found = loader.construct_document(node)
             if _HALF_PAIR.search(text):
-                _whole_characters(found)
+                whole_characters(found)
             return found
         finally:
             loader.dispose()

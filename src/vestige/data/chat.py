@@ -13,6 +13,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import whole_characters
 
 log = logging.getLogger("vestige.data")
 
@@ -49,6 +50,10 @@ class Template:
             flag = key in ("apply_chat_template", "add_special_tokens")
             if not isinstance(value, (bool, int)) if flag else not isinstance(value, (str, type(None))):
                 raise UserError(f"template_args.{key} must be {'true or false' if flag else 'text'}, it is {value!r}.")
+        try:
+            whole_characters(args)
+        except ValueError as error:
+            raise UserError(f"template_args cannot be text for a model: {error}; write it in UTF-8.") from None
         tags = {k: (v or "") for k, v in args.items() if k.endswith("_tag")}
         return cls(**{**args, **tags})
 

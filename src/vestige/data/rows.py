@@ -223,7 +223,7 @@ def _read_csv(text: str, path: Path) -> list[Row]:
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    import pyarrow.parquet as parquet
+    from pyarrow import ArrowException, parquet
 
     rows: list[Row] = []
     size, most = 0, most_bytes()
@@ -234,7 +234,7 @@ def _read_parquet(path: Path) -> list[Row]:
                 if size > most:
                     raise ValueError(f"its rows take more than {most / 2**20:,.0f} MB (VESTIGE_MAX_BYTES)")
                 rows += batch.to_pylist()
-    except (OSError, ValueError, OverflowError, MemoryError) as error:
+    except (OSError, ValueError, OverflowError, MemoryError, ArrowException) as error:
         words = str(error).splitlines() or [type(error).__name__]
         raise UserError(f"{path} cannot be read as Parquet: {words[0]}.") from None
     return rows

@@ -113,7 +113,7 @@ class PoolFile:
         beside = self.path.parent / name
         found = beside if is_there(beside) else Path(name)
         if not is_there(found):
-            raise UserError(f"{self.path} names '{name[:80]}', which does not exist; give a run directory or a result file.")
+            raise UserError(f"{self.path} names '{name[:80]}', which does not exist; give a run or a result file.")
         return found
 
     def _matches(self, pattern: str) -> list[Path]:

@@ -99,6 +99,7 @@ def bad_manifests() -> list[dict[str, Any]]:
     good = json.loads((finished_run() / "manifest.json").read_text())
     lacking = [{k: v for k, v in good.items() if k != key} for key in ("versions", "data", "template", "config")]
     references = {**good, "references": "x"}
+    lacking.append({**good, "patched": {"full": "x" * 3000}})
     lacking.append({**good, "data_of": {name: {} for name in good["data_of"]}})
     return [*lacking, references, {**good, "config": {**good["config"], "metrics": [1]}}, {**good, "data_of": 3}]
 

@@ -143,6 +143,8 @@ def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str
     one = work.roster.by_id(model)
     assert one is not None
     for values, source in parts:
+        twice: list[str] = []
+        dialects: set[str] = set()
         for key, new in values.items():
             old = one.values.get(key)
             if old is None or old["v"] is None:
@@ -150,11 +152,15 @@ def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str
             elif new["v"] is not None and new["v"] != old["v"]:
                 better = (new.get("n") or 0) > (old.get("n") or 0)
                 one.values[key] = dict(new) if better else old
-                work.found.problem(
-                    f"{key} of {one.name} was measured in more than one run, with different values; the run with "
-                    "more rows (else the first) is shown.",
-                    source.path,
-                )
+                twice.append(key)
+                dialects |= {str(v["dialect"]) for v in (old, new) if v.get("dialect")}
+        if twice:
+            why = f" (dialects {', '.join(sorted(dialects))})" if len(dialects) > 1 else ""
+            work.found.problem(
+                f"{one.name} was measured in more than one run, with different values of {', '.join(twice)}{why}; "
+                "the run with more rows (else the first) is shown.",
+                source.path,
+            )
 
 
 def _methods(work: Work) -> None:

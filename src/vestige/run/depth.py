@@ -324,10 +324,22 @@ def draw(results: Sequence[DepthResult]) -> None:
         result.files += draw_all(result.directory, result.summary, result.records)
 
 
-def report(results: Sequence[DepthResult]) -> str:
-    """What a terminal shows."""
+HEADS = ("model", "UDS", "95 % interval", "unclipped", "n", "reading")
+
+
+def _cells(result: DepthResult) -> list[str]:
     from vestige.metrics.reading import reading
     from vestige.run.tables import number
+
+    s = result.summary
+    ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
+    words = reading("uds", s["avg_uds"]) or s["reason"] or ""
+    return [result.name, number(s["avg_uds"]), ends, number(s["avg_unclipped"]), str(s["n"]), words]
+
+
+def report(results: Sequence[DepthResult]) -> str:
+    """What a terminal shows."""
+    from vestige.run.tables import number, table
 
     head = results[0].summary
     lines = [
@@ -335,15 +347,9 @@ def report(results: Sequence[DepthResult]) -> str:
         f"depth: full {head['full_model']}, retain {head['retain_model']}, {head['evaluable_examples']} examples, "
         f"last layer {head['last_layer']}, threshold {head['delta_threshold']}",
         "",
+        table([_cells(r) for r in results], HEADS, right=(1, 2, 3, 4)),
+        "",
     ]
-    width = max(5, *(len(r.name) for r in results))
-    lines.append(f"{'model':<{width}}     UDS   95 % interval      unclipped     n  reading")
-    for r in results:
-        s = r.summary
-        ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
-        words = reading("uds", s["avg_uds"]) or s["reason"]
-        cells = f"{number(s['avg_uds']):>6}  {ends:<18} {number(s['avg_unclipped']):>9} {s['n']:>5}"
-        lines.append(f"{r.name:<{width}}  {cells}  {words}")
     for name in head.get("baselines", {}):
         values = ", ".join(f"{r.name} {number(r.summary['baselines'][name])}" for r in results)
         lines.append(f"{name}: {values}")
@@ -351,5 +357,5 @@ def report(results: Sequence[DepthResult]) -> str:
     if head["skipped_count"]:
         lines.append(f"note: {head['skipped_count']} examples skipped: {head['skipped_reasons']}")
     names = ", ".join(f.name for f in results[0].files)
-    lines += ["", f"files: {names} in {', '.join(str(r.directory) for r in results)}"]
+    lines.append(f"files: {names} in {', '.join(str(r.directory) for r in results)}")
     return "\n".join(lines)

@@ -12,7 +12,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.robustness import RULES
 from vestige.metrics.names import direction_of
-from vestige.run.tables import number, table
+from vestige.run.tables import amount, number, table
 
 
 def relearning_r(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -52,7 +52,7 @@ def _m(metric: str, value: float | None) -> float | None:
 def show_r(entries: Sequence[Mapping[str, Any]]) -> str:
     """The entries as a table."""
     cells = [
-        [e["metric"], f"{e['budget']:g} steps" if e["budget"] else "1 epoch"]
+        [e["metric"], amount(e["budget"], "steps") if e["budget"] else "1 epoch"]
         + [number(e[k]) for k in ("gained", "control", "one-sided", "symmetric")]
         for e in entries
     ]

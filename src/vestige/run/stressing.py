@@ -25,7 +25,7 @@ from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.progress import Bar, hushed
 from vestige.run.stress_robustness import relearning_r
-from vestige.run.tables import number, table
+from vestige.run.tables import amount, number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -239,7 +239,7 @@ def show(rows: Sequence[Row]) -> str:
     lines = []
     for attack, budget in dict.fromkeys((row.attack, row.budget) for row in rows):
         unit = BUDGETS.get(attack, ("", ()))[0]
-        size = "" if budget is None or not unit else "1 epoch" if not budget else f"{budget:g} {unit}"
+        size = "" if budget is None or not unit else "1 epoch" if not budget else amount(budget, unit)
         cells = [
             number(found[who, attack, budget].values.get(metric)) if (who, attack, budget) in found else "-"
             for metric in metrics

@@ -40,6 +40,14 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[i
     return "\n".join(lines)
 
 
+def amount(count: float, unit: str) -> str:
+    """
+    >>> amount(1, "steps"), amount(4, "steps")
+    ('1 step', '4 steps')
+    """
+    return f"{count:g} {unit.removesuffix('s') if count == 1 else unit}"
+
+
 def _span(values: Sequence[float]) -> str:
     """One value, or the range of several retain models.
 

@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from vestige.guard import is_there
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
 
@@ -236,7 +237,7 @@ class Bank(Generic[T]):
 
     def _read(self, path: Path) -> dict[str, T]:
         """ValueError: the file is there, and is not what was written."""
-        if not path.exists():
+        if not is_there(path):
             return {}
         try:
             return self.format.load(path.read_bytes())

@@ -2,6 +2,7 @@
 
     python bench/startup.py                  the main commands on the golden lab, each in a fresh process
     python bench/startup.py --only score     one of them (and those it needs)
+    python bench/startup.py --model DIR --data DIR --repeat 1     some of them on a checkpoint and rows of your own
 
 Seconds are processor seconds on one thread, the least of --repeat. `imports` are outermost import statements, other
 people's libraries nearly all of it; `forwards` are outermost calls of torch modules.
@@ -24,26 +25,31 @@ from measure import cpu_seconds, crowded, print_table
 
 LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
 MODELS, DATA = LAB / "models", LAB / "data"
-COMMANDS: dict[str, list[str]] = {
-    "help": ["--help"],
-    "ls": ["ls", "metrics"],
-    "eval, retain": ["eval", "tofu", "--model", f"{MODELS}/retain", "--data", f"{DATA}", "--out", "retain", "--quiet"],
-    "eval": [
-        "eval", "tofu", "--model", f"{MODELS}/unlearned", "--data", f"{DATA}", "--out", "run", "--quiet",
-        "--retain-logs", "retain/TOFU_EVAL.json",
-    ],
-    "eval, again": [],  # all evidence is there
-    "score": ["score", "run", "dialect=strict"],
-    "compare": ["compare", "run", "retain"],
-    "diff": ["diff", "run", "retain"],
-    "depth": [
-        "depth", "--unlearned", f"{MODELS}/unlearned", "--full", f"{MODELS}/full", "--retain", f"{MODELS}/retain",
-        "--data", f"{DATA}/forget.jsonl", "--out", "depth", "--quiet",
-    ],
-    "collapse": ["collapse", "rollouts.jsonl", "--model", f"{MODELS}/unlearned", "--out", "collapse", "--quiet"],
-    "report": ["report", "run", "retain", "--out", "report"],
-}  # fmt: skip
-COMMANDS["eval, again"] = COMMANDS["eval"]
+REAL = ("eval", "eval, again", "score", "collapse", "report")  # what one model is enough for
+
+
+def commands(model: Path, full: Path, retain: Path, data: Path) -> dict[str, list[str]]:
+    evaluate = ["eval", "tofu", "--data", str(data), "--quiet", "--model"]
+    mine = [*evaluate, str(model), "--out", "run"] + (["--retain-logs", "retain"] if retain != model else [])
+    return {
+        "help": ["--help"],
+        "ls": ["ls", "metrics"],
+        "eval, retain": [*evaluate, str(retain), "--out", "retain"],
+        "eval": mine,
+        "eval, again": mine,  # all evidence is there
+        "score": ["score", "run", "dialect=strict"],
+        "compare": ["compare", "run", "retain"],
+        "diff": ["diff", "run", "retain"],
+        "depth": [
+            "depth", "--unlearned", str(model), "--full", str(full), "--retain", str(retain),
+            "--data", f"{data}/forget.jsonl", "--out", "depth", "--quiet",
+        ],
+        "collapse": ["collapse", "rollouts.jsonl", "--model", str(model), "--out", "collapse", "--quiet"],
+        "report": ["report", "run", "--out", "report"],
+    }  # fmt: skip
+
+
+COMMANDS = commands(*(MODELS / name for name in ("unlearned", "full", "retain")), DATA)
 FRESH = {
     "eval": "run",
     "eval, retain": "retain",
@@ -102,23 +108,23 @@ def watch_modules(forwards: Watch) -> None:
         module.watched, module.__call__ = True, lambda self, *args, **kwargs: timed(self, *args, **kwargs)
 
 
-def measure(name: str, place: Path, repeat: int) -> dict[str, float]:
+def measure(name: str, words: list[str], place: Path, repeat: int) -> dict[str, float]:
     rounds = []
     for _ in range(repeat):
         if name in FRESH:
             subprocess.run(["rm", "-rf", FRESH[name]], cwd=place, check=True)
         note = place / "note.json"
-        order = [sys.executable, __file__, "--child", json.dumps([COMMANDS[name], str(note)])]
+        order = [sys.executable, __file__, "--child", json.dumps([words, str(note)])]
         done = subprocess.run(order, cwd=place, capture_output=True, text=True)
         said = json.loads(note.read_text()) if done.returncode == 0 else {"status": 1}
         if said["status"]:
-            raise RuntimeError(f"vestige {' '.join(COMMANDS[name])} failed: {done.stderr[-600:]}")
+            raise RuntimeError(f"vestige {' '.join(words)} failed: {done.stderr[-600:]}")
         rounds.append(said)
     return min(rounds, key=lambda r: r["cpu"])
 
 
-def write_rollouts(path: Path) -> None:
-    rows = [json.loads(line) for line in (DATA / "forget.jsonl").read_text().splitlines()[:8]]
+def write_rollouts(path: Path, data: Path) -> None:
+    rows = [json.loads(line) for line in (data / "forget.jsonl").read_text().splitlines()[:8]]
     with path.open("w", encoding="utf-8") as file:
         for i, row in enumerate(rows):
             for text in (row["answer"], row["paraphrased_answer"]):
@@ -140,6 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=COMMANDS)
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--data", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -148,11 +156,14 @@ def main() -> None:
         child(words, Path(note))
         return
     os.environ["OMP_NUM_THREADS"] = "1"
+    data = (args.data or DATA).resolve()
+    words = commands(*[args.model.resolve()] * 3, data) if args.model else COMMANDS
+    names = [n for n in chosen(args.only) if n in REAL or not args.model]
     found: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as place:
-        write_rollouts(Path(place) / "rollouts.jsonl")
-        for name in chosen(args.only):
-            found[name] = measure(name, Path(place), args.repeat)
+        write_rollouts(Path(place) / "rollouts.jsonl", data)
+        for name in names:
+            found[name] = measure(name, words[name], Path(place), args.repeat)
     rows = [
         [name, *(f"{r[k]:.2f}" for k in ("cpu", "imports", "forwards")), f"{rest(r):.2f}"] for name, r in found.items()
     ]

@@ -145,7 +145,8 @@ def human(n: float, unit: str = "") -> str:
 def _reference_words(one: AnswersPlan) -> str:
     return (
         f"{one.model}: {human(one.parameters)} parameters, {human(one.weight_bytes, 'B')} on disk; "
-        f"{human(one.distinct)} answers, {human(one.cached)} cached, {human(one.pushed)} tokens to push in {one.batches} batches"
+        f"{human(one.distinct)} answers, {human(one.cached)} cached, "
+        f"{human(one.pushed)} tokens to push in {one.batches} batches"
     )
 
 

@@ -63,22 +63,21 @@ class CrossScorer:
     """Scores reasonings under prompts with one model."""
 
     def __init__(
-        self, model: Any, vocab: int | None = None, *, temperature: float = 1.0, row_tokens: int | None = None,
-        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None,
-        progress: Progress = lambda done, total: None,
+        self, model: Any, *, temperature: float = 1.0, row_tokens: int | None = None,
+        rows_together: int | None = None, cost: Cost | None = None,
     ) -> None:  # fmt: skip
         if not temperature > 0:
             raise UserError(f"The temperature must be above 0, it is {temperature}.")
         self.model = model
-        self.vocab = vocab or int(model.get_input_embeddings().num_embeddings)
+        self.vocab = int(model.get_input_embeddings().num_embeddings)
         self.temperature = temperature
         on_gpu = model.device.type == "cuda"
         limits = default_limits(self.vocab, on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
         self.rows_together = rows_together  # at most so many reasonings in one packed row
-        self.plain = plain
+        self.plain = False  # one sequence a pair: when the shared way does not fit the model
         self.cost = cost or Cost()
-        self.progress = progress
+        self.progress: Progress = lambda done, total: None  # for those who want to watch
 
     def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from vestige.errors import UserError
+from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
@@ -191,7 +191,7 @@ def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> Tra
     try:
         return TrainingArguments(**{**said, **recipe.extra})
     except (TypeError, ValueError) as error:
-        raise UserError(f"The training settings are not accepted: {str(error).splitlines()[0]}") from None
+        raise UserError(f"The training settings are not accepted: {first_line(error)}") from None
 
 
 def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:

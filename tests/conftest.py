@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 # Before any library reads them: no hub, one thread (two workers share two cores), caches that stay in the test run.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,3 +35,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
 @pytest.fixture
 def lab() -> Path:
     return LAB
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Any]:
+    """A browser, for the tests of the report's page."""
+    from browser_tools import browser, why_not
+
+    if reason := why_not():
+        pytest.skip(f"not tested in a browser: {reason}")
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where its pages are written."""
+    return tmp_path_factory.mktemp("pages")

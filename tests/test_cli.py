@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
+from vestige.run.config import RunConfig
+from vestige.run.friendly import Ask, to_run
+from vestige.run.plan import Plan, make_plan
 
 FULL = LAB / "models" / "full"
 
@@ -49,6 +53,40 @@ def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     capsys.readouterr()
     assert main(["plan", *args[1:]]) == 0
     assert "768 cached" in capsys.readouterr().out
+
+
+def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    large, asked = tmp_path / "large", ["--metrics", "mia_reference", "--limit", "6"]
+    config = LlamaConfig(vocab_size=600, hidden_size=256, intermediate_size=512, num_hidden_layers=2, head_dim=64,
+                         num_attention_heads=4, num_key_value_heads=4)  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(large)
+
+    def planned(reference: Path, out: str) -> Plan:
+        ask = Ask(model=str(FULL), data=str(LAB / "data"), out=str(tmp_path / out), metrics=["mia_reference"], limit=6)
+        run = to_run(replace(ask, reference_model=str(reference)))
+        assert isinstance(run, RunConfig)
+        return make_plan(run)
+
+    before = planned(large, "run")
+    (theirs,) = before.references
+    assert theirs.distinct == before.answers.distinct == 12 and theirs.cached == 0
+    assert theirs.tokens == before.answers.tokens > 0  # the same answers, packed alike
+    alone = planned(FULL, "run")
+    assert alone.references[0].pushed == 0  # the same weights: what was scored once is read
+    assert before.memory - alone.memory == (large / "model.safetensors").stat().st_size - alone.answers.weight_bytes > 0
+    words = eval_args(FULL, tmp_path / "run", *asked, "--reference-model", str(large))
+    assert main(["plan", *words[1:]]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("reference model"))
+    assert str(large) in line and "12 answers, 0 cached" in line
+    assert main([*words, "--quiet"]) == 0
+    pushed = json.loads((tmp_path / "run" / "manifest.json").read_text())["cost"]["score_tokens"]
+    both = next(x for x in line.split(", ") if "to push" in x)
+    assert 2 * int(both.split(" tokens")[0].replace(",", "")) <= pushed  # a few answers are scored twice, as a check
+    capsys.readouterr()
+    assert main(["plan", *words[1:]]) == 0
+    assert "12 answers, 12 cached, 0 tokens to push" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from random import Random
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
+from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
-from vestige.unlearn import METHODS, ChatRow, MaskedDiffusion, Training, losses, unlearn
+from vestige.unlearn import METHODS, Lesson, MaskedDiffusion, Training, losses, unlearn
 from vestige.unlearn.activations import Watched, layer_of
 from vestige.unlearn.methods import Step, method_key, placed, predicted, split_knobs
 from vestige.unlearn.objectives import collate, logits_of
@@ -20,7 +21,7 @@ from vestige.unlearn.objectives import collate, logits_of
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 5))
 LABELS = np.array([[-100, 3, 1, -100], [4, 0, 2, 2]])  # at the place of the logits that predict them
-RETAIN = 0.25
+RETAIN_LOSS = 0.25
 
 
 def sigmoid_log(x: np.ndarray) -> np.ndarray:
@@ -46,35 +47,69 @@ def tensor(x: object) -> torch.Tensor:
     return torch.tensor(x)
 
 
+def causal() -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as causal models have it: each label one place after the logits that predict it."""
+    after, before = np.full((2, 1, 5), 9.0), np.full((2, 1), -100)
+    return tensor(np.concatenate([LOGITS, after], axis=1)), tensor(np.concatenate([before, LABELS], axis=1))
+
+
 @pytest.fixture
 def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=20,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=32,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    return LlamaForCausalLM(config).eval()
+    return small_model(layers=3)
 
 
-FORGET_ROWS = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2)]
-RETAIN_ROWS = [ChatRow((1, 12, 13, 14, 2), 2), ChatRow((1, 15, 16, 2), 2)]
+def test_sequence_nll_sums_the_labels() -> None:
+    np.testing.assert_allclose(losses.sequence_nll(*causal()).numpy(), nll_by_hand().sum(-1), rtol=1e-6)
+
+
+def test_cross_entropy_is_the_mean_over_tokens_not_over_rows() -> None:
+    expected = nll_by_hand().sum() / len(labelled())
+    assert float(losses.cross_entropy(*causal())) == pytest.approx(expected, rel=1e-6)
+
+
+def test_cross_entropy_equals_the_loss_of_transformers(model: LlamaForCausalLM) -> None:
+    batch = collate(FORGET, pad_id=0)
+    model.requires_grad_(False)
+    theirs = model(input_ids=batch.ids, labels=batch.labels)
+    assert float(losses.cross_entropy(theirs.logits, batch.labels)) == pytest.approx(float(theirs.loss), rel=1e-5)
+
+
+def test_grad_ascent_and_difference() -> None:
+    forget, retain = tensor(2.0), tensor(0.5)
+    assert float(losses.grad_ascent(forget)) == -2.0
+    assert float(losses.grad_diff(forget, retain)) == -1.5
+    assert float(losses.grad_diff(forget, retain, gamma=0.5, alpha=4.0)) == pytest.approx(-0.5 * 2 + 4 * 0.5)
+
+
+def test_npo() -> None:
+    nll, reference, beta, gamma, alpha = np.array([3.0, 8.0]), np.array([1.0, 9.0]), 0.3, 0.7, 2.0
+    expected = gamma * -2 / beta * sigmoid_log(beta * (nll - reference)).mean() + alpha * RETAIN_LOSS
+    got = losses.npo(tensor(nll), tensor(reference), tensor(RETAIN_LOSS), beta, gamma, alpha)
+    assert float(got) == pytest.approx(expected, rel=1e-6)
+
+
+def test_npo_of_the_reference_itself_is_a_constant(model: LlamaForCausalLM) -> None:
+    batch = collate(FORGET, pad_id=0)
+    loss = METHODS["npo"].loss(Step(model, batch, batch, copy.deepcopy(model)), alpha=0.0)
+    assert float(loss.detach()) == pytest.approx(2 / 0.1 * math.log(2), rel=1e-5)
+
+
+def test_npo_pushes_less_the_more_is_forgotten() -> None:
+    near, far = torch.tensor([1.0], requires_grad=True), torch.tensor([100.0], requires_grad=True)
+    for nll in (near, far):
+        losses.npo(nll, tensor([1.0]), tensor(0.0)).backward()
+    assert near.grad is not None and far.grad is not None
+    assert near.grad.item() == pytest.approx(-1.0)  # ascent on the summed loss, exactly
+    assert abs(far.grad.item()) < 1e-3
 
 
 def test_simnpo() -> None:
     nll, lengths, beta, delta, gamma, alpha = np.array([3.0, 8.0]), np.array([2, 5]), 2.5, 0.2, 0.5, 3.0
-    expected = gamma * -2 / beta * sigmoid_log(beta * (nll / lengths - delta)).mean() + alpha * RETAIN
-    got = losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN), beta, delta, gamma, alpha)
+    expected = gamma * -2 / beta * sigmoid_log(beta * (nll / lengths - delta)).mean() + alpha * RETAIN_LOSS
+    got = losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN_LOSS), beta, delta, gamma, alpha)
     assert float(got) == pytest.approx(expected, rel=1e-6)
-    defaults = 0.125 * -2 / 4.5 * sigmoid_log(4.5 * nll / lengths).mean() + RETAIN
-    assert float(losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN))) == pytest.approx(defaults, rel=1e-6)
+    defaults = 0.125 * -2 / 4.5 * sigmoid_log(4.5 * nll / lengths).mean() + RETAIN_LOSS
+    assert float(losses.simnpo(tensor(nll), tensor(lengths), tensor(RETAIN_LOSS))) == pytest.approx(defaults, rel=1e-6)
 
 
 def test_dpo() -> None:
@@ -82,8 +117,8 @@ def test_dpo() -> None:
     other, other_ref = np.array([2.0, 3.0]), np.array([5.0, 2.0])
     for beta, gamma, alpha in ((0.1, 1.0, 1.0), (0.7, 0.3, 2.0)):
         inside = beta * ((other_ref - other) - (forget_ref - forget))
-        expected = gamma * -2 / beta * sigmoid_log(inside).mean() + alpha * RETAIN
-        args = [tensor(x) for x in (forget, forget_ref, other, other_ref, RETAIN)]
+        expected = gamma * -2 / beta * sigmoid_log(inside).mean() + alpha * RETAIN_LOSS
+        args = [tensor(x) for x in (forget, forget_ref, other, other_ref, RETAIN_LOSS)]
         assert float(losses.dpo(*args, beta, gamma, alpha)) == pytest.approx(expected, rel=1e-6)
 
 
@@ -130,11 +165,11 @@ def test_satimp_and_wga() -> None:
     nll = nll_by_hand()
     p = np.exp(-nll)
     picked = tuple(np.array(labelled()).T)
-    sat = 0.4 * -np.mean((p**3 * (1 - p) ** 2 * nll)[picked]) + 2 * RETAIN
-    got = losses.satimp(tensor(nll), tensor(LABELS), tensor(RETAIN), beta1=3, beta2=2, gamma=0.4, alpha=2)
+    sat = 0.4 * -np.mean((p**3 * (1 - p) ** 2 * nll)[picked]) + 2 * RETAIN_LOSS
+    got = losses.satimp(tensor(nll), tensor(LABELS), tensor(RETAIN_LOSS), beta1=3, beta2=2, gamma=0.4, alpha=2)
     assert float(got) == pytest.approx(sat, rel=1e-6)
-    weighted = 0.4 * -np.mean((p**1.5 * nll)[picked]) + 2 * RETAIN
-    got = losses.wga(tensor(nll), tensor(LABELS), tensor(RETAIN), beta=1.5, gamma=0.4, alpha=2)
+    weighted = 0.4 * -np.mean((p**1.5 * nll)[picked]) + 2 * RETAIN_LOSS
+    got = losses.wga(tensor(nll), tensor(LABELS), tensor(RETAIN_LOSS), beta=1.5, gamma=0.4, alpha=2)
     assert float(got) == pytest.approx(weighted, rel=1e-6)
 
 
@@ -149,17 +184,17 @@ def test_pdu() -> None:
     margins = [(LOGITS[b, t].max() - LOGITS[b, t].mean()) ** 2 for b, t in labelled()]
     margin = losses.logit_margin(tensor(LOGITS), tensor(LABELS))
     assert float(margin) == pytest.approx(np.mean(margins), rel=1e-6)
-    got = losses.pdu(margin, tensor(RETAIN), price=3.0, retain_loss_eps=0.1, gamma=0.5)
-    assert float(got) == pytest.approx(0.5 * np.mean(margins) + 3 * (RETAIN - 0.1), rel=1e-6)
+    got = losses.pdu(margin, tensor(RETAIN_LOSS), price=3.0, retain_loss_eps=0.1, gamma=0.5)
+    assert float(got) == pytest.approx(0.5 * np.mean(margins) + 3 * (RETAIN_LOSS - 0.1), rel=1e-6)
     assert losses.dual_price(0.2, retain_loss=0.0, retain_loss_eps=1.0, dual_step_size=5.0) == 0.0
 
 
 def test_the_price_of_pdu_follows_the_retain_loss(model: LlamaForCausalLM) -> None:
-    batch, memory = collate(FORGET_ROWS, 0), {}
-    step = Step(model, batch, collate(RETAIN_ROWS, 0), memory=memory)
+    batch, memory = collate(FORGET, 0), {}
+    step = Step(model, batch, collate(RETAIN, 0), memory=memory)
     METHODS["pdu"].loss(step, retain_loss_eps=0.5, dual_step_size=2.0, alpha=1.0)
     assert memory["price"] == pytest.approx(1 + 2 * (float(step.retain_loss.detach()) - 0.5), rel=1e-5)
-    late = Step(model, batch, collate(RETAIN_ROWS, 0), memory={})
+    late = Step(model, batch, collate(RETAIN, 0), memory={})
     METHODS["pdu"].loss(late, dual_warmup_epochs=1.0)
     assert late.memory["price"] == 1.0
 
@@ -171,7 +206,7 @@ def test_divergence() -> None:
 
 
 def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> None:
-    batch = collate(FORGET_ROWS, 0)
+    batch = collate(FORGET, 0)
     logits, labels = placed(logits_of(model, batch), batch)
     nll = losses.placed_nll(logits, labels)
     assert torch.allclose(nll.sum(-1), losses.sequence_nll(logits_of(model, batch), batch.labels))
@@ -179,7 +214,7 @@ def test_a_step_reads_causal_logits_one_place_ahead(model: LlamaForCausalLM) -> 
 
 def test_a_step_reads_masked_logits_where_labels_are() -> None:
     """They are made at labelled places only; the first token of each row can still be left out."""
-    batch = MaskedDiffusion(3, 2).collate(FORGET_ROWS, 0, Random(0))
+    batch = MaskedDiffusion(3, 2).collate(FORGET, 0, Random(0))
     trained = batch.labels != losses.IGNORE
     given = torch.randn(int(trained.sum()), 20, generator=torch.Generator().manual_seed(0))
     logits, labels = placed(given, batch)
@@ -187,11 +222,11 @@ def test_a_step_reads_masked_logits_where_labels_are() -> None:
     by_row = losses.masked_nll(given, batch.labels, batch.hidden, batch.sizes) * batch.hidden / batch.sizes
     assert torch.allclose(losses.placed_nll(logits, labels).sum(), by_row.sum())
     left = predicted(losses.without_first(batch.labels, 1), batch)
-    assert int((left == losses.IGNORE).sum()) == len(FORGET_ROWS)
+    assert int((left == losses.IGNORE).sum()) == len(FORGET)
 
 
 def test_kl_of_the_reference_itself_is_zero(model: LlamaForCausalLM) -> None:
-    batch = collate(FORGET_ROWS, 0)
+    batch = collate(FORGET, 0)
     same = Step(model, batch, batch, copy.deepcopy(model), retain_loss_type="KL")
     assert float(same.retain_loss.detach()) == pytest.approx(0.0, abs=1e-6)
 
@@ -199,7 +234,7 @@ def test_kl_of_the_reference_itself_is_zero(model: LlamaForCausalLM) -> None:
 def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
     assert layer_of(model) is model.model.layers[1]  # the middle of a shallow model
     assert layer_of(model, r"model\.layers\.2") is model.model.layers[2]
-    batch = collate(FORGET_ROWS, 0)
+    batch = collate(FORGET, 0)
     with Watched(layer_of(model)) as seen:
         model(input_ids=batch.ids)
     states = model(input_ids=batch.ids, output_hidden_states=True).hidden_states
@@ -210,14 +245,14 @@ def test_rmu_steers_the_layer_it_names(model: LlamaForCausalLM) -> None:
 
 def test_rmu_moves_forget_states_and_spares_retain_states(model: LlamaForCausalLM) -> None:
     torch.manual_seed(0)
-    step = Step(model, collate(FORGET_ROWS, 0), collate(RETAIN_ROWS, 0), copy.deepcopy(model))
+    step = Step(model, collate(FORGET, 0), collate(RETAIN, 0), copy.deepcopy(model))
     first = METHODS["rmu"].loss(step, steering_coeff=4.0, alpha=0.0)
     assert float(step.memory["direction"].norm()) == pytest.approx(1.0, rel=1e-5)
     assert float(METHODS["rmu"].loss(step, gamma=0.0).detach()) == pytest.approx(
         0.0, abs=1e-10
     )  # nothing has moved yet
-    knobs = {"steering_coeff": 4.0}
-    history = unlearn(model, "rmu", FORGET_ROWS, RETAIN_ROWS, Training(epochs=20, lr=1e-2), knobs)
+    lesson = Lesson(FORGET, "rmu", {"steering_coeff": 4.0}, RETAIN)
+    history = unlearn(model, lesson, Training(epochs=20, lr=1e-2))
     assert history[-1] < history[0] / 2 and float(first.detach()) > 0
 
 

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from vestige.errors import UserError
-from vestige.unlearn import METHODS, ChatRow, MaskedDiffusion, Training, finetune, losses, unlearn
+from vestige.unlearn import METHODS, ChatRow, Lesson, MaskedDiffusion, Training, finetune, losses, unlearn
 from vestige.unlearn.methods import Step
 from vestige.unlearn.objectives import hidden_counts
 
@@ -165,9 +165,9 @@ def test_every_method_raises_the_masked_forget_loss(model, method):
     finetune(model, FORGET + RETAIN, Training(epochs=100, lr=1e-2), objective=OBJECTIVE)
     before = loss_on(model, FORGET)
     knobs = {"alpha": 0.1} if METHODS[method].needs_retain else {}
-    others = (RETAIN * len(FORGET))[: len(FORGET)] if METHODS[method].needs_alternate else None
-    steps = Training(epochs=5, lr=3e-3)
-    unlearn(model, method, FORGET, RETAIN, steps, knobs, objective=OBJECTIVE, alternates=others)
+    others = (RETAIN * len(FORGET))[: len(FORGET)] if METHODS[method].needs_alternate else ()
+    lesson = Lesson(FORGET, method, knobs, RETAIN, others)
+    unlearn(model, lesson, Training(epochs=5, lr=3e-3), objective=OBJECTIVE)
     assert loss_on(model, FORGET) > before
 
 

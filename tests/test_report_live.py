@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,24 +13,11 @@ import numpy as np
 import pytest
 
 import report_samples
-from browser_tools import Opened, browser, show, table, until, why_not
+from browser_tools import Opened, show, table, until
 from vestige.meta.robustness import Filters, State, robustness
 from vestige.report.page import render_page
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "uds" / "published"
-REASON = why_not()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Any]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pages")
 
 
 def random_meta(seed: int = 3) -> dict[str, Any]:

@@ -6,29 +6,14 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import report_samples
-from browser_tools import VIEWS, Opened, browser, show, table, until, why_not
+from browser_tools import VIEWS, Opened, show, table, until
 from vestige.report.format import empty_report
-
-REASON = why_not()
-pytestmark = pytest.mark.skipif(bool(REASON), reason=f"not tested in a browser: {REASON}")
-
-
-@pytest.fixture(scope="module")
-def running() -> Iterator[Any]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("pages")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from vestige.cli import main
 from vestige.report.assemble import Ask
 from vestige.report.figures import FIGURES, Which, draw
 from vestige.report.format import check_report
-from vestige.run import viewing
+from vestige.run import stressing, viewing
 from vestige.run.comparing import differences, read_stored
 from vestige.run.reporting import RESAMPLES, ReportAsk, make_report, write_report
 from vestige.run.verify_report import verify_report
@@ -137,6 +137,33 @@ def test_flags_say_who_is_who(lab_runs: Path, capsys: pytest.CaptureFixture[str]
     assert by_name(report)["unlearned"]["role"] == "full"
     assert main(["report", str(lab_runs / "eval"), "--retain", "retian", "-o", str(tmp_path / "r")]) == 2
     assert "Did you mean 'retain'" in capsys.readouterr().err
+
+
+def killed(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command, ended after its last evaluation and before it wrote what came of them."""
+
+    def strike(*_: Any) -> None:
+        raise SystemExit(137)
+
+    with monkeypatch.context() as patch, pytest.raises(SystemExit):
+        patch.setattr(stressing, "relearning_r", strike)
+        main(command)
+
+
+def test_what_a_killed_attack_left_are_no_models(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = by_name(made(runs))
+    attack = ["stress", "relearn=1", "--model", str(MODELS["unlearned"]), "--data", str(LAB / "data"), "--limit", "4"]
+    for place in (runs / "more" / "new", runs / "stress"):  # the second holds a finished one, too
+        killed([*attack, "--metrics", "forget_Q_A_Prob", "--out", str(place)], monkeypatch)
+        assert list(place.glob("evals/model/relearn-1/*_EVAL.json"))
+    report = made(runs)
+    assert by_name(report).keys() == before.keys()
+    assert {s["kind"] for s in report["sources"]} == {"eval", "depth"}
+    left = [p for p in report["problems"] if "did not finish" in p["text"]]
+    assert sorted(p["where"] for p in left) == ["more/new", "stress"]
+    assert [p["text"] for p in made(runs / "stress" / "stress.json", out=runs)["problems"]] == [left[-1]["text"]]
+    assert main([*attack, "--metrics", "forget_Q_A_Prob", "--out", str(runs / "stress")]) == 0
+    assert "stress" in {s["kind"] for s in made(runs)["sources"]}
 
 
 def test_a_sweep_stands_for_its_runs_and_attacked_copies_are_what_comes_back(runs: Path) -> None:

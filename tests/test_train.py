@@ -22,10 +22,11 @@ from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.progress import Bar, Steps
 from vestige.run.training_rows import Reading, read_training_rows
 from vestige.unlearn import METHODS, ChatRow, losses
+from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.objectives import collate, logits_of
 from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.refusals import REFUSALS
-from vestige.unlearn.trainer import Lesson, Lora, Recipe, Watch, objective_of, settings_on, train
+from vestige.unlearn.trainer import Lora, Recipe, Watch, objective_of, settings_on, train
 
 DATA = LAB / "data"
 UNSAVED = Watch(save=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,11 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
     assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
     assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
+    assert "retain runs given" not in json.dumps(metric(tmp_path / "same").get("notes"))
+    two = [logs, shutil.copy(logs, tmp_path / "second.json")]
+    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=list(map(str, two)))))
+    assert metric(tmp_path / "same")["agg_value"]["full"]["steps"] == curves
+    assert "compared with the first of 2 retain runs given" in metric(tmp_path / "same")["notes"]
     short = json.loads(Path(logs).read_text())
     for by_trajectory in short["trajectory_metrics"]["reference_by_step"].values():
         for metrics in by_trajectory.values():

@@ -32,6 +32,24 @@ def one_line(message: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says first; some say nothing.
+
+    >>> first_line(ValueError("no room\\nat line 3")), first_line(KeyError())
+    ('no room', '')
+    """
+    return next(iter(str(error).splitlines()), "")
+
+
+def named(error: BaseException) -> str:
+    """The same with its type, for sentences about errors of any kind.
+
+    >>> named(ValueError("no room"))
+    'ValueError: no room'
+    """
+    return f"{type(error).__name__}: {first_line(error)}"
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
     """The error for a name nobody registered, with the nearest names there are.
 

@@ -6,9 +6,8 @@ is compared with the plain way on a few of the very targets asked for; on a mism
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -19,14 +18,17 @@ from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Batch, Limits, Packing, pack
+from vestige.errors import named
 from vestige.types import Target, TokenStats
-
-log = logging.getLogger("vestige.collect")
 
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
 LOW_PRECISION_TOLERANCE = 0.05
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
+
+
+def tolerance(model: Any) -> float:
+    return TOLERANCE.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -120,12 +122,10 @@ class AnswerCollector:
 
     def _halve(self, limits: Limits) -> Limits:
         free_memory()
-        smaller = replace(limits, tokens=limits.tokens // 2, logit_cells=limits.logit_cells // 2)
-        note = (
+        smaller = limits.halved()
+        self.cost.say(
             f"out of memory: batch budget halved to {smaller.tokens} tokens; equality with other runs is to tolerance"
         )
-        log.warning(note)
-        self.cost.notes.append(note)
         return smaller
 
     def jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
@@ -168,19 +168,18 @@ class AnswerCollector:
             packed = score_packed(self.model, packing.tree, packing.batches[0])
             self.cost.score_tokens += packing.tokens
             gap = max(float(np.mean(np.abs(packed[i].logprob - plain[i].logprob))) for i in plain)
-            tolerance = TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
             broken = any(np.isnan(s.logprob).any() for s in plain.values())  # NaN models: nothing to compare
-            if not broken and not gap <= tolerance:
+            if not broken and not gap <= tolerance(self.model):
                 problem = f"log-probabilities differ by {gap:.2g} on average"
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
             if out_of_memory(error):
                 free_memory()
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = named(error)
         if problem:
             self.plain = True
-            note = f"packed scoring does not fit this model ({problem}); using one padded row per answer, slower"
-            log.warning(note)
-            self.cost.notes.append(note)
+            self.cost.say(
+                f"packed scoring does not fit this model ({problem}); using one padded row per answer, slower"
+            )
 
 
 def _sample(targets: Sequence[Target]) -> list[Target]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
+
+log = logging.getLogger("vestige.collect")
 
 
 @dataclass
@@ -22,6 +25,11 @@ class Cost:
     denoise_tokens: int = 0  # canvas tokens pushed in denoising, padding and repeated looks included
     denoise_forwards: int = 0
     notes: list[str] = field(default_factory=list)
+
+    def say(self, note: str) -> None:
+        """Something that whoever reads the numbers must know: at once, and in the manifest."""
+        log.warning(note)
+        self.notes.append(note)
 
     def add(self, others: Iterable[Cost]) -> None:
         """Takes in what others spent on the same work."""

@@ -7,7 +7,6 @@ the plain way, one whole sequence at a time; on a mismatch the plain way is used
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collect.answers import LOW_PRECISION_TOLERANCE, TOLERANCE, default_limits
+from vestige.collect.answers import default_limits, tolerance
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import free_memory, out_of_memory
@@ -24,10 +23,8 @@ from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, Stretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
 from vestige.collect.tree import Row, Tree, build_tree, split_rows
-from vestige.errors import UserError
+from vestige.errors import UserError, named
 from vestige.types import Array, Target
-
-log = logging.getLogger("vestige.collect")
 
 Ids = tuple[int, ...]
 Progress = Callable[[int, int], None]  # prompts done, prompts in all
@@ -63,22 +60,21 @@ class CrossScorer:
     """Scores reasonings under prompts with one model."""
 
     def __init__(
-        self, model: Any, vocab: int | None = None, *, temperature: float = 1.0, row_tokens: int | None = None,
-        rows_together: int | None = None, plain: bool = False, cost: Cost | None = None,
-        progress: Progress = lambda done, total: None,
+        self, model: Any, *, temperature: float = 1.0, row_tokens: int | None = None,
+        rows_together: int | None = None, cost: Cost | None = None,
     ) -> None:  # fmt: skip
         if not temperature > 0:
             raise UserError(f"The temperature must be above 0, it is {temperature}.")
         self.model = model
-        self.vocab = vocab or int(model.get_input_embeddings().num_embeddings)
+        self.vocab = int(model.get_input_embeddings().num_embeddings)
         self.temperature = temperature
         on_gpu = model.device.type == "cuda"
         limits = default_limits(self.vocab, on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
         self.rows_together = rows_together  # at most so many reasonings in one packed row
-        self.plain = plain
+        self.plain = False  # one sequence a pair: when the shared way does not fit the model
         self.cost = cost or Cost()
-        self.progress = progress
+        self.progress: Progress = lambda done, total: None  # for those who want to watch
 
     def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
@@ -103,11 +99,8 @@ class CrossScorer:
         return self._plainly(xs, zs)
 
     def _fall_back(self, error: Exception) -> None:
-        words = str(error).splitlines()[0] if str(error) else ""
-        problem = words if isinstance(error, Mismatch) else f"{type(error).__name__}: {words}"
-        note = f"shared-prompt scoring does not fit this model ({problem}); using one sequence per pair, slower"
-        log.warning(note)
-        self.cost.notes.append(note)
+        problem = str(error) if isinstance(error, Mismatch) else named(error)
+        self.cost.say(f"shared-prompt scoring does not fit this model ({problem}); using one sequence per pair, slower")
         self.plain = True
 
     def _shared(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
@@ -138,9 +131,7 @@ class CrossScorer:
                     raise
             free_memory()
             forest.cut(forest.limit // 2)
-            note = f"out of memory: rows halved to {forest.limit} tokens"
-            log.warning(note)
-            self.cost.notes.append(note)
+            self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
 
     def _rows(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
         out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)
@@ -161,8 +152,7 @@ class CrossScorer:
         if np.isnan(plain).any():  # a NaN model: nothing to compare
             return
         gap = float(np.mean(np.abs(plain - fast[: len(z)])))
-        tolerance = TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
-        if not gap <= tolerance / min(1.0, self.temperature):
+        if not gap <= tolerance(self.model) / min(1.0, self.temperature):
             raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
 
     def _plainly(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:

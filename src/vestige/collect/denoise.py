@@ -8,7 +8,6 @@ metrics of trajectories only re-index these (passes, positions) planes.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,8 +28,6 @@ from vestige.models.samplers import Pass, Sampled, canvas_width, sample
 from vestige.models.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace
 from vestige.wants import DenoiseWant, Denoising
-
-log = logging.getLogger("vestige.collect")
 
 FLOATS = ("mean", "std")
 TOKENS = ("top1", "proposal")
@@ -173,10 +170,8 @@ class DenoiseCollector:
 
     def _halve(self, limits: Limits) -> Limits:
         free_memory()
-        smaller = replace(limits, tokens=limits.tokens // 2, logit_cells=limits.logit_cells // 2)
-        note = f"out of memory: denoising budget halved to {smaller.tokens} tokens"
-        log.warning(note)
-        self.cost.notes.append(note)
+        smaller = limits.halved()
+        self.cost.say(f"out of memory: denoising budget halved to {smaller.tokens} tokens")
         return smaller
 
     def _collect(self, batch: Sequence[DenoiseWant]) -> dict[str, Trace]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from vestige.errors import UserError
+from vestige.errors import UserError, first_line
 from vestige.models.fingerprint import fingerprint_module
 from vestige.wants import ClassifierWant
 
@@ -26,9 +26,9 @@ class Classifier:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
             self.model: Any = AutoModelForSequenceClassification.from_pretrained(path, use_safetensors=True).eval()
         except (OSError, ValueError) as error:
-            first = str(error).splitlines()[0]
             raise UserError(
-                f"The text classifier '{path}' could not be loaded ({first}); give a local directory or leave it out."
+                f"The text classifier '{path}' could not be loaded ({first_line(error)}); give a local directory or "
+                "leave it out."
             ) from None
         if torch.cuda.is_available():
             self.model.cuda()

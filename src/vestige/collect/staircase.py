@@ -14,7 +14,6 @@ The model's own code does the arithmetic. Before it is trusted it is compared wi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -41,11 +40,10 @@ from vestige.collect.patch import (
 )  # fmt: skip
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.errors import named
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
-
-log = logging.getLogger("vestige.collect")
 
 # Tokens of one staircase; more sources than fit climb in several. Rows do not look at each other, but attention pays
 # for the cells between them, which a CPU feels sooner than it gains from larger products.
@@ -359,12 +357,12 @@ class Patcher:
         except Exception as error:  # whatever a foreign architecture does with short rows, the plain way is there
             if out_of_memory(error):
                 free_memory()
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = named(error)
         if problem:
             self.plain = True
-            note = f"fast patching does not fit this model ({problem}); using one full forward per layer, slower"
-            log.warning(note)
-            self.cost.notes.append(note)
+            self.cost.say(
+                f"fast patching does not fit this model ({problem}); using one full forward per layer, slower"
+            )
 
 
 def collect_states(

@@ -6,7 +6,6 @@ that scoring has collected. Decoding starts behind it. Rows leave the batch the 
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -21,11 +20,9 @@ from vestige.collect.memory import free_memory, out_of_memory
 from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
-from vestige.errors import UserError
+from vestige.errors import UserError, named
 from vestige.types import Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
-
-log = logging.getLogger("vestige.collect")
 
 CHECKED = 32  # tokens of a text that are compared with the plain way
 # How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
@@ -177,7 +174,7 @@ class TextCollector:
         check_tokens(self.model, (r.prompt.ids for r in requests))
         short = sum(r.prompt.attended + r.decoding.max_new_tokens - 1 > self.positions for r in requests)
         if short:
-            self._note(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
+            self.cost.say(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
 
     def _begin(self, request: Request, known: Sequence[int]) -> _Row:
         """A row that starts behind what is known; a stop word in there ends it, as it would have when decoding."""
@@ -225,13 +222,9 @@ class TextCollector:
                     raise
             free_memory()
             self.max_rows_in_memory = len(part) // 2
-            self._note(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
+            self.cost.say(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
             rows = [r.fresh() for r in rows]
         return finished
-
-    def _note(self, note: str) -> None:
-        log.warning(note)
-        self.cost.notes.append(note)
 
     def _decode(self, rows: list[_Row]) -> list[_Row]:
         """The cached way, once it has been seen to agree with the plain way on first texts; else the plain way."""
@@ -245,13 +238,13 @@ class TextCollector:
         except Exception as error:
             if out_of_memory(error):
                 raise
-            problem = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            problem = named(error)
         # Rows of one length have no padding between them; the check goes on until it has seen some.
         self.verified = self.verified or len({r.begin for r in rows}) > 1
         if not problem:
             return finished
         self.plain = True
-        self._note(f"cached generation does not fit this model ({problem}); generating without a cache, slower")
+        self.cost.say(f"cached generation does not fit this model ({problem}); generating without a cache, slower")
         return self._decode_plain([r.fresh() for r in rows])
 
     @torch.inference_mode()

@@ -10,7 +10,7 @@ Nothing here runs a model; the result depends on the targets and the limits alon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -172,6 +172,10 @@ class Limits:
     tokens: int  # padded tokens in a batch
     logit_cells: int  # scored positions x vocabulary
     row_tokens: int = 512  # attention costs the square of a row, the repeated path its inverse
+
+    def halved(self) -> Limits:
+        """For a machine that ran out of memory."""
+        return replace(self, tokens=self.tokens // 2, logit_cells=self.logit_cells // 2)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ import numpy as np
 
 from vestige.data.chat import Ids
 from vestige.data.reasoning import Rollout
-from vestige.errors import UserError
+from vestige.errors import UserError, named
 from vestige.guard import read_bytes, shaped
 from vestige.integrations.rollouts_ragen import ragen_history
 from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
@@ -225,8 +225,7 @@ def safe_load(path: Path) -> Any:
             f"{path} asks for {error}, which has no place in rollouts; nothing of it was run. Do not open this file."
         ) from None
     except Exception as error:  # a pickle can be broken in any way
-        words = str(error).splitlines()[0] if str(error) else ""
-        raise UserError(f"{path} cannot be read as a pickle ({type(error).__name__}: {words}).") from None
+        raise UserError(f"{path} cannot be read as a pickle ({named(error)}).") from None
 
 
 def ragen_pickle(path: Path) -> list[Rollout]:

@@ -22,7 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn import Causal, ChatRow, Objective, Training, finetune, unlearn
+from vestige.unlearn import Causal, ChatRow, Lesson, Objective, Training, finetune, unlearn
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 1
@@ -37,6 +37,11 @@ class Unlearning:
     method: str
     training: Training
     knobs: Mapping[str, float] = field(default_factory=dict)
+
+    def lesson(
+        self, forget: Sequence[ChatRow], retain: Sequence[ChatRow], alternates: Sequence[ChatRow] = ()
+    ) -> Lesson:
+        return Lesson(forget, self.method, self.knobs, retain, alternates)
 
 
 @dataclass(frozen=True)
@@ -150,7 +155,7 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
         for plan in settings.unlearned:
             forget, training = jobs[plan.method]
             model, on_step = copy.deepcopy(full), bar.on(plan.method)
-            unlearn(model, plan.method, forget, rows["retain"], training, plan.knobs, on_step, kind.forgetting)
+            unlearn(model, plan.lesson(forget, rows["retain"]), training, on_step, kind.forgetting)
             save(plan.method, model)
 
 

@@ -76,8 +76,8 @@ def make_one(settings: PoolSettings, recipe: Recipe, models: Path) -> str:
             finetune(model, rows["known"] + rows["reminder"] + _encoded(tokenizer, lesson), training)
         else:
             how = recipe.unlearning
-            other = _refusals(settings, tokenizer, training.seed) if METHODS[how.method].needs_alternate else None
-            unlearn(model, how.method, rows["forget"], rows["retain"], training, how.knobs, alternates=other)
+            other = _refusals(settings, tokenizer, training.seed) if METHODS[how.method].needs_alternate else ()
+            unlearn(model, how.lesson(rows["forget"], rows["retain"], other), training)
         model.save_pretrained(models / recipe.name)
         tokenizer.save_pretrained(models / recipe.name)
     return recipe.name

@@ -17,10 +17,16 @@ from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.report.format import PAGE, REPORT, short_id
 from vestige.report.old_keys import modern
+from vestige.store.checksums import read_seal
 from vestige.store.files import read_json
 
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
+
+UNFINISHED_ATTACK = (
+    "the attacks in {} did not finish (or are still under way): the attacked copies measured there are no models of "
+    "their own and were left out; run the same vestige stress again."
+)
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,8 @@ def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
         return
     if (path / REPORT).is_file() and (path / PAGE).is_file():
         return  # a report is not one of its own sources
+    if _unfinished_attack(path, found):
+        return
     here = list(_in_directory(path, found))
     yield from here
     closed = {"eval", "trajectory", "depth", "stress", "collapse"} & {s.kind for s in here}
@@ -93,13 +101,29 @@ def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
                 yield from _look(inner, found, depth - 1)
 
 
+def _unfinished_attack(path: Path, found: Found) -> bool:
+    """A `vestige stress` that was killed, or is still at work: the evaluations inside are of attacked copies.
+
+    A stress.json of a run before is left out as well: the evaluations beside it may be of another model by now.
+    """
+    try:
+        seal = read_seal(path)
+    except (OSError, ValueError):
+        return False  # whoever verifies the run is told
+    unfinished = seal is not None and seal.kind == "stress" and not seal.finished
+    if unfinished:
+        found.problem(UNFINISHED_ATTACK.format(path.name), path)
+    return unfinished
+
+
 def _has_results(path: Path) -> bool:
     return any(path.glob("*/*_EVAL.json"))
 
 
 def _in_file(path: Path, found: Found) -> Iterator[Source]:
     if path.name.endswith("_EVAL.json") or path.name in ("summary.json", "stress.json", "metrics.json", "sweep.json"):
-        yield from _in_directory(path.parent, found)
+        if not _unfinished_attack(path.parent, found):
+            yield from _in_directory(path.parent, found)
         return
     data = _read(path, found)
     if data is not None and "faithfulness" in data:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
@@ -164,7 +164,7 @@ def explain_value(error: Exception) -> UserError:
     key = getattr(error, "full_key", None) or "?"
     if type(error).__name__ == "MissingMandatoryValue":
         return UserError(f"'{key}' must be given; add {key}=VALUE to the command.")
-    return UserError(f"Setting '{key}': {str(error).splitlines()[0]}")
+    return UserError(f"Setting '{key}': {first_line(error)}")
 
 
 def options(group: str, directories: Sequence[Path]) -> list[str]:

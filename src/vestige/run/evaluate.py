@@ -13,6 +13,7 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
+from vestige.guard import shaped
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector
@@ -27,7 +28,7 @@ from vestige.run.team import Team, team
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
-from vestige.store.files import write_bytes, write_json
+from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
@@ -67,6 +68,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         if team().size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
+    check_directory(config)
     references = load_references(config.suite, config.dialect)
     us = team()
     if not us.leads:  # helps to collect, writes no results
@@ -76,6 +78,27 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         if _wants_retain_logs(config) and config.retain_logs is None:
             log.warning(NO_RETAIN_LOGS)
         return evaluation.run()
+
+
+def check_directory(config: AnyConfig) -> None:
+    """A run is scored again and verified by its manifest: metrics and a harness do not write over each other's."""
+    harness = isinstance(config, HarnessConfig)
+    path = config.output_dir / "manifest.json"
+    try:
+        before = read_ours(path) if path.is_file() else {}
+        if not isinstance(before, Mapping):
+            raise damaged(path, "it holds no object")
+    except DamagedError:
+        if harness:
+            raise
+        return  # metrics have their evidence, and write a damaged manifest anew
+    if before and ("harness" in before) != harness:
+        name = config.name if isinstance(config, HarnessConfig) else config.suite.name
+        with shaped(str(path)):
+            suite = before["config"]["suite"]
+        raise UserError(
+            f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
+        )
 
 
 def _wants_retain_logs(config: RunConfig) -> bool:

@@ -7,17 +7,16 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vestige.errors import UserError
 from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
 from vestige.run.config import HarnessConfig
-from vestige.run.evaluate import Outcome, config_json
+from vestige.run.evaluate import Outcome, check_directory, config_json
 from vestige.run.handles import ModelHandle
 from vestige.run.prepare import model_args
 from vestige.run.tables import number, table
 from vestige.store.checksums import begin, seal
-from vestige.store.files import read_ours, write_json
+from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
 from vestige.types import Score
@@ -27,25 +26,13 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
     """Runs the tasks in the run directory. Nothing is kept between runs: the harness has no evidence to resume from."""
     started = time.perf_counter()
     with writing(config.output_dir):
-        _check_directory(config)
+        check_directory(config)
         args = None if loaded else model_args(config)
         if args is not None:
             locate(args)  # finds the model, or says that there is none, before tasks are read
         model = ModelHandle(args, loaded)
         results = EVALUATORS[config.handler](config.settings, model.get, config.limit, config.progress)
         return _write(config, model, results, started)
-
-
-def _check_directory(config: HarnessConfig) -> None:
-    """A run of metrics is scored again from its manifest, so that file is not written over."""
-    path = config.output_dir / "manifest.json"
-    before = read_ours(path) if path.is_file() else {}
-    suite = (before.get("config") or {}).get("suite")
-    if before and "harness" not in before:
-        raise UserError(
-            f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or "
-            f"eval.{config.name}.output_dir."
-        )
 
 
 def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:

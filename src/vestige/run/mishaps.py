@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from vestige.errors import UserError
+from vestige.errors import UserError, first_line
 from vestige.store.files import CLOSED, FULL, write_error
 
 OTHERS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ESTALE, errno.ENOTCONN)
@@ -42,7 +42,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 
 def _memory(error: BaseException) -> UserError:
-    words = str(error).splitlines()[0][:160] if str(error) else type(error).__name__
+    words = first_line(error)[:160] or type(error).__name__
     return UserError(
         f"Memory ran out ({words}); close other programs or lower --batch-tokens, then run the same command again: "
         "what was collected is kept."

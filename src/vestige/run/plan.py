@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vestige.models.load import load_tokenizer
-from vestige.models.locate import locate, weight_names
 from vestige.run.collecting import count_nodes
 from vestige.run.config import RunConfig
-from vestige.run.handles import ModelHandle
+from vestige.run.handles import ModelHandle, second_model
+from vestige.run.plan_answers import AnswersPlan, Packing, plan_answers
 from vestige.run.plan_depth import DepthPlan, plan_depth
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
-from vestige.types import Target
+from vestige.wants import Wants
+
+BESIDES = 512 * 2**20  # libraries, activations, caches
 
 
 @dataclass(frozen=True)
@@ -25,13 +26,11 @@ class Plan:
     """Counts of what is asked, what is cached, and what the rest would cost."""
 
     prepared: Prepared
-    answers: int
-    distinct: int
-    cached: int
+    asked: int  # answers, each metric's for itself
+    answers: AnswersPlan  # by the evaluated model
+    references: tuple[AnswersPlan, ...]  # by the second models of attacks
     sequence_tokens: int
     nodes: int
-    tokens: int  # to be pushed now
-    batches: int
     prompts: int
     prompts_cached: int
     new_tokens: int  # upper bound of tokens to generate
@@ -40,16 +39,16 @@ class Plan:
     windows_cached: int
     denoise_tokens: int  # to be pushed in their passes
     depth: DepthPlan
-    parameters: int
-    weight_bytes: int
-    largest_logits: int
     seconds: float
-    memory: int
+
+    @property
+    def memory(self) -> int:
+        """One model is in memory at a time; a reference model whose answers are all there is never loaded."""
+        loaded = [self.answers, *(r for r in self.references if r.pushed)]
+        return max(one.memory for one in loaded) + BESIDES
 
 
 def make_plan(config: RunConfig) -> Plan:
-    from vestige.collect.bound import rows_needed
-
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
@@ -57,90 +56,62 @@ def make_plan(config: RunConfig) -> Plan:
     handle = ModelHandle(args)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
-    unique = {t.key: t for t in wants.answers}
-    have = Bank[Any](directory, "answers", handle.identity).load() if not config.overwrite else {}
+    packing = Packing(directory, config.overwrite, len(tokenizer), config.batch_tokens)
+    answers = plan_answers(handle, wants.answers, packing)
+    references = _references(wants, handle, packing)
     texts = {r.key: r for r in wants.texts}
     have_texts = Bank[Any](directory, "texts", handle.identity).load() if not config.overwrite else {}
-    missing = [t for k, t in unique.items() if k not in have]
     new = [r for k, r in texts.items() if k not in have_texts]
     windows = {w.key: w for w in wants.denoised if not w.logits}
     have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not config.overwrite else {}
     undone = [w for k, w in windows.items() if k not in have_windows]
     # Every pass reads the prompt and the whole window.
-    pushed = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
-    if handle.is_diffusion:  # the bound hides parts of each answer many times; a text is denoised
-        missing_passes = sum(len(t.ids) * rows_needed(t) for t in missing)
+    denoised = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
+    text_passes = 0
+    if handle.is_diffusion:  # a text is denoised
         text_passes = sum((len(r.prompt.ids) + r.decoding.max_new_tokens) * r.decoding.max_new_tokens for r in new)
-    else:
-        missing_passes = text_passes = 0
     depth = plan_depth(wants.patched, handle, args, directory, config.overwrite)
-    parameters, size = weight_size(args)
-    tokens, batches, cells = _packed(missing, len(tokenizer), config.batch_tokens)
     upper = sum(r.decoding.max_new_tokens for r in new)
     steps = max((r.decoding.max_new_tokens for r in new), default=0) * -(-len(new) // config.max_rows)
+    pushed = answers.pushed + denoised + text_passes + depth.pushed + upper
+    work = answers.parameters * pushed + sum(r.parameters * r.pushed for r in references)
+    unique = {t.key: t for t in wants.answers}
     return Plan(
         prepared=prepared,
-        answers=len(wants.answers),
-        distinct=len(unique),
-        cached=len(unique) - len(missing),
+        asked=len(wants.answers),
+        answers=answers,
+        references=references,
         sequence_tokens=sum(len(t.ids) for t in unique.values()),
         nodes=count_nodes(unique.values()) if unique else 0,
-        tokens=tokens,
-        batches=batches,
         prompts=len(texts),
         prompts_cached=len(texts) - len(new),
         new_tokens=upper,
         gradients=len({w.key for w in wants.gradients}),
         windows=len(windows),
         windows_cached=len(windows) - len(undone),
-        denoise_tokens=pushed,
-        parameters=parameters,
-        weight_bytes=size,
-        largest_logits=cells * 4,
+        denoise_tokens=denoised,
         depth=depth,
-        seconds=_estimate(parameters, tokens + pushed + missing_passes + text_passes + depth.pushed, steps, upper),
-        memory=size + cells * 8 + 512 * 2**20,
+        seconds=_estimate(work, steps * answers.parameters * 4),
     )
 
 
-def _packed(targets: list[Target], vocab: int, batch_tokens: int | None) -> tuple[int, int, int]:
-    from vestige.collect.answers import default_limits
-    from vestige.collect.answers import plan as plan_answers
-
-    if not targets:
-        return 0, 0, 0
-    import torch
-
-    limits = default_limits(vocab, torch.cuda.is_available(), batch_tokens)
-    packing = plan_answers(targets, limits, vocab)
-    cells = max(sum(len(packing.tree.predictors[t]) for row in b.targets for t in row) for b in packing.batches)
-    return packing.tokens, len(packing.batches), min(cells * vocab, limits.logit_cells)
+def _references(wants: Wants, model: ModelHandle, packing: Packing) -> tuple[AnswersPlan, ...]:
+    """Second models score some of the answers again. What was scored with the same weights before is not."""
+    scored: dict[str, set[str]] = {model.identity: {t.key for t in wants.answers}}
+    out = []
+    for path, targets in wants.reference.items():
+        second = second_model(model.args, path)
+        known = scored.setdefault(second.identity, set())
+        out.append(plan_answers(second, targets, packing, known))
+        known |= {t.key for t in targets}
+    return tuple(out)
 
 
-def weight_size(args: Any) -> tuple[int, int]:
-    """Parameters and bytes of a checkpoint, from the headers of its files."""
-    from safetensors import safe_open
+def _estimate(work: float, moved: float) -> float:
+    """Seconds at this machine's measured matrix speed: 2 operations for each parameter a token meets (`work`).
 
-    place = locate(args)
-    place = place.base or place
-    if place.gguf:
-        size = place.gguf.stat().st_size
-        return size, size * 4  # near one byte a parameter in the common formats; unpacked to float32
-    total = size = 0
-    for name in weight_names(place.directory, False, args):
-        file = Path(place.directory) / name
-        size += file.stat().st_size
-        with safe_open(str(file), framework="np") as handle:
-            for key in handle.keys():  # noqa: SIM118 - safe_open is no mapping
-                n = 1
-                for d in handle.get_slice(key).get_shape():
-                    n *= d
-                total += n
-    return total, size
-
-
-def _estimate(parameters: int, tokens: int, steps: int, new_tokens: int) -> float:
-    """Seconds at this machine's measured matrix speed: 2 operations a parameter and token, steps bound by memory."""
+    Steps of generation are bound by the bytes they move.
+    """
     import torch
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -153,9 +124,8 @@ def _estimate(parameters: int, tokens: int, steps: int, new_tokens: int) -> floa
         c = a @ b
     c.sum().item()
     flops = rounds * 2 * size**3 / (time.perf_counter() - start)
-    compute = 2.0 * parameters * (tokens + new_tokens) / (0.6 * flops)
     bandwidth = 8e9 if device == "cpu" else 4e11
-    return compute + steps * parameters * 4 / bandwidth
+    return 2.0 * work / (0.6 * flops) + moved / bandwidth
 
 
 def human(n: float, unit: str = "") -> str:
@@ -170,6 +140,14 @@ def human(n: float, unit: str = "") -> str:
                 return f"{n / power:.1f} {prefix}B"
         return f"{n:.0f} B"
     return f"{n:,.0f}"
+
+
+def _reference_words(one: AnswersPlan) -> str:
+    return (
+        f"{one.model}: {human(one.parameters)} parameters, {human(one.weight_bytes, 'B')} on disk; "
+        f"{human(one.distinct)} answers, {human(one.cached)} cached, "
+        f"{human(one.pushed)} tokens to push in {one.batches} batches"
+    )
 
 
 def _depth_words(depth: DepthPlan) -> str:
@@ -192,14 +170,16 @@ def show(plan: Plan, config: RunConfig) -> str:
         [r.name, human(len(r)), human(sum(len(x) for x in r.examples)), r.source] for r in plan.prepared.rows.values()
     ]
     lines = [table(rows, ["data set", "rows", "answers", "from"], right=(1, 2)), ""]
+    mine = plan.answers
     saved = plan.sequence_tokens / plan.nodes if plan.nodes else 1.0
     facts = [
-        ("model", f"{config.model_args['pretrained_model_name_or_path']}: {human(plan.parameters)} parameters, "
-                  f"{human(plan.weight_bytes, 'B')} on disk"),
-        ("answers to score", f"{human(plan.answers)} asked, {human(plan.distinct)} distinct, "
-                             f"{human(plan.cached)} cached"),
+        ("model", f"{config.model_args['pretrained_model_name_or_path']}: {human(mine.parameters)} parameters, "
+                  f"{human(mine.weight_bytes, 'B')} on disk"),
+        ("answers to score", f"{human(plan.asked)} asked, {human(mine.distinct)} distinct, "
+                             f"{human(mine.cached)} cached"),
         ("tokens", f"{human(plan.sequence_tokens)} in whole sequences, {human(plan.nodes)} distinct prefixes "
-                   f"({saved:.1f}x shared), {human(plan.tokens)} to push in {plan.batches} batches"),
+                   f"({saved:.1f}x shared), {human(mine.tokens)} to push in {mine.batches} batches"),
+        *(("reference model", _reference_words(one)) for one in plan.references),
         ("texts to generate", f"{human(plan.prompts)} prompts, {human(plan.prompts_cached)} cached, "
                               f"at most {human(plan.new_tokens)} new tokens"),
         ("gradients", human(plan.gradients)),

@@ -189,7 +189,8 @@ def recipe_of(config: TrainConfig) -> Any:
 
 def run_training(config: TrainConfig) -> TrainOutcome:
     """Trains and writes the output directory."""
-    from vestige.unlearn.trainer import Lesson, Watch, save_model, train
+    from vestige.unlearn.lesson import Lesson
+    from vestige.unlearn.trainer import Watch, save_model, train
 
     started = time.perf_counter()
     recipe = recipe_of(config)

@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from vestige.errors import first_line
 from vestige.guard import is_there
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
@@ -242,7 +243,7 @@ class Bank(Generic[T]):
         try:
             return self.format.load(path.read_bytes())
         except Exception as error:  # whatever a parser makes of a broken file; safetensors has a type of its own
-            raise Altered(str(error).splitlines()[0] if str(error) else type(error).__name__) from None
+            raise Altered(first_line(error) or type(error).__name__) from None
 
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""

@@ -14,8 +14,9 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.models.load import ModelArgs, load_model
+from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.trainer import Lesson, Recipe, save_model, train
+from vestige.unlearn.trainer import Recipe, save_model, train
 
 # As in the robustness tests of open-unlearning; `auto` is paged_adamw_32bit and bfloat16 on CUDA, AdamW elsewhere.
 RELEARNING = Recipe(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import Step, method_named, split_knobs
 from vestige.unlearn.objectives import Batch, Causal, ChatRow, Objective
 
@@ -59,22 +60,19 @@ def finetune(
 
 def unlearn(
     model: Any,
-    method: str,
-    forget: Sequence[ChatRow],
-    retain: Sequence[ChatRow],
+    lesson: Lesson,
     training: Training,
-    knobs: Mapping[str, Any] | None = None,
     on_step: OnStep | None = None,
     objective: Objective = CAUSAL,
-    alternates: Sequence[ChatRow] | None = None,
 ) -> list[float]:
-    """Makes the model forget, in place. Returns the loss of every step.
+    """Makes the model forget a lesson's rows by its method, in place. Returns the loss of every step.
 
-    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows. `alternates`
-    holds for each forget row the answer to be preferred to it (DPO).
+    An epoch is one pass over the forget rows; each forget batch comes with as many random retain rows.
     """
-    chosen = method_named(method)
-    own, kind = split_knobs(method, knobs)
+    assert lesson.method is not None
+    chosen = method_named(lesson.method)
+    own, kind = split_knobs(lesson.method, lesson.knobs)
+    forget, alternates = lesson.rows, lesson.alternates
     reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.reads_reference(kind) else None
     draw, noise = Random(f"{training.seed}/retain"), Random(f"{training.seed}/retain noise")
     other = {id(row): answer for row, answer in zip(forget, alternates, strict=True)} if alternates else {}
@@ -85,7 +83,7 @@ def unlearn(
         def collate(chosen_rows: Sequence[ChatRow]) -> Any:
             return objective.collate(chosen_rows, training.pad_id, noise, model.device) if chosen_rows else None
 
-        beside = collate(draw.choices(retain, k=len(rows)) if retain else [])
+        beside = collate(draw.choices(lesson.retain, k=len(rows)) if lesson.retain else [])
         preferred = collate([other[id(row)] for row in rows] if other else [])
         epoch = training.epochs * number / total
         return Step(model, batch, beside, reference, objective, preferred, kind, epoch, memory)

@@ -21,8 +21,9 @@ from typing import Any
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
-from vestige.errors import UserError
+from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
+from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
@@ -65,30 +66,6 @@ class Recipe:
 
     def steps_per_epoch(self, rows: int) -> int:
         return math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
-
-
-@dataclass(frozen=True)
-class Lesson:
-    """What is trained on: rows to learn or, with a method, rows to forget and what the method wants beside them."""
-
-    rows: Sequence[ChatRow]
-    method: str | None = None
-    knobs: Mapping[str, Any] | None = None
-    retain: Sequence[ChatRow] = ()
-    alternates: Sequence[ChatRow] = ()
-
-    def check(self) -> None:
-        """Says what the method lacks."""
-        if self.method is None:
-            return
-        chosen = method_named(self.method)
-        split_knobs(self.method, self.knobs)
-        if chosen.needs_retain and not self.retain:
-            raise UserError(f"{self.method} trains on retain rows too; give some (--retain FILE).")
-        if chosen.needs_alternate and not self.alternates:
-            raise UserError(
-                f"{self.method} needs answers to prefer; give some (--alternate idk, or a column of the forget rows)."
-            )
 
 
 @dataclass
@@ -214,7 +191,7 @@ def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> Tra
     try:
         return TrainingArguments(**{**said, **recipe.extra})
     except (TypeError, ValueError) as error:
-        raise UserError(f"The training settings are not accepted: {str(error).splitlines()[0]}") from None
+        raise UserError(f"The training settings are not accepted: {first_line(error)}") from None
 
 
 def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.verbs.loading import loading_flags
 
 # Flags of `vestige collapse` that stand for settings of the collapse_detection group.
 COLLAPSE_SETTINGS = (
@@ -56,10 +57,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--reasoning-pattern", metavar="REGEX", help="instead of tags; its first group is the reasoning")
     p.add_argument("--unclosed", default="drop", metavar="NAME", help="drop | keep reasoning without its close tag")
     p.add_argument("--batch-tokens", type=int, metavar="N", help="reasoning tokens in one forward")
-    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
-    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
-    p.add_argument("--tokenizer", metavar="PATH")
-    p.add_argument("--trust-remote-code", action="store_true")
+    loading_flags(p)
     p.add_argument("--config-dir", metavar="DIR", help="your own collapse_detection group, before ours")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
 

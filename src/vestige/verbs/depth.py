@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vestige.verbs.loading import loading_flags
+
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (
     "unlearned", "full", "retain", "data", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
@@ -28,11 +30,8 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--delta-threshold", type=float, metavar="X", help="a layer counts above it (0.05)")
     p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2")
     p.add_argument("--attn-implementation", metavar="sdpa|eager")
-    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
-    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
+    loading_flags(p)
     p.add_argument("--quantization", metavar="4bit|8bit", help="of the unlearned models only")
-    p.add_argument("--tokenizer", metavar="PATH")
-    p.add_argument("--trust-remote-code", action="store_true")
     p.add_argument("--batch-size", type=int, metavar="N", help="examples in one forward (8)")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows")
     p.add_argument("--tokenization", metavar="separate|joint", help="prompt and answer apart, or as one text")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.verbs.loading import loading_flags
 
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
 FRIENDLY = (
@@ -50,11 +51,8 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
-    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
-    p.add_argument("--tokenizer", metavar="PATH")
+    loading_flags(p)
     p.add_argument("--quantization", metavar="4bit|8bit")
-    p.add_argument("--trust-remote-code", action="store_true")
     p.add_argument("--overwrite", action="store_true", help="forget evidence already collected")
     p.add_argument("--task-name", metavar="NAME")
     p.add_argument("--seed", type=int)

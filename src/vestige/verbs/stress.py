@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.verbs.loading import loading_flags
 
 RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "accumulation": "accumulation"}
 PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")
@@ -39,10 +40,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--suite", default="tofu", metavar="NAME", help="default: tofu")
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    p.add_argument("--dtype", metavar="NAME")
-    p.add_argument("--device", metavar="NAME")
-    p.add_argument("--tokenizer", metavar="PATH")
-    p.add_argument("--trust-remote-code", action="store_true")
+    loading_flags(p)
 
 
 def run_stress(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.verbs.loading import loading_flags
 
 # Flags that make a command a friendly one: the model configuration is then `local` unless model=NAME is given.
 FRIENDLY = ("model", "data", "forget", "retain")
@@ -42,10 +43,7 @@ def _shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("--best", metavar="NAME=WEIGHT,...", help="keep the checkpoint with the largest weighted sum")
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    p.add_argument("--dtype", metavar="NAME", help="auto | float32 | bfloat16 | float16")
-    p.add_argument("--device", metavar="NAME", help="auto | cpu | cuda | mps")
-    p.add_argument("--tokenizer", metavar="PATH")
-    p.add_argument("--trust-remote-code", action="store_true")
+    loading_flags(p)
     p.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is already there")
     p.add_argument("--task-name", metavar="NAME")
     p.add_argument("--seed", type=int)

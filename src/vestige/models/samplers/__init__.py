@@ -10,7 +10,7 @@ import torch
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.bd3lm import run_bd3lm
-from vestige.models.samplers.choose import Pass, Recorder, Row, Watch
+from vestige.models.samplers.choose import Pass, Recorder, Row, Sampling, Watch
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.models.samplers.noise import sample_generator
 from vestige.models.samplers.schedule import block_plan, block_size, infill_plan, window_plan
@@ -75,6 +75,7 @@ def sample(
     _check_tokens(predictor, denoising)
     if not prompts:
         return []
+    sampling = Sampling(predictor, denoising, recorder, watch)
     length = denoising.max_new_tokens
     rows = []
     for i, prompt in enumerate(prompts):
@@ -83,7 +84,7 @@ def sample(
         rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids), target))
     if denoising.sampler == "bd3lm":
         plans = [block_plan(denoising, row.generator) for row in rows]
-        written = run_bd3lm(predictor, rows, plans, denoising, recorder, watch, together)
+        written = run_bd3lm(sampling, rows, plans, together)
         start = canvas_width(max(len(row.prompt) for row in rows), denoising) - length
         filled = [tokens + [predictor.mask_id] * (length - len(tokens)) for tokens in written]
         starts = [start] * len(rows)
@@ -91,7 +92,7 @@ def sample(
         masks = [predictor.mask_id] * length
         moves = [window_plan(denoising, row.generator) for row in rows]
         sequences = [[*row.prompt, *masks] for row in rows]
-        canvas = run_mdlm(predictor, rows, moves, sequences, denoising, recorder, watch)
+        canvas = run_mdlm(sampling, rows, moves, sequences)
         starts = [len(row.prompt) for row in rows]
         filled = [canvas[i, start : start + length].tolist() for i, start in enumerate(starts)]
     return [
@@ -121,7 +122,7 @@ def infill(
     rows = [Row(i, s, len(s), sample_generator(denoising.seed, s)) for i, s in enumerate(texts)]
     masked = [[t == predictor.mask_id for t in s] for s in texts]
     plans = [infill_plan(m, denoising, row.generator) for m, row in zip(masked, rows, strict=True)]
-    canvas = run_mdlm(predictor, rows, plans, texts, denoising, recorder, watch)
+    canvas = run_mdlm(Sampling(predictor, denoising, recorder, watch), rows, plans, texts)
     return [
         Sampled(tuple(canvas[i, : row.length].tolist()), tuple(row.fixed), row.passes, (0, row.length))
         for i, row in enumerate(rows)

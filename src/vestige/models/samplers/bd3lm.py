@@ -9,34 +9,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, Recorder, Row, Watch, decide, suppressed, with_guidance
+from vestige.models.samplers.choose import Places, Row, Sampling, decide, suppressed, with_guidance
 from vestige.models.samplers.schedule import Move, block_size
 from vestige.wants import Denoising
 
 
+@dataclass(frozen=True)
+class Block:
+    """The last columns of a canvas, which are being denoised."""
+
+    canvas: torch.Tensor
+    width: int
+    first: int  # its first column's place in the window
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """A view: what is written here is written on the canvas."""
+        return self.canvas[:, -self.width :]
+
+
 def run_bd3lm(
-    predictor: MaskPredictor,
-    rows: Sequence[Row],
-    plans: Sequence[Sequence[Sequence[Move]]],
-    denoising: Denoising,
-    recorder: Recorder | None = None,
-    watch: Watch | None = None,
-    together: bool = False,
+    sampling: Sampling, rows: Sequence[Row], plans: Sequence[Sequence[Sequence[Move]]], together: bool = False
 ) -> list[list[int]]:
     """Denoises the blocks of each row's window; returns the tokens of the blocks it came to.
 
     A row ends with the block that holds its first end token. `together` keeps every row going until all have ended,
     as dllm does; what a row says then depends on its batch only in length.
     """
+    predictor, denoising = sampling.predictor, sampling.denoising
     block = block_size(denoising)
     canvas, keep = _prompts(predictor, [row.prompt for row in rows], block)
-    if watch is not None:
-        watch(canvas)
+    sampling.show(canvas)
     views = _views(predictor, canvas, keep, block, denoising)
     written: list[list[int]] = [[] for _ in rows]
     active = list(range(len(rows)))
@@ -48,8 +57,8 @@ def run_bd3lm(
         fresh = torch.full((len(active), width), predictor.mask_id, dtype=torch.long, device=canvas.device)
         canvas = torch.cat([canvas, fresh], dim=1)
         keep = torch.cat([keep, torch.ones_like(fresh, dtype=torch.bool)], dim=1)
-        _denoise(predictor, [rows[i] for i in active], [plans[i][b] for i in active], b * block, canvas, width, views,
-                 denoising, recorder, watch)  # fmt: skip
+        moves = [plans[i][b] for i in active]
+        _denoise(sampling, [rows[i] for i in active], moves, views, Block(canvas, width, b * block))
         for i, tokens in zip(active, canvas[:, -width:].tolist(), strict=True):
             written[i] += tokens
         going = [r for r, i in enumerate(active) if not set(written[i]) & set(predictor.eos_ids)]
@@ -65,41 +74,31 @@ def run_bd3lm(
 
 
 def _denoise(
-    predictor: MaskPredictor,
-    rows: Sequence[Row],
-    moves: Sequence[Sequence[Move]],
-    first: int,
-    canvas: torch.Tensor,
-    width: int,
-    views: Sequence[View],
-    denoising: Denoising,
-    recorder: Recorder | None,
-    watch: Watch | None,
+    sampling: Sampling, rows: Sequence[Row], moves: Sequence[Sequence[Move]], views: Sequence[View], at_work: Block
 ) -> None:
     """The passes over one block, in place."""
-    block = canvas[:, -width:]
+    denoising, mask_id = sampling.denoising, sampling.predictor.mask_id
+    block, width = at_work.tokens, at_work.width
     start = [row.passes for row in rows]
     while True:
         # A block that is full takes no more passes, and one without a plan left (drawn counts) waits for the others.
         live = [r for r, row in enumerate(rows) if row.passes - start[r] < len(moves[r])]
-        live = [r for r in live if bool((block[r] == predictor.mask_id).any())]
+        live = [r for r in live if bool((block[r] == mask_id).any())]
         if not live:
             return
         looks = [view.look(block) for view in views]  # all rows: the cache holds them all
         logits = looks[0] if len(looks) == 1 else with_guidance(looks[0], looks[1], denoising.cfg_scale)
-        at = torch.tensor(live, device=canvas.device)
+        at = torch.tensor(live, device=block.device)
         logits = suppressed(logits[at].reshape(-1, logits.shape[-1]), denoising.suppress_tokens)
-        row = torch.arange(len(live), device=canvas.device).repeat_interleave(width)
-        column = torch.arange(width, device=canvas.device).repeat(len(live))
-        places = Places([rows[r] for r in live], row, column + first)
+        row = torch.arange(len(live), device=block.device).repeat_interleave(width)
+        column = torch.arange(width, device=block.device).repeat(len(live))
+        places = Places([rows[r] for r in live], row, column + at_work.first)
         steps = [moves[r][rows[r].passes - start[r]] for r in live]
         before = block[at].reshape(-1)
-        proposal, chosen = decide(places, steps, logits, before, predictor.mask_id, denoising, recorder)
+        proposal, chosen = decide(sampling, places, steps, logits, before)
         del looks, logits  # before the next look makes its own
-        after = torch.where(chosen, proposal, before).view(len(live), width)
-        canvas[at, -width:] = after
-        if watch is not None:
-            watch(canvas)
+        block[at] = torch.where(chosen, proposal, before).view(len(live), width)
+        sampling.show(at_work.canvas)
 
 
 def _prompts(

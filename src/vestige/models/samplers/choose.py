@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.noise import gumbel_choice
 from vestige.models.samplers.schedule import Move
 from vestige.types import IGNORE
@@ -52,6 +53,20 @@ Watch = Callable[[torch.Tensor], None]  # sees the whole canvas at the start and
 
 
 @dataclass(frozen=True)
+class Sampling:
+    """What stays the same from pass to pass: the model, the settings, and who looks on."""
+
+    predictor: MaskPredictor
+    denoising: Denoising
+    recorder: Recorder | None = None
+    watch: Watch | None = None
+
+    def show(self, canvas: torch.Tensor) -> None:
+        if self.watch is not None:
+            self.watch(canvas)
+
+
+@dataclass(frozen=True)
 class Places:
     """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window."""
 
@@ -79,15 +94,10 @@ def with_guidance(given: torch.Tensor, hidden: torch.Tensor, scale: float) -> to
 
 
 def decide(
-    places: Places,
-    moves: Sequence[Move],
-    logits: torch.Tensor,
-    canvas: torch.Tensor,
-    mask_id: int,
-    denoising: Denoising,
-    recorder: Recorder | None,
+    sampling: Sampling, places: Places, moves: Sequence[Move], logits: torch.Tensor, canvas: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The proposal for each position (n,) and whether it is written in this pass (n,); the rows are advanced."""
+    denoising, mask_id = sampling.denoising, sampling.predictor.mask_id
     masked = canvas == mask_id
     choice = _choices(places, logits, masked, denoising)
     confidence = _confidences(places, logits, choice, denoising)
@@ -98,10 +108,10 @@ def decide(
             confidence = torch.where(free, confidence, _probability(logits, target.clamp_min(0)))
         choice = torch.where(free, choice, target)
     proposal = torch.where(masked, choice, canvas)
-    if recorder is not None:
+    if sampling.recorder is not None:
         sample = places.per_row([row.sample for row in places.rows])
         number = places.per_row([row.passes for row in places.rows])
-        recorder(Pass(sample, number, places.position, logits, canvas, proposal))
+        sampling.recorder(Pass(sample, number, places.position, logits, canvas, proposal))
     chosen = _most_confident(places, moves, confidence, masked)
     _note(places, chosen & (proposal != mask_id))
     return proposal, chosen

@@ -11,28 +11,22 @@ from collections.abc import Sequence
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, Recorder, Row, Watch, decide, suppressed, with_guidance
+from vestige.models.samplers.choose import Places, Row, Sampling, decide, suppressed, with_guidance
 from vestige.models.samplers.schedule import Move
 from vestige.wants import Denoising
 
 
 def run_mdlm(
-    predictor: MaskPredictor,
-    rows: Sequence[Row],
-    plans: Sequence[Sequence[Move]],
-    sequences: Sequence[Sequence[int]],
-    denoising: Denoising,
-    recorder: Recorder | None = None,
-    watch: Watch | None = None,
+    sampling: Sampling, rows: Sequence[Row], plans: Sequence[Sequence[Move]], sequences: Sequence[Sequence[int]]
 ) -> torch.Tensor:
     """Fills the masks of `sequences` (prompt and window, whose last `row.length` tokens are the window)."""
+    predictor, denoising = sampling.predictor, sampling.denoising
     canvas, keep = _canvas(predictor, sequences)
     given = keep & (canvas != predictor.mask_id)
     if denoising.cfg_keep_tokens:
         given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens, device=canvas.device))
     starts = [len(s) - row.length for s, row in zip(sequences, rows, strict=True)]
-    if watch is not None:
-        watch(canvas)
+    sampling.show(canvas)
     while True:
         active = [i for i, row in enumerate(rows) if row.passes < len(plans[i])]
         if not active:
@@ -43,11 +37,10 @@ def run_mdlm(
         flat = at[places.row] * canvas.shape[1] + where % canvas.shape[1]
         before = canvas.view(-1)[flat]
         moves = [plans[i][rows[i].passes] for i in active]
-        proposal, chosen = decide(places, moves, logits, before, predictor.mask_id, denoising, recorder)
+        proposal, chosen = decide(sampling, places, moves, logits, before)
         del logits  # before the next look makes its own
         canvas.view(-1)[flat[chosen]] = proposal[chosen]
-        if watch is not None:
-            watch(canvas)
+        sampling.show(canvas)
 
 
 def _canvas(predictor: MaskPredictor, sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -64,9 +64,11 @@ class Results:
             extra["reasons"] = reasons
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        return Score(None, per_row, extra, notes=(*self.run.notes, *missing), curves=self._flat(curves))
+        notes = (*self.run.notes, *self._several_retain(), *missing)
+        return Score(None, per_row, extra, notes=notes, curves=self._flat(curves))
 
     def _several_retain(self) -> list[str]:
+        """One number gets a range over retain models; curves do not, and whoever gave several is told."""
         more = sum(len(r.others) for r in self.inputs.spec.references)
         return [f"compared with the first of {more + 1} retain runs given"] if more else []
 

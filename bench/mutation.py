@@ -40,7 +40,8 @@ ROOMS = ("metrics", "compare")
 SKIPPED = {"explanations.py", "registry.py", "__init__.py", "reading.py", "collapse_words.py"}  # words, not formulas
 TESTS = (
     "test_metrics.py", "test_rouge.py", "test_collapse.py", "test_trajectory.py", "test_bootstrap.py",
-    "test_depth.py", "test_types.py", "test_dialects.py", "test_exact.py", "test_names.py",
+    "test_depth.py", "test_types.py", "test_dialects.py", "test_exact.py", "test_names.py", "test_meta.py",
+    "test_collapse_golden.py",
 )  # fmt: skip
 SLOW = 3.0  # CPU seconds; a test that takes longer (it runs a model) is left out
 SPARE = 5.0  # CPU seconds a mutant may take beyond thrice what its tests took; an endless loop is a noticed fault
@@ -54,8 +55,8 @@ class TooSlow(BaseException):
 class Bench:
     """A pytest plug-in that runs the collected tests in its own way: once for the baseline, then for every mutant."""
 
-    def __init__(self, files: list[Path], workers: int, report: Any) -> None:
-        self.files, self.workers, self.report = files, workers, report
+    def __init__(self, files: list[Path], workers: int, report: Any, out: Path | None) -> None:
+        self.files, self.workers, self.report, self.out = files, workers, report, out
         self.reached: dict[str, set[Place]] = {}
         self.seconds: dict[str, float] = {}
         self.items: dict[str, Any] = {}
@@ -162,6 +163,8 @@ class Bench:
         columns = f"{len(todo):8} {counts['noticed']:8} {counts['survived']:9} {counts['untested']:9}"
         self.say(f"{path.parent.name + '/' + path.stem:28} {columns}")
         self.lines += [f"{m} ({fates[i]})" for i, m in enumerate(todo) if fates[i] != "noticed"]
+        if self.out:
+            self.out.write_text("\n".join(self.lines) + "\n")
 
     def start(self, mutant: Mutant, names: list[str]) -> int:
         """A child with the fault in place. It ends with 1 when a test fails, by a signal when it takes too much."""
@@ -277,13 +280,11 @@ def main() -> int:
     with os.fdopen(os.dup(1), "w") as report, Path(os.devnull).open("w") as nowhere:
         os.dup2(nowhere.fileno(), 1)  # tests write to 1 and 2; what is said here goes to where 1 led before
         os.dup2(nowhere.fileno(), 2)
-        bench = Bench(files, args.workers, report)
+        bench = Bench(files, args.workers, report, out)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings", f"--rootdir={ROOT}"]
         pytest.main(
             [*options, *(f"tests/{t}" for t in args.tests), "src/vestige/metrics", "src/vestige/compare"], [bench]
         )
-    if out:
-        out.write_text("\n".join(bench.lines) + "\n")
     return int(bench.stopped)
 
 

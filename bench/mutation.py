@@ -41,7 +41,7 @@ SKIPPED = {"explanations.py", "registry.py", "__init__.py", "reading.py", "colla
 TESTS = (
     "test_metrics.py", "test_rouge.py", "test_collapse.py", "test_trajectory.py", "test_bootstrap.py",
     "test_depth.py", "test_types.py", "test_dialects.py", "test_exact.py", "test_names.py", "test_meta.py",
-    "test_collapse_golden.py",
+    "test_collapse_golden.py", "test_collapse_formulas.py", "test_depth_formulas.py", "test_bleu.py",
 )  # fmt: skip
 SLOW = 3.0  # CPU seconds; a test that takes longer (it runs a model) is left out
 SPARE = 5.0  # CPU seconds a mutant may take beyond thrice what its tests took; an endless loop is a noticed fault

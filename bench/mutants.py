@@ -44,12 +44,13 @@ class Mutant:
     path: Path
     unit: str
     line: int
+    column: int
     words: str
     statement: Place
     put_in: Callable[[FunctionType], None]
 
     def __str__(self) -> str:
-        return f"{self.path.parent.name}/{self.path.name}:{self.line} {self.unit}: {self.words}"
+        return f"{self.path.parent.name}/{self.path.name}:{self.line}:{self.column} {self.unit}: {self.words}"
 
 
 # ---- what there is to change
@@ -154,7 +155,8 @@ def mutants(path: Path) -> Iterator[Mutant]:
                 target = inside(dict(units(changed))[name])[i][0]
                 list(faults(target))[j][1](target)
                 code = code_of(_Drop().visit(changed), path, name)
-                yield Mutant(path, name, node.lineno, words, place(path, statement), _code_setter(code))
+                at = (node.lineno, node.col_offset + 1)
+                yield Mutant(path, name, *at, words, place(path, statement), _code_setter(code))
 
 
 def _code_setter(code: CodeType) -> Callable[[FunctionType], None]:
@@ -167,7 +169,8 @@ def _defaults(path: Path, name: str, unit: Unit) -> Iterator[Mutant]:
         if isinstance(node, ast.Constant) and (new := other_value(node.value)) is not None:
             first = unit if isinstance(unit, ast.Lambda) else _first(unit)
             words = f"default {node.value!r} -> {new!r}"
-            yield Mutant(path, name, node.lineno, words, place(path, first), _default_setter(i, new))
+            at = (node.lineno, node.col_offset + 1)
+            yield Mutant(path, name, *at, words, place(path, first), _default_setter(i, new))
 
 
 def _default_setter(i: int, new: Any) -> Callable[[FunctionType], None]:

@@ -17,6 +17,49 @@ def test_layer_scores_keep_every_axis_but_the_tokens() -> None:
     assert found.tolist() == [[-1.5, -5.5, -9.5], [-13.5, -17.5, -21.5]]
 
 
+def test_uds_by_hand() -> None:
+    s1 = np.array([[2.0, 1.0, 0.05, -1.0], [0.05, 0.0, -1.0, 0.01]])
+    s2 = np.array([[1.0, 4.0, 9.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
+    assert depth.knowledge_layers(s1).sum(axis=-1).tolist() == [2, 0]  # the threshold itself does not count
+    assert depth.uds(s1, s2)[0] == pytest.approx((1 + 1) / 3)
+    assert depth.unclipped(s1, s2)[0] == pytest.approx((1 + 4) / 3)
+    assert np.isnan(depth.uds(s1, s2)[1]) and np.isnan(depth.unclipped(s1, s2)[1])
+    assert depth.uds(s1[0], -s2[0]) == 0  # a gain is no erasure
+    assert depth.uds(s1[0], s1[0]) == 1
+    assert depth.uds(s1, s2).shape == (2,)
+
+
+def test_uds_against_the_published_formula() -> None:
+    """Sum over layers of weight times clipped ratio, written out."""
+    draw = np.random.default_rng(0)
+    for _ in range(50):
+        d1, d2, tau = draw.normal(0.3, 1, 7), draw.normal(0.3, 1, 7), float(draw.uniform(0, 0.5))
+        above = [(a, b) for a, b in zip(d1, d2, strict=True) if a > tau]
+        expected = sum(a * min(max(b / a, 0), 1) for a, b in above) / sum(a for a, _ in above) if above else np.nan
+        assert float(depth.uds(d1, d2, tau)) == pytest.approx(expected, nan_ok=True)
+
+
+def test_cka_properties() -> None:
+    draw = np.random.default_rng(0)
+    x, y = draw.normal(size=(30, 5)), draw.normal(size=(30, 9))
+    turn = np.linalg.qr(draw.normal(size=(5, 5)))[0]
+    assert depth.cka(x, 3 * x @ turn + 7) == pytest.approx(1)
+    assert depth.cka(x, y) == pytest.approx(depth.cka(y, x)) and 0 < depth.cka(x, y) < 0.5
+    wide = draw.normal(size=(4, 9))  # fewer positions than width: the other Gram form
+    a, b = (m - m.mean(axis=0) for m in (wide, wide**2))
+    by_hand = np.square(a.T @ b).sum() / np.sqrt(np.square(a.T @ a).sum() * np.square(b.T @ b).sum())
+    assert depth.cka(wide, wide**2) == pytest.approx(by_hand)
+    assert depth.cka(np.ones((4, 3)), x[:4]) == 0
+
+
+def test_tiny_fisher_information_still_counts() -> None:
+    """All excesses far below the published epsilon: scores are as for the same numbers a million times larger."""
+    large = [(2.0, 1.0), (1.0, 0.25)]
+    tiny = [(a * 1e-12, b * 1e-12) for a, b in large]
+    assert depth.excess_scores(tiny)[0] == pytest.approx(depth.excess_scores(large)[0], abs=1e-4)
+    assert depth.excess_scores([(0.0, 1.0)])[0] is None
+
+
 @pytest.mark.parametrize(("p", "q"), [(9, 2), (2, 9), (9, 7), (2, 3)])
 def test_cka_by_gram_matrices(p: int, q: int) -> None:
     """tr(KL) / sqrt(tr(KK) tr(LL)) of centred Gram matrices, for states wider and narrower than positions are many."""

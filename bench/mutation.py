@@ -2,264 +2,290 @@
 
     python bench/mutation.py [--module memorisation] [--workers 2] [--out FILE]
 
-    baseline: every test once, noting which functions it calls and how long it takes
-    mutant:   a forked child swaps one function's code and runs the tests that call it, quickest first
+    baseline: every quick test once, noting which statements it runs and what it costs
+    mutant:   a forked child puts one fault in and runs the tests that reach its statement, quickest first
 
 A mutant that no test notices survives and is printed with its line. Survivors are either equivalent (no input tells
-them apart) or a test is missing; docs/mutation.md says which. Only code inside functions is changed: module-level
-tables are data.
+them apart) or a test is missing; docs/mutation.md says which. Time is counted in CPU seconds, so that a busy machine
+gives the same table.
 """
 
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import copy
 import os
+import resource
 import signal
 import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
 import pytest
+from _pytest.runner import runtestprotocol
+
+from mutants import NOTE, Mutant, Place, mutants, watched
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "vestige"
 ROOMS = ("metrics", "compare")
 SKIPPED = {"explanations.py", "registry.py", "__init__.py", "reading.py", "collapse_words.py"}  # words, not formulas
 TESTS = (
-    "test_metrics.py", "test_rouge.py", "test_collapse.py", "test_trajectory.py", "test_statistics.py",
-    "test_bootstrap.py", "test_handlers.py", "test_depth.py", "test_types.py", "test_dialects.py",
+    "test_metrics.py", "test_rouge.py", "test_bleu.py", "test_types.py", "test_names.py", "test_meta.py",
+    "test_trajectory.py", "test_dialects.py", "test_depth_formulas.py", "test_collapse_formulas.py",
+    "test_collapse_golden.py", "test_bootstrap.py", "test_exact.py",
 )  # fmt: skip
-LIMIT = 20.0  # seconds a mutant may take beyond what its tests took; an endless loop is a noticed fault
-
-SWAPS: dict[type, type] = {
-    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
-    ast.And: ast.Or, ast.Or: ast.And, ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
-    ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-}  # fmt: skip
-NAMES = {"min": "max", "max": "min", "any": "all", "all": "any", "sum": "mean", "mean": "sum", "log": "exp"}
-NAMES |= {"floor": "ceil", "ceil": "floor", "argmax": "argmin", "argmin": "argmax", "exp": "log", "sorted": "list"}
+SLOW = 5.0  # CPU seconds; a test that takes longer (it runs a model) is left out
+SPARE = 5.0  # CPU seconds a mutant may take beyond thrice what its tests took; an endless loop is a noticed fault
+MEMORY = 4 << 30  # and bytes beyond what is held already
 
 
-@dataclass
-class Mutant:
-    """One fault: which function of which file, and its changed code."""
-
-    path: Path
-    function: str
-    line: int
-    words: str
-    code: CodeType
+class TooSlow(BaseException):
+    """Not an Exception, so that no test and no function under test can swallow it."""
 
 
-def faults(node: ast.AST) -> Iterator[tuple[str, Any]]:
-    """(what changes, a function that changes it in place) for one node."""
-    for name in ("op", "ops"):
-        found = getattr(node, name, None)
-        for i, op in enumerate(found if isinstance(found, list) else [found]):
-            if type(op) in SWAPS:
-                yield f"{type(op).__name__} -> {SWAPS[type(op)].__name__}", _swap(name, i)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.USub, ast.Not)):
-        yield (
-            f"{type(node.op).__name__} dropped",
-            lambda n: setattr(n, "op", ast.UAdd() if isinstance(n.op, ast.USub) else None),
-        )
-    if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
-        new = (not node.value) if isinstance(node.value, bool) else node.value + 1
-        yield f"{node.value!r} -> {new!r}", lambda n: setattr(n, "value", new)
-    for name in ("id", "attr"):
-        word = getattr(node, name, None)
-        if word in NAMES and isinstance(getattr(node, "ctx", None), ast.Load):
-            yield f"{word} -> {NAMES[word]}", lambda n, name=name, word=word: setattr(n, name, NAMES[word])
-    if isinstance(node, ast.IfExp):
-        yield "branches swapped", _swap_branches
+class Bench:
+    """A pytest plug-in that runs the collected tests in its own way: once for the baseline, then for every mutant."""
 
-
-def _swap(name: str, i: int) -> Any:
-    def change(node: Any) -> None:
-        found = getattr(node, name)
-        if isinstance(found, list):
-            found[i] = SWAPS[type(found[i])]()
-        else:
-            setattr(node, name, SWAPS[type(found)]())
-
-    return change
-
-
-def _swap_branches(node: Any) -> None:
-    node.body, node.orelse = node.orelse, node.body
-
-
-class _Drop(ast.NodeTransformer):
-    """`not x` whose operator was taken away is x."""
-
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
-        self.generic_visit(node)
-        return node.operand if node.op is None else node
-
-
-def functions(tree: ast.Module) -> Iterator[tuple[str, ast.FunctionDef]]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef):
-            yield node.name, node
-        elif isinstance(node, ast.ClassDef):
-            yield from ((f"{node.name}.{n.name}", n) for n in node.body if isinstance(n, ast.FunctionDef))
-
-
-def inside(function: ast.FunctionDef) -> list[ast.AST]:
-    """Nodes whose change is a fault: no annotations, no docstrings, no messages of errors, no default arguments."""
-    out: list[ast.AST] = []
-    stack: list[ast.AST] = list(function.body)
-    while stack:
-        node = stack.pop()
-        if isinstance(node, (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)):
-            continue
-        out.append(node)
-        skipped = {id(getattr(node, "annotation", None)), id(getattr(node, "returns", None))}
-        stack += [child for child in ast.iter_child_nodes(node) if id(child) not in skipped]
-    return sorted(out, key=lambda n: (getattr(n, "lineno", 0), getattr(n, "col_offset", 0)))
-
-
-def mutants(path: Path) -> Iterator[Mutant]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    for name, function in functions(tree):
-        for i, node in enumerate(inside(function)):
-            for j, (words, _) in enumerate(faults(node)):
-                changed = copy.deepcopy(tree)
-                twin = dict(functions(changed))[name]
-                target = inside(twin)[i]
-                list(faults(target))[j][1](target)
-                fixed = ast.fix_missing_locations(_Drop().visit(changed))
-                code = _code(compile(fixed, str(path), "exec"), name)
-                if code is not None:
-                    yield Mutant(path, name, getattr(node, "lineno", 0), words, code)
-
-
-def _code(module: CodeType, name: str) -> CodeType | None:
-    for part in name.split("."):
-        module = next((c for c in module.co_consts if isinstance(c, CodeType) and c.co_name == part), None)  # type: ignore[assignment]
-        if module is None:
-            return None
-    return module
-
-
-# ---- tests --------------------------------------------------------------------------------------------------------
-
-
-class Watch:
-    """A pytest plug-in: which functions of the rooms each test calls, and how long it takes."""
-
-    def __init__(self, files: set[str]) -> None:
-        self.files = files
-        self.calls: dict[str, set[tuple[str, int]]] = {}
+    def __init__(self, files: list[Path], workers: int, report: Any, out: Path | None) -> None:
+        self.files, self.workers, self.report, self.out = files, workers, report, out
+        self.reached: dict[str, set[Place]] = {}
         self.seconds: dict[str, float] = {}
+        self.items: dict[str, Any] = {}
+        self.names: dict[str, dict[str, Any]] = {}
+        self.lines: list[str] = []
+        self.stopped = False
 
-    @pytest.hookimpl(hookwrapper=True)
-    def pytest_runtest_protocol(self, item: Any) -> Iterator[None]:
-        seen: set[tuple[str, int]] = set()
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.testsfailed:
+            return self.stop("The tests cannot be collected; run pytest to see why.")
+        self.generators = remember_generators(session.items)
+        self.baseline(session.items)
+        forget_caches()
+        self.items = {n: i for n, i in self.items.items() if self.reached[n]}
+        self.say(f"{len(self.items)} tests reach these files, {sum(self.seconds[n] for n in self.items):.0f} CPU s\n")
+        if failing := self.control():
+            return self.stop(f"A test fails when it is run again, without any fault: {failing}")
+        self.say(f"{'module':28} {'mutants':>8} {'noticed':>8} {'survived':>9} {'untested':>9}")
+        for path in self.files:
+            self.judge(path)
+        self.say("\n" + "\n".join(self.lines))
+        return True
 
-        def profile(frame: Any, event: str, _: Any) -> None:
-            if event == "call" and frame.f_code.co_filename in self.files:
-                seen.add((frame.f_code.co_filename, frame.f_code.co_firstlineno))
+    def say(self, words: str) -> None:
+        print(words, file=self.report, flush=True)
 
-        start = time.perf_counter()
-        sys.setprofile(profile)
+    def stop(self, words: str) -> bool:
+        self.say(words)
+        self.stopped = True
+        return True
+
+    # ---- baseline
+
+    def baseline(self, items: list[Any]) -> None:
+        seen: set[Place] = set()
+        with notes(self.files, seen):
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                seen.clear()
+                start = time.process_time()
+                words = self.outcome(item, following)
+                if words is None:
+                    self.items[item.nodeid], self.reached[item.nodeid] = item, set(seen)
+                    self.seconds[item.nodeid] = time.process_time() - start
+                else:
+                    self.say(f"left out: {item.nodeid} ({words})")
+
+    def outcome(self, item: Any, following: Any) -> str | None:
+        """None when the test passed within its time, else why not."""
+        self.renew(item)
+        with limit(SLOW):
+            reports = runtestprotocol(item, log=False, nextitem=following)
+        if any(r.failed for r in reports):
+            text = "\n".join(str(r.longrepr) for r in reports if r.failed)
+            return "slow" if "TooSlow" in text else "fails: " + text.strip().splitlines()[-1]
+        return "skipped" if any(r.skipped for r in reports) else None
+
+    def renew(self, item: Any) -> None:
+        """Random numbers of a test module start anew, and doctests (which clear their names) get theirs back."""
+        if hasattr(item, "dtest"):
+            item.dtest.globs.update(self.names.setdefault(item.nodeid, dict(item.dtest.globs)))
+        for generator, state in self.generators.get(item.path, ()):
+            generator.bit_generator.state = copy.deepcopy(state)
+
+    # ---- mutants
+
+    def first_failure(self, names: Iterable[str]) -> str | None:
+        items = [self.items[n] for n in names]
+        for item, following in zip(items, [*items[1:], None], strict=True):
+            self.renew(item)
+            if any(r.failed for r in runtestprotocol(item, log=False, nextitem=following)):
+                return str(item.nodeid)
+        return None
+
+    def control(self) -> str | None:
+        """The first test that fails in a child without a fault. There must be none, or every fate means nothing."""
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            os.write(write, (self.first_failure(self.quickest(self.items)) or "").encode())
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read, "rb") as pipe:
+            found = pipe.read().decode()
+        return found if os.waitpid(pid, 0)[1] == 0 else "the child itself"
+
+    def quickest(self, names: Iterable[str]) -> list[str]:
+        return sorted(names, key=lambda n: self.seconds[n])
+
+    def judge(self, path: Path) -> None:
+        """The fate of every mutant of a file: a line of the table, and a line for each that was not noticed."""
+        fates: dict[int, str] = {}
+        running: dict[int, int] = {}
+        todo = list(mutants(path))
+        for i, mutant in enumerate(todo):
+            names = self.quickest(n for n, places in self.reached.items() if mutant.statement in places)
+            if not names:
+                fates[i] = "untested"
+                continue
+            if len(running) == self.workers:
+                collect(running, fates)
+            running[self.start(mutant, names)] = i
+        while running:
+            collect(running, fates)
+        counts = Counter(fates.values())
+        columns = f"{len(todo):8} {counts['noticed']:8} {counts['survived']:9} {counts['untested']:9}"
+        self.say(f"{path.parent.name + '/' + path.stem:28} {columns}")
+        self.lines += [f"{m} ({fates[i]})" for i, m in enumerate(todo) if fates[i] != "noticed"]
+        if self.out:
+            self.out.write_text("\n".join(self.lines) + "\n")
+
+    def start(self, mutant: Mutant, names: list[str]) -> int:
+        """A child with the fault in place. It ends with 1 when a test fails, by a signal when it takes too much."""
+        pid = os.fork()
+        if pid == 0:
+            seconds = int(3 * sum(self.seconds[n] for n in names) + SPARE) + 1
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
+            held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (held + MEMORY, held + MEMORY))
+            status = 1
+            with contextlib.suppress(BaseException):
+                mutant.put_in(live_function(mutant.path, mutant.unit))
+                status = int(self.first_failure(names) is not None)
+            os._exit(status)
+        return pid
+
+
+def collect(running: dict[int, int], fates: dict[int, str]) -> None:
+    pid, status = os.wait()
+    if pid in running:
+        fates[running.pop(pid)] = "noticed" if status else "survived"
+
+
+@contextlib.contextmanager
+def limit(seconds: float) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise TooSlow(f"TooSlow: more than {seconds} CPU seconds")
+
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
         yield
-        sys.setprofile(None)
-        self.calls[item.nodeid], self.seconds[item.nodeid] = seen, time.perf_counter() - start
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
-def run_tests(names: list[str], plugins: list[Any]) -> int:
-    more = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings", f"--rootdir={ROOT}"]
-    with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
-    ):
-        return int(pytest.main([*more, *names], plugins=plugins))
+@contextlib.contextmanager
+def notes(files: list[Path], seen: set[Place]) -> Iterator[None]:
+    """While this lasts, the files' functions note every statement they come to."""
+    before = []
+    for path in files:
+        vars(module_of(path))[NOTE] = seen.add
+        for name, code in watched(path):
+            function = live_function(path, name)
+            before.append((function, function.__code__))
+            function.__code__ = code
+    try:
+        yield
+    finally:
+        for function, code in before:
+            function.__code__ = code
 
 
-def live_function(mutant: Mutant) -> FunctionType | None:
-    """The function object that tests call. Decorators of ours leave it as it is; others hold it as __wrapped__."""
-    name = "vestige." + ".".join(mutant.path.relative_to(SOURCE).with_suffix("").parts)
-    found: Any = sys.modules.get(name)
-    for part in mutant.function.split("."):
-        found = vars(found).get(part) if found is not None else None
-        found = (
-            getattr(found, "fget", None) or getattr(found, "func", None) or getattr(found, "__func__", None) or found
+def module_of(path: Path) -> Any:
+    return sys.modules["vestige." + ".".join(path.relative_to(SOURCE).with_suffix("").parts)]
+
+
+def live_function(path: Path, unit: str) -> FunctionType:
+    """The function object that tests call. Decorators of ours leave it as it is; others hold it inside."""
+    found: Any = module_of(path)
+    if unit.startswith("lambda:"):
+        tables = [v for v in vars(found).values() if isinstance(v, dict)]
+        line = int(unit.split(":")[1])
+        return next(
+            f
+            for table in tables
+            for f in table.values()
+            if isinstance(f, FunctionType) and f.__name__ == "<lambda>" and f.__code__.co_firstlineno == line
         )
-        found = getattr(found, "__wrapped__", found)
-    return found if isinstance(found, FunctionType) else None
+    for part in unit.split("."):
+        found = vars(found)[part]
+        for holder in ("fget", "func", "__func__", "__wrapped__"):
+            found = getattr(found, holder, None) or found
+    assert isinstance(found, FunctionType), unit
+    return found
 
 
-def is_noticed(mutant: Mutant, names: list[str], seconds: float) -> bool:
-    """Runs the tests in a child with the fault in place. A crash and an endless loop count as noticed."""
-    pid = os.fork()
-    if pid == 0:
-        signal.alarm(int(seconds + LIMIT) + 1)
-        function = live_function(mutant)
-        assert function is not None
-        function.__code__ = mutant.code
-        os._exit(0 if run_tests(names, []) == 0 else 1)
-    _, status = os.waitpid(pid, 0)
-    return status != 0
+def remember_generators(items: list[Any]) -> dict[Path, list[tuple[np.random.Generator, Any]]]:
+    """The random generators that test modules hold, as they are before any test."""
+    modules = {item.path: item.module for item in items if getattr(item, "module", None) is not None}
+    return {
+        path: [
+            (g, copy.deepcopy(g.bit_generator.state)) for g in vars(m).values() if isinstance(g, np.random.Generator)
+        ]
+        for path, m in modules.items()
+    }
 
 
-def judge(mutant: Mutant, watch: Watch) -> str:
-    function = live_function(mutant)
-    if function is None or len(function.__code__.co_freevars) != len(mutant.code.co_freevars):
-        return "skipped"
-    place = (str(mutant.path), function.__code__.co_firstlineno)
-    names = sorted((n for n, calls in watch.calls.items() if place in calls), key=lambda n: watch.seconds[n])
-    if not names:
-        return "untested"
-    return "noticed" if is_noticed(mutant, names, sum(watch.seconds[n] for n in names)) else "survived"
+def forget_caches() -> None:
+    """What the faultless functions remembered must not answer for the faulty ones."""
+    for module in list(sys.modules.values()):
+        if str(getattr(module, "__file__", None) or "").startswith((f"{SOURCE}/", f"{ROOT / 'tests'}/")):
+            for found in list(vars(module).values()):
+                if callable(clear := getattr(found, "cache_clear", None)):
+                    clear()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--module", action="append", default=[], help="only these (memorisation, vectors, ...)")
+    parser.add_argument("--tests", nargs="+", default=TESTS, help="files of tests/; the doctests always run")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", help="also write the survivors to this file")
     args = parser.parse_args()
-    os.environ["OMP_NUM_THREADS"] = "1"
     os.chdir(ROOT)
-    sys.path.insert(0, str(ROOT / "tests"))
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests")]
     files = [p for room in ROOMS for p in sorted((SOURCE / room).glob("*.py")) if p.name not in SKIPPED]
     files = [p for p in files if not args.module or p.stem in args.module]
-    watch = Watch({str(p) for p in files})
-    status = run_tests([*(f"tests/{t}" for t in TESTS), *(str(p.relative_to(ROOT)) for p in files)], [watch])
-    if status:
-        sys.exit(f"The tests fail without any fault (status {status}); mend them first.")
-    print(f"{len(watch.calls)} tests, {sum(watch.seconds.values()):.0f} s\n", flush=True)
-    lines = []
-    print(f"{'module':28} {'mutants':>8} {'noticed':>8} {'survived':>9} {'untested':>9}")
-    for path in files:
-        todo = list(mutants(path))
-        with ThreadPoolExecutor(args.workers) as pool:
-            fates = list(pool.map(lambda m: judge(m, watch), todo))
-        counts = [sum(f == word for f in fates) for word in ("noticed", "survived", "untested")]
-        print(
-            f"{path.parent.name + '/' + path.stem:28} {sum(counts):8} {counts[0]:8} {counts[1]:9} {counts[2]:9}",
-            flush=True,
+    if not files:
+        sys.exit(f"No such module: {', '.join(args.module)}")
+    out = Path(args.out).resolve() if args.out else None
+    with os.fdopen(os.dup(1), "w") as report, Path(os.devnull).open("w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)  # tests write to 1 and 2; what is said here goes to where 1 led before
+        os.dup2(nowhere.fileno(), 2)
+        bench = Bench(files, args.workers, report, out)
+        options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings", f"--rootdir={ROOT}"]
+        pytest.main(
+            [*options, *(f"tests/{t}" for t in args.tests), "src/vestige/metrics", "src/vestige/compare"], [bench]
         )
-        lines += [
-            f"{path.parent.name}/{path.name}:{m.line} {m.function}: {m.words} ({fate})"
-            for m, fate in zip(todo, fates, strict=True)
-            if fate in ("survived", "untested")
-        ]
-    print("\n" + "\n".join(lines))
-    if args.out:
-        Path(args.out).write_text("\n".join(lines) + "\n")
-    return 0
+    return int(bench.stopped)
 
 
 if __name__ == "__main__":

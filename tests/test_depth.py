@@ -17,7 +17,6 @@ from conftest import GOLDEN, LAB
 from models_tools import save, tiny_model
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.metrics import depth
 from vestige.run import patching
 from vestige.run.depth import depth_run, short_names
 from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
@@ -43,52 +42,6 @@ def ask(out: Path, unlearned: Any = None, **more: Any) -> DepthAsk:
         "limit": 8,
     }
     return make_ask(**{**given, **more})
-
-
-# ---- formulas ---------------------------------------------------------------------------------------------------
-
-
-def test_uds_by_hand() -> None:
-    s1 = np.array([[2.0, 1.0, 0.05, -1.0], [0.05, 0.0, -1.0, 0.01]])
-    s2 = np.array([[1.0, 4.0, 9.0, 9.0], [1.0, 1.0, 1.0, 1.0]])
-    assert depth.knowledge_layers(s1).sum(axis=-1).tolist() == [2, 0]  # the threshold itself does not count
-    assert depth.uds(s1, s2)[0] == pytest.approx((1 + 1) / 3)
-    assert depth.unclipped(s1, s2)[0] == pytest.approx((1 + 4) / 3)
-    assert np.isnan(depth.uds(s1, s2)[1]) and np.isnan(depth.unclipped(s1, s2)[1])
-    assert depth.uds(s1[0], -s2[0]) == 0  # a gain is no erasure
-    assert depth.uds(s1[0], s1[0]) == 1
-    assert depth.uds(s1, s2).shape == (2,)
-
-
-def test_uds_against_the_published_formula() -> None:
-    """Sum over layers of weight times clipped ratio, written out."""
-    draw = np.random.default_rng(0)
-    for _ in range(50):
-        d1, d2, tau = draw.normal(0.3, 1, 7), draw.normal(0.3, 1, 7), float(draw.uniform(0, 0.5))
-        above = [(a, b) for a, b in zip(d1, d2, strict=True) if a > tau]
-        expected = sum(a * min(max(b / a, 0), 1) for a, b in above) / sum(a for a, _ in above) if above else np.nan
-        assert float(depth.uds(d1, d2, tau)) == pytest.approx(expected, nan_ok=True)
-
-
-def test_cka_properties() -> None:
-    draw = np.random.default_rng(0)
-    x, y = draw.normal(size=(30, 5)), draw.normal(size=(30, 9))
-    turn = np.linalg.qr(draw.normal(size=(5, 5)))[0]
-    assert depth.cka(x, 3 * x @ turn + 7) == pytest.approx(1)
-    assert depth.cka(x, y) == pytest.approx(depth.cka(y, x)) and 0 < depth.cka(x, y) < 0.5
-    wide = draw.normal(size=(4, 9))  # fewer positions than width: the other Gram form
-    a, b = (m - m.mean(axis=0) for m in (wide, wide**2))
-    by_hand = np.square(a.T @ b).sum() / np.sqrt(np.square(a.T @ a).sum() * np.square(b.T @ b).sum())
-    assert depth.cka(wide, wide**2) == pytest.approx(by_hand)
-    assert depth.cka(np.ones((4, 3)), x[:4]) == 0
-
-
-def test_tiny_fisher_information_still_counts() -> None:
-    """All excesses far below the published epsilon: scores are as for the same numbers a million times larger."""
-    large = [(2.0, 1.0), (1.0, 0.25)]
-    tiny = [(a * 1e-12, b * 1e-12) for a, b in large]
-    assert depth.excess_scores(tiny)[0] == pytest.approx(depth.excess_scores(large)[0], abs=1e-4)
-    assert depth.excess_scores([(0.0, 1.0)])[0] is None
 
 
 def test_layers_as_people_write_them() -> None:

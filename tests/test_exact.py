@@ -11,7 +11,7 @@ from scipy.special import ndtr, stdtrit
 from scipy.stats import ks_2samp
 
 from vestige.compare import vectors
-from vestige.compare.exact import normal_below, student_quantile
+from vestige.compare.exact import normal_below, smirnov_p, student_quantile
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 3), (7, 7), (15, 14), (40, 100), (400, 400), (400, 117), (117, 400)])
@@ -22,6 +22,12 @@ def test_ks_is_scipys(sizes: tuple[int, int], shift: float) -> None:
     mine, theirs = vectors.ks(x, y), ks_2samp(x, y)
     assert mine.distance == pytest.approx(theirs.statistic, rel=1e-12)
     assert mine.p == pytest.approx(theirs.pvalue, rel=1e-9, abs=1e-300)
+
+
+def test_no_p_exceeds_one() -> None:
+    """Distances of one step: every path strays that far. The sum is 1 + 2e-16 before it is cut."""
+    for n in (4, 5, 9):
+        assert smirnov_p(n, n, 1 / n) == (1.0, 1 / n)
 
 
 def test_what_is_not_ordinary_is_left_to_scipy() -> None:

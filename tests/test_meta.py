@@ -123,6 +123,17 @@ def test_the_end_that_means_knows() -> None:
         direction_of("mine", "mine")
     with pytest.raises(UserError, match="high, low, one, half"):
         direction_of("mine", said={"knows": "up"})
+    with pytest.raises(UserError, match="unit"):
+        direction_of("mine", said={"range": "wide"})
+    assert direction_of("mine", said={"knows": "low", "range": "any"}) == Direction("low", False, "the pool file")
+    assert direction_of("mine", said={}) == Direction("high", True, "the pool file")
+
+
+def test_how_far_from_the_end_that_means_unknown() -> None:
+    """Near 1, from either side; away from a half, to either side."""
+    assert [Direction("one").m(x) for x in (0.25, 1.0, 1.25)] == [0.25, 1.0, 0.75]
+    assert [Direction("half").m(x) for x in (0.25, 0.5, 0.875)] == [0.5, 0.0, 0.75]
+    assert [Direction("low", unit).space for unit in (True, False)] == ["1-x", "-x"]
 
 
 def test_a_metric_of_ones_own_brings_its_end_along() -> None:

@@ -116,6 +116,22 @@ def test_min_k_plus_plus_against_the_formula() -> None:
     assert membership.mia_min_k_plus_plus(t, 0.4) == pytest.approx(-z[:2].mean(), rel=1e-5)
 
 
+def test_a_share_of_four_tenths_unless_said() -> None:
+    """Five tokens: the two least likely ones count."""
+    logprob = [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert membership.mia_min_k(stats(logprob=logprob)) == 4.5
+    assert membership.mia_min_k_plus_plus(stats(logprob=logprob, mean=1.0, std=2.0)) == 2.75  # (6 + 5) / 2 / 2
+
+
+def test_the_reference_is_taken_away() -> None:
+    assert membership.mia_reference(np.array([2.0, 1.0]), np.array([0.5, 3.0])).tolist() == [1.5, -2.0]
+
+
+def test_confidence_order_has_no_floor_unless_said() -> None:
+    t = stats(logprob=[-40.0, -50.0])
+    assert memorisation.probability_confidence_ordered(t) == memorisation.probability(t) == np.exp(-45.0)
+
+
 def test_zlib_divides_by_compressed_bytes() -> None:
     text = "naïve " * 10
     expected = 2.0 / len(zlib.compress(text.encode()))
@@ -133,6 +149,17 @@ def test_ratios() -> None:
     assert utility.truth_ratio(1.0, 1.0, prob_mean=True) == pytest.approx(0.5)
 
 
+def test_epsilons_are_added() -> None:
+    """They show where probabilities are as small as they are, 1e-10: 1/3 instead of 1/2, 1/2 instead of 1."""
+    tiny = -np.log(1e-10)
+    assert utility.probability_w_options(1e-10, np.array([1e-10])) == pytest.approx(1 / 3)
+    assert utility.truth_ratio(tiny, tiny) == pytest.approx(1 / 2)
+    assert utility.truth_ratio(tiny, tiny, prob_mean=True) == pytest.approx(1 / 3)
+    assert utility.TRUTH_RATIO_AGGREGATORS["closer_to_1_better"](np.array(1.0)) == 1 / (1 + 1e-10)
+    assert vectors.rel_diff(2e-10, 1e-10) == pytest.approx(50)
+    assert vectors.privleak(1.0, 1.0 - 1e-10) == pytest.approx(-50, rel=1e-5)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_auc_equals_sklearn(ties: bool) -> None:
     for n, m in ((1, 1), (3, 7), (40, 25), (200, 300)):
@@ -142,7 +169,8 @@ def test_auc_equals_sklearn(ties: bool) -> None:
         expected = roc_auc_score([0] * n + [1] * m, np.concatenate([a, b]))
         assert vectors.auc(a, b) == pytest.approx(expected, abs=1e-12)
     assert np.isnan(vectors.auc([], [1.0]))
-    assert np.isnan(vectors.auc([np.nan], [1.0]))
+    assert np.isnan(vectors.auc([np.nan, 0.0], [1.0]))
+    assert np.isnan(vectors.auc([0.0], [1.0, np.nan]))
 
 
 def test_ks_reports_distance_sizes_and_log_p() -> None:
@@ -151,6 +179,17 @@ def test_ks_reports_distance_sizes_and_log_p() -> None:
     apart = vectors.ks(range(400), range(1000, 1400))
     assert apart.distance == 1.0
     assert apart.log10_p == pytest.approx(np.log10(1.06e-239), abs=0.01)  # the floor printed in published tables
+
+
+def test_ks_of_what_cannot_be_compared(recwarn: pytest.WarningsRecorder) -> None:
+    """A missing p has no logarithm: minus infinity would be the strongest result there is."""
+    beyond = vectors.ks(range(600), range(600, 1200))  # 2 / C(1200, 600), about 1e-359
+    assert (beyond.p, beyond.log10_p) == (0.0, -np.inf)
+    assert not recwarn.list
+    for x, y in (([1.0, np.nan], [1.0, 2.0]), ([1.0, 2.0], [1.0, np.nan]), ([], [1.0]), ([1.0], [])):
+        found = vectors.ks(x, y)
+        assert np.isnan(found.p) and np.isnan(found.log10_p) and np.isnan(found.distance)
+    assert vectors.smallest_detectable(0, 5) is None
 
 
 def test_privleak_and_relative_difference() -> None:
@@ -165,6 +204,7 @@ def test_harmonic_mean() -> None:
     values = RNG.random(9) + 0.01
     assert vectors.harmonic_mean(list(values)) == pytest.approx(hmean(values), rel=1e-12)
     assert vectors.harmonic_mean([0.5, 0.0]) == 0
+    assert vectors.harmonic_mean([0.0, float("nan")]) == 0  # whatever the missing one is
     assert np.isnan(vectors.harmonic_mean([0.5, float("nan")]))
 
 

@@ -94,6 +94,17 @@ def test_stems_are_nltks() -> None:
             assert rouge._stem(word) == porter.stem(word), word
 
 
+@pytest.mark.parametrize("word", ["bayying", "bayyed", "ization", "tionally", "rationally", "nationally", "agreed"])
+def test_words_at_the_edges_of_the_rules(word: str) -> None:
+    """A doubled y is a consonant and a vowel; a suffix may be the whole word."""
+    assert rouge._stem(word) == PorterStemmer().stem(word)
+
+
+def test_stems_unless_said_otherwise() -> None:
+    assert rouge_scores("flies", "flying")["rouge1_recall"] == 1.0
+    assert rouge_scores("flies", "flying", stem=False)["rouge1_recall"] == 0.0
+
+
 def test_scores_are_floats_in_range() -> None:
     rng = random.Random(1)
     for _ in range(200):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,8 @@ def test_fixation_steps_out_of_range_are_refused_not_clamped() -> None:
         sigma("fixation_end", case["F"], case["S"])
     with pytest.raises(UserError, match="got -5"):
         sigma("steps", [-1, -5], 8)
+    with pytest.raises(UserError, match="got -2"):
+        sigma("steps", [-1, -2], 8)
     sound = [i for i, f in enumerate(case["F"]) if 0 <= f < case["S"]]
     assert len(sound) == 8
     for along, want in {**case["source_steps_sl"], **case["source_steps_sl_prose"]}.items():
@@ -354,6 +357,25 @@ def test_answers_with_gaps_keep_their_own_positions() -> None:
     assert not np.isnan(t.logprob).any()
 
 
+def test_positions_the_sampler_never_looked_at_are_left_out() -> None:
+    """Position 3 was never looked at; position 5 once, and its proposal was token 0."""
+    trace = random_trace()
+    proposal = trace.proposal.copy()
+    proposal[:, [3, 5]] = -1
+    proposal[2, 5] = 0
+    seen = replace(trace, proposal=proposal)
+    assert follow(seen, "steps").seen.tolist() == [p != 3 for p in range(9)]
+    t = read(seen, 0, "steps")
+    np.testing.assert_array_equal(t.label[0], np.delete(trace.labels[0], 3))
+    np.testing.assert_array_equal(t.logprob, np.delete(trace.logprob[0], 3, axis=-1))
+
+
+def test_the_first_answer_unless_said() -> None:
+    trace = random_trace()
+    for t in (read(trace), follow(trace, "steps").stats()):
+        assert t.label[0].tolist() == trace.labels[0].tolist()
+
+
 def test_reading_equals_indexing_cell_by_cell() -> None:
     trace = random_trace(3)
     for along in trajectory.TRAJECTORIES:
@@ -496,6 +518,14 @@ def test_distribution() -> None:
     np.testing.assert_allclose(some["median"][[0, 2]], got["median"][[0, 2]])
 
 
+def test_distribution_by_hand() -> None:
+    """Five values ten apart: a deviation of sqrt(200), a standard error of sqrt(40)."""
+    got = {name: float(v[0]) for name, v in distribution([[30.0], [0.0], [40.0], [10.0], [20.0]]).items()}
+    half = 1.96 * math.sqrt(40)
+    want = {"mean": 20, "std": math.sqrt(200), "median": 20, "p25": 10, "p75": 30, "min": 0, "max": 40}
+    assert got == pytest.approx({**want, "ci_low": 20 - half, "ci_high": 20 + half})
+
+
 def test_distribution_of_one_and_of_none(recwarn: pytest.WarningsRecorder) -> None:
     one = distribution([[0.5, None]])
     assert [one[k][0] for k in STATISTICS] == [0.5, 0.0, *[0.5] * 7]
@@ -509,6 +539,7 @@ def test_distribution_of_one_and_of_none(recwarn: pytest.WarningsRecorder) -> No
 
 def test_shorter_runs_keep_their_last_value() -> None:
     assert extend([1.0, 2.0], 2).tolist() == [1.0, 2.0]
+    assert extend([1.0, 2.0, 3.0], 5).tolist() == [1.0, 2.0, 3.0, 3.0, 3.0]
     assert np.isnan(extend([], 2)).all()
     with pytest.raises(UserError, match="does not fit"):
         extend([1.0, 2.0], 1)

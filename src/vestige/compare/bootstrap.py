@@ -116,8 +116,7 @@ class Resampler:
         """Counts for all resamplings, as many at a time as memory allows. The split does not change what is drawn."""
         seeds = {g: [self.seed, zlib.crc32(g.encode())] for g in self.columns}
         generators = {g: np.random.default_rng(s) for g, s in seeds.items()}
-        largest = max((len(c) for c in self.columns.values()), default=1)
-        size = max(1, CHUNK // max(largest, 1))
+        size = _at_a_time(max((len(c) for c in self.columns.values()), default=0))
         for start in range(0, self.resamples, size):
             many = min(size, self.resamples - start)
             drawn = {g: _draw(generators[g], many, len(c)) for g, c in self.columns.items()}
@@ -135,6 +134,11 @@ class Resampler:
             for name, statistic in statistics.items():
                 parts[name].append(statistic(counts))
         return {name: np.concatenate(p) if p else np.empty(0) for name, p in parts.items()}
+
+
+def _at_a_time(rows: int) -> int:
+    """How many resamplings of so many rows are held at once."""
+    return max(1, CHUNK // max(1, rows))
 
 
 def _draw(generator: np.random.Generator, many: int, rows: int) -> Array:
@@ -190,7 +194,7 @@ def sign_flip_p(differences: Sequence[float] | Array, resamples: int = 10_000, s
     d = np.asarray(differences, float)
     far, seen = abs(d.sum()) * (1 - 1e-12), 0
     generator = np.random.default_rng([seed, 1])
-    size = max(1, CHUNK // max(len(d), 1))
+    size = _at_a_time(len(d))
     for start in range(0, resamples, size):
         many = min(size, resamples - start)
         signs = generator.integers(0, 2, size=(many, len(d)), dtype=np.int8) * 2.0 - 1

@@ -68,7 +68,8 @@ def ks(a: Sequence[float] | Array, b: Sequence[float] | Array) -> KolmogorovSmir
     """
     x, y = np.asarray(a, float), np.asarray(b, float)
     p, distance = _ks_p(x, y)
-    return KolmogorovSmirnov(p, float(np.log10(p)) if p > 0 else float("-inf"), distance, len(x), len(y))
+    log10_p = float("-inf") if p == 0 else float(np.log10(p))  # a p that is missing (NaN) has no logarithm either
+    return KolmogorovSmirnov(p, log10_p, distance, len(x), len(y))
 
 
 def _ks_p(x: Array, y: Array) -> tuple[float, float]:
@@ -120,14 +121,17 @@ def smallest_detectable(n: int, m: int, level: float = 0.05) -> float | None:
     >>> smallest_detectable(400, 400), smallest_detectable(2, 2)
     (0.0975, None)
     """
-    size, other = max(n, m), (np.arange(min(n, m)) + 0.5) / max(min(n, m), 1)
+    size, small = max(n, m), min(n, m)
+    if not small:
+        return None
+    other = (np.arange(small) + 0.5) / small
 
     def significant(ahead: int) -> bool:
         """Samples alike but for `ahead` values of the larger one that come before everything else."""
         sample = np.where(np.arange(size) < ahead, -1.0, (np.arange(size) + 1) / size)
         return ks(sample, other).p < level
 
-    if not len(other) or not significant(size):
+    if not significant(size):
         return None
     low, high = 0, size
     while high - low > 1:

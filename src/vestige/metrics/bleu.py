@@ -24,15 +24,13 @@ def bleu(reference: str, prediction: str) -> float:
     0.5
     """
     wanted, given = rouge_tokens(reference, False), rouge_tokens(prediction, False)
-    if not wanted or not given:
+    if not set(wanted) & set(given):
         return 0.0
     logs = 0.0
     for n in range(1, ORDERS + 1):
         mine, theirs = _grams(given, n), _grams(wanted, n)
         hits, total = sum((mine & theirs).values()), sum(mine.values())
-        if n == 1 and not hits:
-            return 0.0
-        smooth = 0 if n == 1 else 1
+        smooth = int(n > 1)
         logs += math.log((hits + smooth) / (total + smooth))
     brevity = min(0.0, 1 - len(wanted) / len(given))
     return math.exp(logs / ORDERS + brevity)

@@ -31,8 +31,8 @@ def exact_chance(cross: Cross, k: int) -> float:
 def balance(cross: Cross) -> Array:
     """Weights that make every prompt count the same, however many rows it has."""
     _, where, counts = np.unique(cross.own_prompt, return_inverse=True, return_counts=True)
-    weights: Array = 1.0 / counts[where]
-    return weights / weights.sum()
+    weights: Array = 1.0 / (len(counts) * counts[where])
+    return weights
 
 
 def gains(cross: Cross) -> tuple[Array, Array]:

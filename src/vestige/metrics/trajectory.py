@@ -62,7 +62,7 @@ def sigma(name: str, fixed: Sequence[int] | Array, steps: int) -> Array:
         raise UserError(f"Unknown trajectory '{name}' (known: {', '.join(TRAJECTORIES)})")
     passes = fixation(fixed, steps)
     source = TRAJECTORIES[name](passes, np.arange(steps)[:, None], steps - 1)
-    return np.clip(np.broadcast_to(source, (steps, len(passes))), 0, steps - 1)
+    return np.broadcast_to(source, (steps, len(passes))).copy()
 
 
 def views(spec: str | Sequence[str] | None = None) -> tuple[str, ...]:

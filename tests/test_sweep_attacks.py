@@ -18,6 +18,7 @@ from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.run.depth import depth_run
 from vestige.run.depth_ask import make_ask
+from vestige.run.reporting import ReportAsk, make_report
 from vestige.run.stressing import Stress, stress
 from vestige.run.sweep_attacks import LESSON, SETTINGS, read_attacks
 from vestige.run.sweep_meta import _files
@@ -52,6 +53,11 @@ def test_attacks_and_depth_by_their_own_commands(tmp_path: Path, sweep: Sweep) -
     assert status == 0 and ran[0] == "s1/depth"
     assert sorted(t for t in ran if t.startswith("attack/")) == ["attack/relearn/retain", "attack/relearn/unlearned"]
     results = note(tmp_path)["results"]
+    # Seen without sweep.json, as after a kill: which runs are of attacked copies is known all the same.
+    report = make_report(ReportAsk([tmp_path / "sweep" / "runs" / "tofu"], tmp_path / "report"))
+    roles = {m["name"]: m["role"] for m in report["models"]}
+    copies = [f"{name}+{attack}" for name in MODELS for attack in ("relearn", "quantise")]
+    assert roles == {"unlearned": "unlearned", "retain": "retain", **dict.fromkeys(copies, "other")}
 
     by_hand = stress(
         Stress(

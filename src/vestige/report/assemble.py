@@ -93,7 +93,7 @@ def _meet_all(work: Work) -> None:
     """Runs that know weights first: whatever has only a name can then join them."""
     planned = {s.path.resolve() for s in work.found.of("sweep")}
     for source in sorted(work.found.of("eval", "trajectory"), key=lambda s: not s.data["manifest"]):
-        in_sweep = any(p in planned for p in source.path.resolve().parents)
+        in_sweep = bool(source.data["task"]) or any(p in planned for p in source.path.resolve().parents)
         one = work.roster.meet(eval_part.met(source, in_sweep), source.id)
         one.provenance = one.provenance or eval_part.provenance(source)
         work.evals.setdefault(one.id, []).append(source)
@@ -125,8 +125,9 @@ def _meet_depth(work: Work, source: Source) -> None:
 
 
 def _sweep_copies(work: Work) -> None:
-    """Attacked copies of a sweep are no models of their own: they say what comes back."""
+    """Attacked copies of a sweep, a killed one's too, are no models of their own: they say what comes back."""
     attacks = [str(a) for s in work.found.of("sweep") for a in s.data["plan"].get("attacks") or ()]
+    attacks += [str(a) for s in work.found.of("eval", "trajectory") if (a := s.data["task"].get("attack"))]
     for copy in work.roster.entries:
         name, attack = attacks_part.attacked_name(copy.name, attacks)
         of = next((e for e in work.roster.entries if attack and e.name == name), None)

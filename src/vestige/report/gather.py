@@ -23,6 +23,7 @@ from vestige.store.files import read_json
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
 
+TASK = "sweep_task.json"
 UNFINISHED_ATTACK = (
     "the attacks in {} did not finish (or are still under way): the attacked copies measured there are no models of "
     "their own and were left out; run the same vestige stress again."
@@ -157,8 +158,14 @@ def _eval(path: Path, found: Found) -> Source | None:
         found.problem(f"{path.name} has no manifest.json: its model's weights, rows and dialect are not known.", path)
     curves = any(isinstance(body.get("agg_value"), Mapping) for body in merged.values())
     kept = [*files, *stats_files, *([manifest_file] if manifest else [])]
-    data = {"results": merged, "stats": stats, "manifest": manifest}
+    data = {"results": merged, "stats": stats, "manifest": manifest, "task": _task(path, found)}
     return Source("trajectory" if curves else "eval", path, tuple(kept), data, _eval_facts(manifest))
+
+
+def _task(path: Path, found: Found) -> dict[str, Any]:
+    """What a sweep noted beside a run it made."""
+    file = path / TASK
+    return dict((_read(file, found) if file.is_file() else None) or {})
 
 
 def _eval_facts(manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -254,7 +254,8 @@ def _evaluate(task: Task) -> None:
 def _sign(task: Task, key: str) -> None:
     """The task's note beside its results, as one more file of the sealed run."""
     with writing(Path(task.out)):
-        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key})
+        # A report reads the attack: a sweep that was killed has no sweep.json to say which runs are of attacked copies.
+        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key, "attack": task.attack})
         add(Path(task.out), NOTE)
 
 

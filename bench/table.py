@@ -1,9 +1,9 @@
 """One table: each capability beside a peer-style reference, over its bare forwards, in memory, and as it grows.
 
-    python bench/table.py             prints it (about 25 minutes on two quiet cores)
+    python bench/table.py             prints it (about 15 minutes on two quiet cores)
     python bench/table.py --write     also puts it into docs/bench.md, between the markers
     python bench/table.py --tiny      the smallest sizes, to see that everything works; never written
-    ... --smollm2 DIR --tofu DIR      also evaluate a real model on real rows, as bench/tofu.py does (10 minutes more)
+    ... --smollm2 DIR --tofu DIR      also evaluate a real model on real rows, as bench/tofu.py does (20 minutes more)
 
 The other benchmarks do the work, each in its own process on one thread; this collects what they say as JSON. The exit
 status is 1 if a capability is slower than its reference, says something else, or grows faster than its definition.

@@ -135,6 +135,7 @@ def with_hypothesis(args: argparse.Namespace) -> int:
     while time.monotonic() < end:
         target = counter.targets[(first + turn) % len(counter.targets)]
         warm(target)
+        counter.last.touch()
         draw(counter, target, min(end, time.monotonic() + ROUND), f"{args.seed} {turn}")
         turn += 1
     counter.write()
@@ -175,6 +176,7 @@ def with_atheris(args: argparse.Namespace) -> int:
         seeds = [list(target.seeds()) for target in counter.targets]
         for target in counter.targets:
             warm(target)
+            counter.last.touch()  # it lives: the first imports take long on a busy machine
     corpus = args.out / "corpus"
     corpus.mkdir(parents=True, exist_ok=True)
     for number, (target, several) in enumerate(zip(counter.targets, seeds, strict=True)):

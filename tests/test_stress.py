@@ -349,7 +349,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert [p.name for p in tmp_path.glob("*.png")] == ["curve_prune.png"]
     printed = capsys.readouterr().out
-    assert all(word in printed for word in ("1 steps", "jailbreak", "paraphrase", "0.5 share"))
+    assert all(word in printed for word in ("1 step", "jailbreak", "paraphrase", "0.5 share"))
     record = json.loads((out / "stress.json").read_text())["rows"]
     assert [row["attack"] for row in record] == ["none", "relearn", "jailbreak", "paraphrase", "prune", "prune"]
     assert len({row["values"]["forget_Q_A_Prob"] for row in record}) == 6

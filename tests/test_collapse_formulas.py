@@ -105,16 +105,16 @@ def test_how_little_is_enough_for_chance() -> None:
 
 
 def test_the_null_by_hand() -> None:
-    """Two rows can be dealt as they are, or the other way round; each was dealt once."""
+    """Two rows can be dealt as they are, or the other way round; the latter was dealt twice."""
     cross = cross_of([[-1.0, -3.0], [-5.0, -1.0]], [1, 1], [0, 1], "ab")
     mix = math.log((math.exp(-1) + math.exp(-3)) / 2) + math.log((math.exp(-5) + math.exp(-1)) / 2)
-    dealt: Any = Dealer([[0, 1], [1, 0]])
-    assert permutation_null(cross, dealt, 2) == pytest.approx(
+    dealt: Any = Dealer([[0, 1], [1, 0], [1, 0]])
+    assert permutation_null(cross, dealt, 3) == pytest.approx(
         {
-            "mi_seq_null_mean": (-2 + -8) / 4 - mix / 2,
-            "mi_seq_null_p": (1 + 1) / (1 + 2),
-            "retrieval_null_mean": 1 / 2,
-            "retrieval_null_p": (1 + 1) / (1 + 2),
+            "mi_seq_null_mean": (-2 + -8 + -8) / 6 - mix / 2,
+            "mi_seq_null_p": (1 + 1) / (1 + 3),
+            "retrieval_null_mean": 1 / 3,
+            "retrieval_null_p": (1 + 1) / (1 + 3),
             "null_p_smallest": 1 / 2,
         }
     )

@@ -51,6 +51,25 @@ def test_running_means_have_their_decay_unless_stored() -> None:
     assert Ema.from_json({"per_token": {}, "per_seq": {}}).decay == Ema().decay == 0.9
 
 
+def test_running_means_by_hand() -> None:
+    """The first value stands for itself; the second moves the mean by a quarter of the way."""
+    ema = Ema(decay=0.75)
+    assert ema.update("l", 4.0, 8.0) == (4.0, 8.0)
+    assert ema.update("l", 8.0, 0.0) == (5.0, 6.0)
+    assert ema.update("other", 1.0, 2.0) == (1.0, 2.0)
+
+
+def test_one_row_is_divided_by_the_epsilon_alone() -> None:
+    gain = -3 - math.log((math.exp(-3) + math.exp(-5)) / 2)
+    found = label_metrics(cross_of([[-3.0, -5.0]], [1], [0], "ab"), "l", Ema())
+    assert found["mi_zscore"] == pytest.approx(gain / 1e-3)
+
+
+def test_turns_with_reasoning() -> None:
+    assert coverage([1, 2], [3, 5]) == {"collapse/valid_thinking_rate": 3 / 8}
+    assert coverage([], []) == {}
+
+
 def test_first_turns_by_hand() -> None:
     rate, total, valid = (f"collapse/first_turn_{n}" for n in ("valid_rate", "num_total", "num_valid"))
     assert first_turn_coverage([0, 1, 2]) == {total: 3, valid: 2, rate: 2 / 3}

@@ -12,6 +12,7 @@ from collapse_tools import random_cross
 from vestige.metrics.collapse import (
     Cross,
     Ema,
+    coverage,
     cross_of,
     first_turn_coverage,
     information,

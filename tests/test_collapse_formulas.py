@@ -20,7 +20,7 @@ from vestige.metrics.collapse import (
     marginal,
     matched,
     row_table,
-)  # fmt: skip
+)
 from vestige.metrics.collapse_extras import _tail, balance, exact_chance, extras, intervals, permutation_null
 
 

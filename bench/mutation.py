@@ -17,7 +17,6 @@ import contextlib
 import copy
 import os
 import resource
-import signal
 import sys
 import time
 from collections import Counter
@@ -46,10 +45,6 @@ TESTS = (
 SLOW = 5.0  # CPU seconds; a test that takes longer (it runs a model) is left out
 SPARE = 5.0  # CPU seconds a mutant may take beyond thrice what its tests took; an endless loop is a noticed fault
 MEMORY = 4 << 30  # and bytes beyond what is held already
-
-
-class TooSlow(BaseException):
-    """Not an Exception, so that no test and no function under test can swallow it."""
 
 
 class Bench:
@@ -97,21 +92,21 @@ class Bench:
                 seen.clear()
                 start = time.process_time()
                 words = self.outcome(item, following)
-                if words is None:
-                    self.items[item.nodeid], self.reached[item.nodeid] = item, set(seen)
-                    self.seconds[item.nodeid] = time.process_time() - start
+                seconds = time.process_time() - start
+                if words or seconds > SLOW:
+                    self.say(f"left out: {item.nodeid} ({words or f'{seconds:.0f} CPU s'})")
                 else:
-                    self.say(f"left out: {item.nodeid} ({words})")
+                    self.items[item.nodeid], self.reached[item.nodeid] = item, set(seen)
+                    self.seconds[item.nodeid] = seconds
 
-    def outcome(self, item: Any, following: Any) -> str | None:
-        """None when the test passed within its time, else why not."""
+    def outcome(self, item: Any, following: Any) -> str:
+        """Nothing when the test passed, else what happened to it."""
         self.renew(item)
-        with limit(SLOW):
-            reports = runtestprotocol(item, log=False, nextitem=following)
-        if any(r.failed for r in reports):
-            text = "\n".join(str(r.longrepr) for r in reports if r.failed)
-            return "slow" if "TooSlow" in text else "fails: " + text.strip().splitlines()[-1]
-        return "skipped" if any(r.skipped for r in reports) else None
+        reports = runtestprotocol(item, log=False, nextitem=following)
+        for report in reports:
+            if report.failed:
+                return "fails: " + str(report.longrepr).strip().splitlines()[-1]
+        return "skipped" if any(r.skipped for r in reports) else ""
 
     def renew(self, item: Any) -> None:
         """Random numbers of a test module start anew, and doctests (which clear their names) get theirs back."""
@@ -186,20 +181,6 @@ def collect(running: dict[int, int], fates: dict[int, str]) -> None:
     pid, status = os.wait()
     if pid in running:
         fates[running.pop(pid)] = "noticed" if status else "survived"
-
-
-@contextlib.contextmanager
-def limit(seconds: float) -> Iterator[None]:
-    def stop(*_: Any) -> None:
-        raise TooSlow(f"TooSlow: more than {seconds} CPU seconds")
-
-    before = signal.signal(signal.SIGPROF, stop)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 @contextlib.contextmanager

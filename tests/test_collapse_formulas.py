@@ -12,6 +12,7 @@ from collapse_tools import random_cross
 from vestige.metrics.collapse import (
     Cross,
     Ema,
+    coverage,
     cross_of,
     first_turn_coverage,
     information,
@@ -19,7 +20,7 @@ from vestige.metrics.collapse import (
     marginal,
     matched,
     row_table,
-)  # fmt: skip
+)
 from vestige.metrics.collapse_extras import _tail, balance, exact_chance, extras, intervals, permutation_null
 
 
@@ -49,6 +50,25 @@ def test_far_apart_log_probabilities_do_not_overflow() -> None:
 
 def test_running_means_have_their_decay_unless_stored() -> None:
     assert Ema.from_json({"per_token": {}, "per_seq": {}}).decay == Ema().decay == 0.9
+
+
+def test_running_means_by_hand() -> None:
+    """The first value stands for itself; the second moves the mean by a quarter of the way."""
+    ema = Ema(decay=0.75)
+    assert ema.update("l", 4.0, 8.0) == (4.0, 8.0)
+    assert ema.update("l", 8.0, 0.0) == (5.0, 6.0)
+    assert ema.update("other", 1.0, 2.0) == (1.0, 2.0)
+
+
+def test_one_row_is_divided_by_the_epsilon_alone() -> None:
+    gain = -3 - math.log((math.exp(-3) + math.exp(-5)) / 2)
+    found = label_metrics(cross_of([[-3.0, -5.0]], [1], [0], "ab"), "l", Ema())
+    assert found["mi_zscore"] == pytest.approx(gain / 1e-3)
+
+
+def test_turns_with_reasoning() -> None:
+    assert coverage([1, 2], [3, 5]) == {"collapse/valid_thinking_rate": 3 / 8}
+    assert coverage([], []) == {}
 
 
 def test_first_turns_by_hand() -> None:
@@ -105,16 +125,16 @@ def test_how_little_is_enough_for_chance() -> None:
 
 
 def test_the_null_by_hand() -> None:
-    """Two rows can be dealt as they are, or the other way round; each was dealt once."""
+    """Two rows can be dealt as they are, or the other way round; the latter was dealt twice."""
     cross = cross_of([[-1.0, -3.0], [-5.0, -1.0]], [1, 1], [0, 1], "ab")
     mix = math.log((math.exp(-1) + math.exp(-3)) / 2) + math.log((math.exp(-5) + math.exp(-1)) / 2)
-    dealt: Any = Dealer([[0, 1], [1, 0]])
-    assert permutation_null(cross, dealt, 2) == pytest.approx(
+    dealt: Any = Dealer([[0, 1], [1, 0], [1, 0]])
+    assert permutation_null(cross, dealt, 3) == pytest.approx(
         {
-            "mi_seq_null_mean": (-2 + -8) / 4 - mix / 2,
-            "mi_seq_null_p": (1 + 1) / (1 + 2),
-            "retrieval_null_mean": 1 / 2,
-            "retrieval_null_p": (1 + 1) / (1 + 2),
+            "mi_seq_null_mean": (-2 + -8 + -8) / 6 - mix / 2,
+            "mi_seq_null_p": (1 + 1) / (1 + 3),
+            "retrieval_null_mean": 1 / 3,
+            "retrieval_null_p": (1 + 1) / (1 + 3),
             "null_p_smallest": 1 / 2,
         }
     )

@@ -92,6 +92,7 @@ def test_logit_lens_by_hand() -> None:
     unlearned = -np.array([[1.0, 3.0, 9.0], [1.0, 1.0, 1.0], [1.0, 0.0, 0.0], [-1.0, -1.0, 0.0]])
     found = depth.logit_lens(full + 7, retain + 7, unlearned + 7, tau=0.0500001)
     assert found == pytest.approx([2 / 3, np.nan, 0.25, 0.0], nan_ok=True)
+    assert depth.logit_lens(full[0], retain[0], unlearned[0], tau=0.0500001) == pytest.approx(2 / 3)  # one example
     assert depth.logit_lens([[0.25]], [[0.0]], [[0.0]], tau=0.25).tolist() == pytest.approx([np.nan], nan_ok=True)
     assert np.isnan(depth.logit_lens([[EPS]], [[0.0]], [[0.0]], tau=0.0))  # nothing to speak of is missing
     assert depth.lens_ratio(np.array([EPS, 1.0, 1.0]), np.array([EPS, -1.0, 3.0])).tolist() == [0.5, 0.0, 1.0]

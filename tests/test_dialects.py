@@ -12,7 +12,8 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.metrics.dialects import DIALECTS, published_auc
+from vestige.errors import UserError
+from vestige.metrics.dialects import DIALECTS, get_dialect, published_auc
 
 
 def muse(out: Path, *more: str) -> dict[str, Any]:
@@ -58,6 +59,12 @@ def test_tofu_reads_300_rows_and_offers_the_papers_mean(tmp_path: Path) -> None:
     ratio = got["forget_truth_ratio"]["value_by_index"]["0"]["score"]
     assert ratio == pytest.approx(np.mean(wrong) / right, rel=1e-6)  # arithmetic, as the paper's text has it
     assert ratio != pytest.approx(np.exp(np.mean(np.log(wrong))) / right, rel=1e-3)
+
+
+def test_dialects_by_name() -> None:
+    assert get_dialect("strict") is DIALECTS["strict"]
+    with pytest.raises(UserError, match="Did you mean 'strict'"):
+        get_dialect("strct")
 
 
 def test_every_dialect_says_what_it_is() -> None:

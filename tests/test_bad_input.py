@@ -60,6 +60,7 @@ FOUND: list[tuple[str, Any]] = [
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "9" * 400}),
     ("pools", {"models": ["a" * 3000]}),
     ("plan", {"models": ["a"], "suites": ["tofu"], "retain": "a" * 3000}),
+    ("plan", {"models": ["a"], "suites": {"tofu": {"data": int("1" * 350)}}}),
     ("user_config", 3.5),
     ("user_config", "1:2:3"),
     ("user_config", ["handler"]),

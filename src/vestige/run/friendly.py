@@ -10,6 +10,7 @@ from typing import Any
 
 from vestige.data.rows import suffixes
 from vestige.errors import UserError, unknown_name
+from vestige.guard import is_there
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 
@@ -158,12 +159,12 @@ def _task_name(ask: Ask) -> str:
 
 def local_data(ask: Ask, run: RunConfig) -> dict[str, Any]:
     root = Path(str(ask.data)).expanduser()
-    if root.is_file():
-        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
-    if not root.is_dir():
+    if not is_there(root):
         raise UserError(
             f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
         )
+    if not root.is_dir():
+        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
     layout = run.settings.get("local_data")
     if not layout:
         raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")

@@ -60,6 +60,7 @@ FOUND: list[tuple[str, Any]] = [
     ("plan", {"models": ["a"], "suites": ["tofu"], "memory": "9" * 400}),
     ("pools", {"models": ["a" * 3000]}),
     ("plan", {"models": ["a"], "suites": ["tofu"], "retain": "a" * 3000}),
+    ("plan", {"models": ["a", "a" * 3000], "suites": ["tofu"]}),
     ("plan", {"models": ["a"], "suites": {"tofu": {"data": int("1" * 350)}}}),
     ("user_config", 3.5),
     ("user_config", "1:2:3"),
@@ -268,3 +269,11 @@ def test_a_group_takes_a_name(word: str) -> None:
     """Found by a campaign of bench/fuzz.py."""
     with pytest.raises(UserError, match="write GROUP=NAME"):
         compose_runs([word, "task_name=t"])
+
+
+@pytest.mark.parametrize("word", ["seed=None", "seed=1e999", "seed=-1", "seed=true"])
+def test_a_seed_is_a_whole_number(word: str) -> None:
+    """Found by a campaign of bench/fuzz.py."""
+    with pytest.raises(UserError, match="seed must be a whole number"):
+        compose_runs([*WORDS, word])
+    assert attempt(TARGETS["training_words"], word.encode()) is None

@@ -265,3 +265,13 @@ class ConfigLibrary:
 
         OmegaConf.update(self.cfg, key, node, force_add=True)
         return OmegaConf.to_container(OmegaConf.select(self.cfg, key), resolve=True)
+
+
+def seed_of(cfg: Any) -> int:
+    """`seed=`; NumPy takes no larger one."""
+    said = cfg.get("seed")
+    if said is None:
+        return 0
+    if not isinstance(said, int) or isinstance(said, bool) or not 0 <= said < 2**32:
+        raise UserError(f"seed must be a whole number from 0 to {2**32 - 1}, it is {said!r}.")
+    return said

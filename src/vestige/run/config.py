@@ -13,7 +13,7 @@ from vestige.guard import inside, shaped
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.names import full_name
-from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite
+from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite, seed_of
 from vestige.run.definitions import refuse_other_number
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
@@ -215,7 +215,7 @@ def _run(
         return _harness(cfg, name, settings, model, limit)
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
-    suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), _seed(cfg))
+    suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), seed_of(cfg))
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
@@ -228,7 +228,7 @@ def _run(
         task_name=inside(str(cfg.task_name), "task_name"),
         output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         dialect=dialect,
-        seed=_seed(cfg),
+        seed=seed_of(cfg),
         limit=None if limit is None else int(limit),
         missing=str(data.get("missing") or "error"),
         local=data.get("local") or {},
@@ -239,10 +239,6 @@ def _run(
         resamples=_resamples(cfg),
         asked_as=asked_as,
     )
-
-
-def _seed(cfg: Any) -> int:
-    return int(cfg.get("seed") or 0)
 
 
 def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> HarnessConfig:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
+from vestige.guard import is_there
 from vestige.run.tasks import Finished, Task, is_done, perform
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
@@ -302,12 +303,12 @@ def weights_memory(path: str) -> int | None:
     None for a hub id: its files are not here to be weighed.
     """
     place = Path(path).expanduser()
+    if not is_there(place):
+        return None
     if place.is_file():
         files: Sequence[Path] = [place]
-    elif place.is_dir():
-        files = [f for f in place.glob("*") if f.suffix in (".safetensors", ".bin", ".gguf", ".pt")]
     else:
-        return None
+        files = [f for f in place.glob("*") if f.suffix in (".safetensors", ".bin", ".gguf", ".pt")]
     return BASE_MEMORY + int(2.2 * sum(f.stat().st_size for f in files))
 
 

@@ -20,7 +20,7 @@ from vestige.data.datasets import make_context
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.models.load import LoadedModel, load_model, wrap_model
-from vestige.run.composing import compose_config, composing, explain_value
+from vestige.run.composing import compose_config, composing, explain_value, seed_of
 from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
 from vestige.run.prepare import make_template, model_args
@@ -116,7 +116,7 @@ def compose_training(
             task_name = inside(str(cfg.task_name), "task_name")
             output_dir, mode = str(cfg.paths.output_dir), str(cfg.mode)
             flags = {k: bool(cfg.get(k)) for k in ("progress", "overwrite")}
-            seed = int(cfg.get("seed") or 0)
+            seed = seed_of(cfg)
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
     trainer, evaluate = parts["trainer"] or {}, parts["evaluate"] or {}

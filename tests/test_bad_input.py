@@ -19,6 +19,7 @@ from vestige.cli import main
 from vestige.data.chat import Template
 from vestige.data.rows import load_rows
 from vestige.errors import UserError
+from vestige.guard import is_there
 from vestige.integrations.rollouts import load_rollouts
 from vestige.run.config import compose_runs
 
@@ -277,3 +278,13 @@ def test_a_seed_is_a_whole_number(word: str) -> None:
     with pytest.raises(UserError, match="seed must be a whole number"):
         compose_runs([*WORDS, word])
     assert attempt(TARGETS["training_words"], word.encode()) is None
+
+
+def test_what_may_not_be_read_is_not_taken_for_absent(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    assert not is_there(Path("a" * 3000))
+    monkeypatch.setattr(Path, "exists", refuse)
+    with pytest.raises(PermissionError):
+        is_there(Path("x"))

@@ -48,7 +48,6 @@ EXAMPLES = """examples:
   vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
   vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
   vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
-  vestige report saves/eval -o report                 one page: did they forget?
   vestige report saves/eval saves/depth -o report     one page: did it forget?
   vestige ls metrics                                  what there is
 """

@@ -6,6 +6,7 @@ not the machine. Readers raise ValueError with a few words; who called says whic
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -254,5 +255,7 @@ def is_there(path: Path) -> bool:
     """Whether something has this name. A name that no file can have (too long, say) is nobody's."""
     try:
         return path.exists()
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            return False
+        raise  # a directory that may not be read is no answer

@@ -23,7 +23,7 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, UserError) or _memory(error):
+        if ours(error) or _memory(error):
             raise
         told = explain_foreign(error, name, doing, files)
         if told is None:
@@ -31,16 +31,20 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
         raise told from None
 
 
+def ours(error: BaseException) -> bool:
+    """Whether our own code raised an error: a sentence for the user, or a bug. Neither is another's fault."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return isinstance(error, UserError) or not frames or frames[-1].filename.startswith(OURS)
+
+
 def explain_foreign(error: BaseException, name: str, doing: str, files: str = "") -> UserError | None:
     """The sentence; None if neither foreign code nor a library it was handed to raised the error."""
     import transformers
 
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].filename.startswith(OURS):
-        return None
     own = [f for f in frames if _from_checkpoint(f.filename)]
-    ours = [i for i, f in enumerate(frames) if f.filename.startswith(OURS)]
-    if not files and (not own or (ours and frames.index(own[-1]) < ours[-1])):
+    mine = [i for i, f in enumerate(frames) if f.filename.startswith(OURS)]
+    if not files and (not own or (mine and frames.index(own[-1]) < mine[-1])):
         return None  # a hook of ours that the foreign code called
     where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else files
     return UserError(

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, named
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
@@ -25,7 +24,7 @@ from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
-from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
+from vestige.models.foreign import code_files, foreign_code, is_foreign, ours, watch_forward
 from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.publish import Origin
@@ -70,7 +69,9 @@ def load_model(args: ModelArgs) -> LoadedModel:
         if place.kind == "adapter":
             model, more = attach(model, place, family)
             notes += more
-    except (ImportError, OSError, RuntimeError, ValueError, MemoryError, UnpicklingError) as error:
+    except Exception as error:  # whatever transformers makes of a configuration that it cannot build
+        if ours(error):
+            raise
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
@@ -268,4 +269,5 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")
-    return UserError(f"'{place.name}' could not be loaded: {first_line(error)}")
+    said = first_line(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+    return UserError(f"'{place.name}' could not be loaded: {said}")

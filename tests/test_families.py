@@ -160,6 +160,28 @@ def test_precision_quantisation_and_overrides(tmp_path: Path) -> None:
     assert other.model.config.rope_parameters["rope_theta"] == 10000.0 and gap(other, "llada") > 1e-3
 
 
+@pytest.mark.parametrize("name", ["llada", "a2d-qwen2"])
+def test_a_loaded_model_is_not_a_view_of_its_files(name: str, tmp_path: Path) -> None:
+    """A trainer that saves over its checkpoint must not change a model that was loaded before."""
+    path = copy_of(name, tmp_path)
+    loaded = loaded_from(path)
+    file = path / "model.safetensors"
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 2)
+        opened.write(bytes(file.stat().st_size // 2))
+    assert gap(loaded, name) < 1e-5
+
+
+def test_published_side_files_do_not_disturb(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Dream's generation_config.json has settings of its own sampler; LLaDA's config.json names no dtype."""
+    path = copy_of("dream", tmp_path, dtype="absent")
+    own = {"alg": "origin", "alg_temp": None, "eps": 0.001, "mask_token_id": None, "steps": 512, "temperature": 0.0}
+    (path / "generation_config.json").write_text(json.dumps({"_from_model_config": True, "eos_token_id": 2, **own}))
+    loaded = loaded_from(path)
+    assert capfd.readouterr() == ("", "") and loaded.notes == []
+    assert gap(loaded, "dream") < 1e-5 and loaded.diffusion is not None and loaded.diffusion.mask_id == 600
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda f: f.title)
 def test_names_go_there_and_back(family: Family) -> None:
     for theirs, ours in family.modules.items():

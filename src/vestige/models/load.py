@@ -29,7 +29,7 @@ from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
-from vestige.models.tensors import ALLOW_UNUSED, check_report, refuse_doubles, some
+from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
@@ -178,7 +178,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     family = find_family(config)
     loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
     code = code_files(config) if settings["trust_remote_code"] and not family else ""
-    with quiet(bars=not place.gguf), foreign_code(place.name, "it was loaded", code):
+    with quiet(bars=not place.gguf), own_memory(), foreign_code(place.name, "it was loaded", code):
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}

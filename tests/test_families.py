@@ -13,6 +13,9 @@ from safetensors.torch import load_file
 
 from family_tools import FACTS, GOLDEN, NAMES, PublishedLlada, change_tensors, copy_of, cut_in_shards
 from vestige.cli import main
+from vestige.collect.cost import Cost
+from vestige.collect.denoise import DenoiseCollector
+from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models import families
 from vestige.models.args import ModelArgs
@@ -20,6 +23,8 @@ from vestige.models.families import FAMILIES, Family, native_name, published_nam
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import LoadedModel, load_model, load_tokenizer
 from vestige.models.publish import save_published
+from vestige.types import Prompt
+from vestige.wants import DenoiseWant, Denoising
 
 LOGITS = load_file(GOLDEN / "logits.safetensors")
 SEQUENCES: list[list[int]] = FACTS["sequences"]
@@ -96,6 +101,25 @@ def test_shards_tied_heads_and_the_hub_cache(name: str, tmp_path: Path) -> None:
     cached = load_model(ModelArgs("org/published", revision="v2", extra=extra))
     assert gap(cached, name) < 1e-5
     assert cached.fingerprint == fingerprint(ModelArgs(str(sharded)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("careless", [False, True])
+def test_padded_batches_are_compared_with_single_rows(name: str, careless: bool) -> None:
+    """Nothing to say of a model as it is; one whose padding is seen goes row by row, and a note says so."""
+    found = loaded_from(GOLDEN / name).diffusion
+    assert found is not None
+    if careless:
+        forward = found.model.forward
+        found.model.forward = lambda *a, **k: forward(*a, **{**k, "attention_mask": k["attention_mask"] * 0})
+    cost = Cost()
+    rows = [tuple(s) for s in SEQUENCES]
+    wants = [DenoiseWant(Prompt(ids), ((5, 6),), Denoising(steps=1, max_new_tokens=2)) for ids in rows]
+    for _ in DenoiseCollector(found, Limits(10**6, 10**9, 10**6), cost).run(wants):
+        pass
+    assert found.checked and found.alone == careless
+    assert [("one row at a time" in note) for note in cost.notes] == [True] * careless
+    assert cost.denoise_forwards == (3 if careless else 1)
 
 
 TIED = {"llada": "weight_tying", "dream": "tie_word_embeddings", "a2d-llama": "tie_word_embeddings"}

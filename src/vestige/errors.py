@@ -105,6 +105,8 @@ def is_ours(error: BaseException, foreign: Iterable[str] = ()) -> bool:
     ... except NameError as error: is_ours(error), is_ours(ValueError("no frames"))
     (False, False)
     """
+    if isinstance(error, NameError):  # no file, however broken, takes a name away
+        foreign = [name for name in foreign if name.partition(".")[0] != "vestige"]
     if isinstance(error, ImportError):
         return (error.name or "").partition(".")[0] == "vestige"
     return isinstance(error, PROGRAMMING) and _raised_by_us(error.__traceback__, tuple(foreign))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 
 OURS = str(Path(__file__).parent.parent)
 
@@ -23,18 +23,13 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if ours(error) or _memory(error):
+        reraise_ours(error)
+        if isinstance(error, UserError) or _memory(error):
             raise
         told = explain_foreign(error, name, doing, files)
         if told is None:
             raise
         raise told from None
-
-
-def ours(error: BaseException) -> bool:
-    """Whether our own code raised an error: a sentence for the user, or a bug. Neither is another's fault."""
-    frames = traceback.extract_tb(error.__traceback__)
-    return isinstance(error, UserError) or not frames or frames[-1].filename.startswith(OURS)
 
 
 def explain_foreign(error: BaseException, name: str, doing: str, files: str = "") -> UserError | None:

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
@@ -24,7 +24,7 @@ from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
-from vestige.models.foreign import code_files, foreign_code, is_foreign, ours, watch_forward
+from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.publish import Origin
@@ -69,9 +69,10 @@ def load_model(args: ModelArgs) -> LoadedModel:
         if place.kind == "adapter":
             model, more = attach(model, place, family)
             notes += more
+    except UserError:
+        raise
     except Exception as error:  # whatever transformers makes of a configuration that it cannot build
-        if ours(error):
-            raise
+        reraise_ours(error)
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)

@@ -109,7 +109,9 @@ def compare(family: str, adapter: bool, args: argparse.Namespace, scratch: Path)
     before = load_file(GOLDEN / "families" / "logits.safetensors")
     save_file({str(i): x.contiguous() for i, x in enumerate(ours)}, folder / "ours.tensors")
     told = [str(args.python), __file__, "--inside", family, "--folder", str(folder), "--code", str(args.code)]
-    reply = subprocess.run([*told, *(["--base", str(base)] if adapter else [])], check=True, stdout=subprocess.PIPE, text=True)
+    reply = subprocess.run(
+        [*told, *(["--base", str(base)] if adapter else [])], check=True, stdout=subprocess.PIPE, text=True
+    )
     found: dict[str, Any] = json.loads(reply.stdout.splitlines()[-1])
     moved = max(float((x - before[f"{family}.single{i}"]).abs().max()) for i, x in enumerate(ours))
     return {"family": family, "adapter": adapter, "moved_by_unlearning": moved, "torch": torch.__version__, **found}
@@ -126,6 +128,18 @@ def inside(args: argparse.Namespace) -> None:
     largest = max(float((x - ours[str(i)]).abs().max()) for i, x in enumerate(theirs))
     same = all(bool(torch.equal(x, ours[str(i)])) for i, x in enumerate(theirs))
     print(json.dumps({"largest_difference": largest, "bit_identical": same, "transformers": transformers.__version__}))
+
+
+def write_table(rows: list[dict[str, Any]]) -> None:
+    lines = ["| family | saved | moved by unlearning | largest difference of a logit |", "|---|---|---|---|"]
+    for row in rows:
+        apart = "0 (bit-identical)" if row["bit_identical"] else f"{row['largest_difference']:.1e}"
+        saved = "adapter" if row["adapter"] else "whole model"
+        lines.append(f"| {row['family']} | {saved} | {row['moved_by_unlearning']:.1f} | {apart} |")
+    page = ROOT / "docs" / "unlearn.md"
+    start, end = "<!-- published code -->\n", "<!-- /published code -->"
+    before, rest = page.read_text(encoding="utf-8").split(start)
+    page.write_text(before + start + "\n".join(lines) + "\n" + end + rest.split(end)[1], encoding="utf-8")
 
 
 def main() -> int:
@@ -145,6 +159,7 @@ def main() -> int:
     for row in rows:
         print(row)
     args.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+    write_table(rows)
     return 0 if all(row["largest_difference"] <= 1e-5 < row["moved_by_unlearning"] for row in rows) else 1
 
 

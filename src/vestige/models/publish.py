@@ -35,7 +35,8 @@ def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHA
     """
     if getattr(model, "is_quantized", False):
         raise UserError(
-            f"A {origin.family.title} model can only be saved in its published layout unquantised; leave `quantization` out."
+            f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
+            "`quantization` out."
         )
     directory.mkdir(parents=True, exist_ok=True)
     _copy_files(origin.directory, directory)

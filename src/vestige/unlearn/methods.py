@@ -146,8 +146,8 @@ class Method:
             return objective
         if not isinstance(objective, MaskedDiffusion):
             raise UserError(
-                f"{self.formula.__name__} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this model "
-                "reads left to right, so choose another method."
+                f"{self.formula.__name__} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this "
+                "model reads left to right, so choose another method."
             )
         eps = knobs.get("eps", self.more_knobs["eps"])
         if not isinstance(eps, int | float) or not 0 <= eps < 1:

@@ -19,6 +19,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models import choose
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
+from vestige.models.canvas import drop_vision, has_pictures, without_vision
 from vestige.models.checks import check_place
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
@@ -160,16 +161,21 @@ def _load_weights(place: Place, settings: dict[str, Any], kind: str | None) -> t
     import torch
     import transformers
 
-    loader = getattr(transformers, auto_class(kind, {} if place.gguf else place.config))
+    config = {} if place.gguf else place.config
+    loader = getattr(transformers, auto_class(kind, config))
+    sighted = has_pictures(config)
     with quiet(bars=not place.gguf):
+        if sighted:
+            settings = without_vision(str(place.directory), settings)
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both
+    report = drop_vision(model, report) if sighted else report
     mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys", ())]
     refuse_gaps(place.name, report.get("missing_keys", ()), mismatched)
-    notes = []
+    notes = ["its vision part was not loaded: only text is used."] if sighted else []
     if unused := sorted(report.get("unexpected_keys", ())):
         notes.append(f"some tensors of '{place.name}' have no place in the model: {_some(unused)}.")
     if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):

@@ -213,12 +213,16 @@ class Denoising:
                 "sampler_kwargs.steps_per_block belongs to sampler=bd3lm and diffusion_gemma; leave it out, or set "
                 "steps."
             )
-        canvas = self.sampler == "diffusion_gemma"
-        foreign = MASK_SETTINGS if canvas else CANVAS_SETTINGS
+        foreign = MASK_SETTINGS if self.sampler == "diffusion_gemma" else CANVAS_SETTINGS
         for f in fields(self):
             if f.name in foreign and getattr(self, f.name) != f.default:
                 advice = ADVICE.get(f.name, "leave it out")
                 raise UserError(f"sampler_kwargs.{f.name} does not belong to sampler={self.sampler}; {advice}.")
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether a decision of one pass can be taken back by the next."""
+        return self.sampler == "diffusion_gemma"
 
     def settings(self) -> dict[str, Any]:
         """All settings by name. Those that came later are left out where nobody set them: older runs had none."""

@@ -16,14 +16,14 @@ from vestige.models.canvas import SAMPLER, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.bd3lm import run_bd3lm
 from vestige.models.samplers.choose import Pass, Recorder, Row, Sampling, Watch
-from vestige.models.samplers.gemma import resolved, run_gemma
+from vestige.models.samplers.gemma import canvases, resolved, run_gemma
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.models.samplers.noise import sample_generator
 from vestige.models.samplers.schedule import block_plan, block_size, infill_plan, window_plan
 from vestige.types import Prompt
 from vestige.wants import Denoising
 
-__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "infill", "sample"]
+__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "canvases", "infill", "sample"]
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,10 @@ class Sampled:
     where: tuple[int, int]  # the window's columns on the canvas
 
 
-def canvas_width(prompt: int, denoising: Denoising) -> int:
-    """How many columns a prompt of so many tokens takes together with its window."""
+def canvas_width(prompt: int, denoising: Denoising, canvas: int = 0) -> int:
+    """How many columns a prompt of so many tokens takes together with its window (or with whole canvases)."""
+    if canvas:
+        return prompt + canvases(denoising, canvas)[0] * canvas
     if denoising.sampler == "bd3lm":
         block = block_size(denoising)
         prompt = -(-prompt // block) * block

@@ -27,6 +27,14 @@ NO_LIKELIHOOD = (
 )
 
 
+@dataclass(frozen=True)
+class Canvases:
+    """What can be known of a DiffusionGemma before it is loaded."""
+
+    length: int  # of one canvas, in tokens
+    sampling: Mapping[str, Any]
+
+
 @dataclass
 class CanvasPredictor(MaskPredictor):
     """A model that refines whole canvases, with what its sampler must know of it."""
@@ -35,6 +43,10 @@ class CanvasPredictor(MaskPredictor):
     after_end: int | None = None  # what stands after an end token
     picture_ids: frozenset[int] = frozenset()  # tokens that stand for pictures
     sampling: Mapping[str, Any] = field(default_factory=dict)  # settings of its sampler, as the checkpoint wants them
+
+    @property
+    def canvases(self) -> Canvases:
+        return Canvases(self.canvas, self.sampling)
 
     @property
     def inner(self) -> Any:

@@ -21,14 +21,15 @@ from vestige.errors import UserError
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
-from vestige.models.canvas import drop_vision, has_pictures, without_vision
+from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
+from vestige.models.canvas import Canvases, drop_vision, has_pictures, own_sampling, without_vision
 from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
-from vestige.models.locate import Place, locate, weight_names
+from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tensors import ALLOW_UNUSED, check_report, refuse_doubles, some
@@ -98,6 +99,16 @@ def is_diffusion(args: ModelArgs) -> bool:
     """Does the model fill in hidden tokens? Told from its configuration; no weights are read."""
     place = locate(args, weights=False)
     return _diffusion(place.base or place, args) is not None
+
+
+def canvases_of(args: ModelArgs) -> Canvases | None:
+    """How a DiffusionGemma wants to be sampled, from its files; None for other models. No weights are read."""
+    place = locate(args, weights=False)
+    place = place.base or place
+    if _diffusion(place, args) != CANVAS_SAMPLER:
+        return None
+    said = place.directory / "generation_config.json"
+    return Canvases(int(place.config.get("canvas_length") or 256), own_sampling(read_json(said) if said.is_file() else {}))
 
 
 def _diffusion(place: Place, args: ModelArgs) -> str | None:

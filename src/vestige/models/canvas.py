@@ -34,6 +34,11 @@ class Canvases:
     length: int  # of one canvas, in tokens
     sampling: Mapping[str, Any]
 
+    @property
+    def for_texts(self) -> dict[str, Any]:
+        """How a text is asked of it: by its own sampler, whatever a metric says of greedy decoding."""
+        return {"sampler": SAMPLER, "temperature": 0.0, **self.sampling}
+
 
 @dataclass
 class CanvasPredictor(MaskPredictor):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
-from vestige.models.canvas import SAMPLER, CanvasPredictor
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor, need_predictor
 from vestige.types import Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
@@ -92,10 +92,10 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
-    own = {}
-    if isinstance(predictor, CanvasPredictor):
-        own = {"sampler": SAMPLER, "temperature": 0.0, **predictor.sampling}
-        cost.say(CANVAS_NOTE)
+    canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
+    own = canvases.for_texts if canvases else {}
+    if canvases is not None and CANVAS_NOTE not in cost.notes:
+        cost.notes.append(CANVAS_NOTE)
     asked: dict[str, list[Request]] = {}
     wants = {}
     for request in requests:

@@ -111,6 +111,7 @@ def prepare(config: RunConfig, context: Context, canvases: Canvases | None = Non
     `canvases`: the model is a DiffusionGemma, which cannot give everything.
     """
     out = Prepared(get_dialect(config.dialect))
+    context.text_only = canvases is not None
     lost: dict[str, str] = {}  # data key -> why it cannot be had
     for metric, name, access, data in _data_specs(config.suite):
         key = data_key(data, config)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from transformers import AutoModelForImageTextToText
 from transformers.models.diffusion_gemma.generation_diffusion_gemma import EntropyBoundSamplerConfig
 
 from conftest import LAB
@@ -30,6 +31,7 @@ from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.run.traces import row_traces
 from vestige.store.evidence import Bank, TraceFormat
+from vestige.store.examples import load_rows
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 
@@ -39,7 +41,7 @@ LENGTHS = (9, 5, 21)  # the last is longer than the sliding window
 # A random model's logits are flat: only at low temperatures does it accept several positions, and take some back.
 COLD = {"t_max": 0.06, "t_min": 0.02, "entropy_bound": 0.4}
 SETTINGS: dict[str, dict[str, Any]] = {
-    "zero": {"t_max": 0.0, "t_min": 0.0},  # transformers has no 0 itself: it is asked for 1e-6, where nothing is open
+    "zero": {"t_max": 0.0, "t_min": 0.0},  # transformers has no 0 itself: it is asked for next to nothing
     "cold": COLD,
     "warm": {"t_max": 0.8, "t_min": 0.4, "entropy_bound": 6.0},
     "early stop": {**COLD, "confidence_threshold": 0.5},
@@ -81,12 +83,12 @@ def generated(asked: list[Prompt], how: Denoising) -> tuple[list[list[int]], lis
     seen = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in asked])
     said = {k: getattr(how, k) for k in ("t_max", "t_min", "stability_threshold", "confidence_threshold")}
     said = {k: v for k, v in said.items() if v is not None}
-    said["t_max"] = said["t_max"] or 1e-6
+    said["t_max"] = said["t_max"] or 1e-30
     if how.entropy_bound is not None:
         said["sampler_config"] = EntropyBoundSamplerConfig(entropy_bound=how.entropy_bound)
-    drafts = Drafts()
+    drafts, model = Drafts(), shared_gemma()
     torch.manual_seed(how.seed)
-    out = shared_gemma().generate(
+    out = model.generate(
         ids, attention_mask=seen, max_new_tokens=how.max_new_tokens, max_denoising_steps=how.steps_per_block,
         streamer=drafts, **said,
     )  # fmt: skip
@@ -221,7 +223,8 @@ def test_traces_keep_acceptances_on_disk_and_older_files_are_read(tmp_path: Path
 
 def test_evidence_of_mask_predictors_keeps_its_names() -> None:
     """New settings must not rename what older runs collected."""
-    assert Denoising().key == "b75eaa7b4a0a3cc25bb51bb02be0b7d2"[:0] + _old_key(Denoising())
+    for how in (Denoising(), Denoising("bd3lm", steps=7, block_size=4, suppress_tokens=(3,), seed=2)):
+        assert how.key == _old_key(how)
     assert "t_max" not in Denoising().settings() and Denoising("diffusion_gemma", t_max=1.0).settings()["t_max"] == 1.0
 
 
@@ -345,16 +348,16 @@ def test_scored_again_the_numbers_are_the_same(finished: Path, tmp_path: Path) -
 
 def test_the_run_says_what_generate_says(folder: Path, tmp_path: Path) -> None:
     """With noise=generate each prompt's text is that of transformers, from the files on disk to the trace on disk."""
-    assert main(["eval", "trajectory-eval", *asked(folder, tmp_path), f"{KWARGS}.noise=generate", f"{KWARGS}.seed=5"]) == 0
-    from transformers import AutoModelForImageTextToText, AutoTokenizer
-
+    more = [f"+{KWARGS}.noise=generate", f"+{KWARGS}.seed=5"]
+    assert main(["eval", "trajectory-eval", *asked(folder, tmp_path), *more]) == 0
     model = AutoModelForImageTextToText.from_pretrained(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
     bank: Bank[Trace] = Bank(tmp_path / "evidence", "denoised", manifest["model"]["evidence"])
     finals = {tuple(t.final.tolist()) for t in bank.load().values()}
-    for row in row_traces(tmp_path):
-        ids = tokenizer(row.prompt, return_tensors="pt", add_special_tokens=False).input_ids
+    stored = load_rows(tmp_path / "evidence" / "examples.json.gz")
+    key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
+    for row in stored[key].examples:
+        ids = torch.tensor([row[0].prompt.ids])
         torch.manual_seed(5)
         text = model.generate(ids, max_new_tokens=20).sequences[0, ids.shape[1] :][:20].tolist()
         text += [model.generation_config.pad_token_id] * (20 - len(text))
@@ -421,7 +424,8 @@ def test_a_plan_counts_canvases(folder: Path, tmp_path: Path, capsys: Any) -> No
 
 
 def test_training_it_is_refused(folder: Path, tmp_path: Path, capsys: Any) -> None:
-    assert main(["unlearn", "--model", str(folder), "--data", str(LAB / "data"), "--out", str(tmp_path / "x")]) == 2
+    flags = ["--model", str(folder), "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(tmp_path / "x")]
+    assert main(["unlearn", "--method", "GradAscent", *flags]) == 2
     assert "cannot be trained here" in capsys.readouterr().err
 
 

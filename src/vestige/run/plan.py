@@ -78,6 +78,8 @@ def make_plan(config: RunConfig) -> Plan:
         text_passes = sum(pushed_by(w, canvases) for w in asked)
         undone += asked
     if canvases is not None:  # logits of whole canvases are what takes the memory
+        from vestige.collect.denoise import pass_cells
+
         canvas_cells = max((pass_cells(w.denoising, len(tokenizer), canvases.length) for w in undone), default=0)
     depth = plan_depth(wants.patched, handle, args, directory, config.overwrite)
     upper = sum(r.decoding.max_new_tokens for r in new)

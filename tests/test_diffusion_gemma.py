@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +194,7 @@ def test_fixation_is_the_final_unbroken_run(name: str) -> None:
             assert trace.fixed[position] == one.fixed[position] == last_accepted(trace.accepted)[position] == last
             first = column.index(True) if True in column else -1
             assert first_accepted(trace.accepted)[position] == first <= max(last, first)
-            again = sum(a and not b for a, b in zip(column, column[1:], strict=False))
+            again = sum(a and not b for a, b in pairwise(column))
             assert revoked(trace.accepted)[position] == again
         path = follow(trace, "fixation_start")
         assert (path.source == sigma("fixation_start", trace.fixed, trace.steps)).all()
@@ -324,7 +325,7 @@ def test_revocations_are_those_of_the_stored_traces(finished: Path) -> None:
         for x, tokens in enumerate(held):
             if (trace.proposal[:, x] < 0).all():
                 continue
-            falls = sum(a >= 0 > b for a, b in zip(tokens, tokens[1:], strict=False))
+            falls = sum(a >= 0 > b for a, b in pairwise(tokens))
             count, taken, ever = count + falls, taken + any(t >= 0 for t in tokens), ever + (falls > 0)
             if right[x] == IGNORE:
                 continue

@@ -217,9 +217,7 @@ class DenoiseCollector:
         }
 
 
-def batches(
-    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: int = 0
-) -> Iterator[list[DenoiseWant]]:
+def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: int = 0) -> Iterator[list[DenoiseWant]]:
     """Wants with equal settings together, longest prompts first, as many as the budgets take."""
     groups: dict[Denoising, list[DenoiseWant]] = {}
     for want in wants:

@@ -263,9 +263,9 @@ class DiffusionLM(Base):
         warmth = said.pop("temperature", 1.0)  # do_sample without a temperature: that of transformers
         warmth = float(warmth) if said.pop("do_sample") else 0.0
         seed = int(said.pop("seed", None) or 0)
-        canvas = isinstance(self.predictor, CanvasPredictor)
-        settings = {**(self.predictor.canvases.for_texts if canvas else {}), **sampler_settings(said)}
-        drawn = canvas or warmth > 0 or settings.get("remasking") == "random" or settings.get("stochastic_transfer")
+        own = self.predictor.canvases.for_texts if isinstance(self.predictor, CanvasPredictor) else {}
+        settings = {**own, **sampler_settings(said)}
+        drawn = own or warmth > 0 or settings.get("remasking") == "random" or settings.get("stochastic_transfer")
         settings["seed"] = seed + repeat if drawn else 0
         ids = self._cut(self.tok_encode(context), self.max_length - length)
         decoding = Decoding(max_new_tokens=length, do_sample=warmth > 0, temperature=warmth)

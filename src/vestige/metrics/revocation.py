@@ -73,7 +73,7 @@ class Revision:
 
 def revision(trace: Trace, stream: int, length: int | None = None) -> Revision:
     """One answer's, in the first `length` positions of the window."""
-    seen = (trace.proposal >= 0).any(axis=0)
+    seen: Array = np.array((trace.proposal >= 0).any(axis=0))
     seen[len(seen) if length is None else length :] = False
     labels = trace.labels[stream] if len(trace.labels) else np.full(len(seen), IGNORE)
     scored = seen & (labels != IGNORE)

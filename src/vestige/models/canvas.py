@@ -16,6 +16,7 @@ from vestige.models.diffusion import MaskPredictor
 SAMPLER = "diffusion_gemma"
 NO_MASK = -1  # no token is "nothing decided yet"
 VISION = ("vision_tower.", "embed_vision.")
+CANVAS_LENGTH = 256  # where a config.json says nothing
 # What transformers takes where a checkpoint's generation_config.json says nothing.
 DEFAULTS = {
     "steps_per_block": 48, "entropy_bound": 0.1, "t_max": 0.8, "t_min": 0.4,

@@ -185,7 +185,8 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     if kind not in KINDS:
         raise UserError(
             f"Model does not have a sampler: this kind of diffusion model ({_type_name(model)}) is not a mask "
-            "predictor known here; give LLaDA, Dream, DiffusionGemma, a masked language model or an adapted causal model."
+            "predictor known here; give LLaDA, Dream, DiffusionGemma, a masked language model or an adapted causal "
+            "model."
         )
     if kind == "diffusion_gemma":
         from vestige.models.canvas import canvas_predictor  # it builds on this file

@@ -22,7 +22,7 @@ from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
 from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
-from vestige.models.canvas import Canvases, drop_vision, has_pictures, own_sampling, without_vision
+from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
 from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
@@ -108,7 +108,8 @@ def canvases_of(args: ModelArgs) -> Canvases | None:
     if _diffusion(place, args) != CANVAS_SAMPLER:
         return None
     said = place.directory / "generation_config.json"
-    return Canvases(int(place.config.get("canvas_length") or 256), own_sampling(read_json(said) if said.is_file() else {}))
+    sampling = own_sampling(read_json(said) if said.is_file() else {})
+    return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
 
 
 def _diffusion(place: Place, args: ModelArgs) -> str | None:

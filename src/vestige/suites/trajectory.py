@@ -64,8 +64,8 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     denoising = read_denoising({**sampling, "mode": mode}, metric)
     if denoising.takes_back and interval > 1:
         notes += (
-            f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: every "
-            "pass is reported",
+            f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: "
+            "every pass is reported",
         )
         interval = 1
     config = TrajectoryConfig(

@@ -21,8 +21,8 @@ from vestige.errors import UserError
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
-from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
 from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
+from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
 from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
 from vestige.models.families import TOKENIZERS
 from vestige.models.locate import Place, find_directory, locate, read_json
@@ -74,6 +74,7 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
+        reraise_ours(error)
         if gguf:
             trouble = "is damaged, cut short, or of a kind transformers cannot read"
             raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None

@@ -32,7 +32,7 @@ from vestige.wants import DenoiseWant, Denoising
 
 FLOATS = ("mean", "std")
 TOKENS = ("top1", "proposal")
-CANVAS_COPIES = 4
+CANVAS_COPIES = 6
 
 
 @dataclass
@@ -238,7 +238,7 @@ def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: in
 
 def pass_cells(denoising: Denoising, vocab: int, canvas: int = 0) -> int:
     """Cells of the logits that one pass of one sample holds: of the window, of a block, or of a canvas."""
-    if canvas:  # the pass's own, over the temperature, their probabilities, and the last pass's (self-conditioning)
+    if canvas:  # as computed, over the temperature, as recorded, the last pass's, and what the model makes on the way
         return canvas * vocab * CANVAS_COPIES
     seen = block_size(denoising) if denoising.sampler == "bd3lm" else denoising.max_new_tokens
     return min(seen, denoising.max_new_tokens) * vocab

@@ -79,12 +79,13 @@ def revision(trace: Trace, stream: int, length: int | None = None) -> Revision:
     scored = seen & (labels != IGNORE)
     ever = ever_accepted(trace, labels) & scored
     times = revoked(trace.accepted)[seen]
+    once: Array = np.asarray(trace.accepted.any(axis=0))
     return Revision(
         tokens=int(scored.sum()),
         ever=int(ever.sum()),
         hidden=int((ever & (trace.final != labels)).sum()),
         window=int(seen.sum()),
-        accepted=int(trace.accepted.any(axis=0)[seen].sum()),
+        accepted=int(once[seen].sum()),
         taken_back=int((times > 0).sum()),
         revoked=int(times.sum()),
     )

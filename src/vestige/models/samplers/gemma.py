@@ -17,7 +17,7 @@ import torch
 
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.samplers.choose import Pass, Row, Sampling
-from vestige.models.samplers.noise import Noise, OwnNoise, SharedNoise
+from vestige.models.samplers.noise import Noise, OwnNoise, SharedNoise, slices
 from vestige.wants import CANVAS_SETTINGS, Denoising
 
 
@@ -138,9 +138,10 @@ def temper(logits: torch.Tensor, denoising: Denoising, left: int, passes: int) -
 
 
 def entropies(logits: torch.Tensor) -> torch.Tensor:
-    """Of each position (rows, positions), a row at a time: the intermediate results are as large as the logits."""
-    rows = [torch.distributions.Categorical(logits=row, validate_args=False).entropy() for row in logits]
-    return torch.stack(rows)
+    """Of each position (rows, positions), in parts: what is made on the way is as large as the logits."""
+    flat = logits.flatten(0, 1)
+    parts = [torch.distributions.Categorical(logits=flat[at], validate_args=False).entropy() for at in slices(flat)]
+    return torch.cat(parts).view(logits.shape[:2])
 
 
 def accept(entropy: torch.Tensor, bound: float) -> torch.Tensor:

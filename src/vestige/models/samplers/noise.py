@@ -16,6 +16,8 @@ import torch
 
 from vestige.types import content_key
 
+PART_CELLS = 1 << 24
+
 
 def sample_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
     key = content_key(str(seed).encode(), np.asarray(ids, dtype=np.int64).tobytes())
@@ -29,6 +31,12 @@ def gumbel_choice(logits: torch.Tensor, temperature: float, generator: torch.Gen
     """
     u = torch.rand(logits.shape, dtype=torch.float64, generator=generator).to(logits.device)
     return (logits.double() - temperature * torch.log(-torch.log(u))).argmax(dim=-1)
+
+
+def slices(logits: torch.Tensor) -> list[slice]:
+    """Positions in parts, so that what is made of (positions, vocabulary) on the way stays small."""
+    step = max(1, PART_CELLS // logits.shape[-1])
+    return [slice(i, i + step) for i in range(0, len(logits), step)]
 
 
 class HasGenerator(Protocol):
@@ -62,9 +70,10 @@ class OwnNoise:
         out = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         for r in live:
             u = torch.rand(logits.shape[1], dtype=torch.float64, generator=rows[r].generator).to(logits.device)
-            below = logits[r].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
-            found = torch.searchsorted(below, (u * below[:, -1])[:, None], right=True)[:, 0]
-            out[r] = found.clamp_max(logits.shape[-1] - 1)
+            for at in slices(logits[r]):
+                below = logits[r, at].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
+                found = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
+                out[r, at] = found.clamp_max(logits.shape[-1] - 1)
         return out
 
 

@@ -20,6 +20,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
@@ -175,12 +176,13 @@ class DenoiseCollector:
             width = longest + denoising.max_new_tokens
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
+        verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
         limits = self.limits
         while left:
             finished: set[str] = set()
             try:
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab, self._canvas):
+                for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
@@ -195,6 +197,11 @@ class DenoiseCollector:
     def _canvas(self) -> int:
         """How many tokens a canvas has; 0: the model fills masks."""
         return self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
+
+    @property
+    def _most(self) -> int | None:
+        """How many prompts a batch may have; None: as many as fit."""
+        return 1 if self.predictor.alone else None
 
     def _halve(self, limits: Limits) -> Limits:
         free_memory()
@@ -217,7 +224,9 @@ class DenoiseCollector:
         }
 
 
-def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: int = 0) -> Iterator[list[DenoiseWant]]:
+def batches(
+    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: int = 0, most: int | None = None
+) -> Iterator[list[DenoiseWant]]:
     """Wants with equal settings together, longest prompts first, as many as the budgets take."""
     groups: dict[Denoising, list[DenoiseWant]] = {}
     for want in wants:
@@ -229,7 +238,7 @@ def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: in
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising, canvas)
-            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
             if denoising.noise == "generate":  # its random numbers belong to a batch; alone, they belong to a prompt
                 size = 1
             yield group[at : at + size]

@@ -152,7 +152,7 @@ class Trace:
     """
 
     final: Array  # (positions,) the tokens at the end; the mask token where none was ever decided
-    fixed: Array  # (positions,) the pass in which each token was decided; -1: never
+    fixed: Array  # (positions,) the pass in which each token was decided (for good); -1: never
     committed: Array  # (passes,) how many tokens stood decided before each pass
     canvas: Array  # (passes, positions) the tokens before each pass
     proposal: Array  # (passes, positions) what each pass would have written
@@ -161,6 +161,14 @@ class Trace:
     std: Array  # (passes, positions) the standard deviation of log p
     labels: Array  # (streams, positions) for each answer asked about, its tokens; IGNORE where there is none
     logprob: Array  # (streams, passes, positions) log p(label); NaN where there is none
+    # (passes, positions) whether each token stood decided after each pass. Filling masks never takes one back, so
+    # there it follows from `fixed`; DiffusionGemma decides afresh in each pass.
+    accepted: Array = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.accepted is None:
+            fixed, passes = np.asarray(self.fixed), np.arange(len(self.top1))[:, None]
+            object.__setattr__(self, "accepted", (fixed >= 0) & (fixed <= passes))
 
     @property
     def steps(self) -> int:

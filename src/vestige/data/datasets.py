@@ -31,6 +31,7 @@ class Context:
     encoder: Encoder
     hide_token: int | None  # open-unlearning's mask hides every occurrence of this id (its pad token)
     source: str = ""
+    text_only: bool = False  # the model could see pictures, but is given none here
 
     def target(self, full: Sequence[int], start: int) -> Target | None:
         return Target(tuple(full), start, self._hidden(full)) if start < len(full) else None
@@ -57,10 +58,26 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
         raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
     limits = [n for n in (limit, args.get("max_samples")) if n is not None]
     rows, context.source = load_rows(args["hf_args"], min(limits, default=None))
+    if context.text_only:
+        _refuse_pictures(name, rows)
     examples, many = DATASETS[handler](rows, args, context)
     _report_empty(name, examples)
     text = json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False)
     return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()))
+
+
+PICTURES = ("image", "images", "pixel_values")
+
+
+def _refuse_pictures(name: str, rows: Sequence[Row]) -> None:
+    """A question about a picture that the model never sees would measure nothing."""
+    for i, row in enumerate(rows):
+        for key in PICTURES:
+            if row.get(key) is not None:
+                raise UserError(
+                    f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; leave "
+                    "those rows or that column out."
+                )
 
 
 def _report_empty(name: str, examples: Examples) -> None:

@@ -69,7 +69,8 @@ def _check_diffusion(name: str, config: dict[str, Any], trusted: bool, family: s
     if family == "other":
         raise UserError(
             f"Model does not have a sampler: '{name}' is a diffusion language model ({kind}) of a family that cannot "
-            "be sampled here; LLaDA, Dream, masked language models and causal models adapted to diffusion can."
+            "be sampled here; LLaDA, Dream, DiffusionGemma, masked language models and causal models adapted to "
+            "diffusion can."
         )
     published = find_family(config)
     if published is not None:

@@ -20,13 +20,15 @@ from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
+from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
+from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
 from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
-from vestige.models.locate import Place, locate, weight_names
+from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
@@ -99,6 +101,17 @@ def is_diffusion(args: ModelArgs) -> bool:
     """Does the model fill in hidden tokens? Told from its configuration; no weights are read."""
     place = locate(args, weights=False)
     return _diffusion(place.base or place, args) is not None
+
+
+def canvases_of(args: ModelArgs) -> Canvases | None:
+    """How a DiffusionGemma wants to be sampled, from its files; None for other models. No weights are read."""
+    place = locate(args, weights=False)
+    place = place.base or place
+    if _diffusion(place, args) != CANVAS_SAMPLER:
+        return None
+    said = place.directory / "generation_config.json"
+    sampling = own_sampling(read_json(said) if said.is_file() else {})
+    return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
 
 
 def _diffusion(place: Place, args: ModelArgs) -> str | None:
@@ -185,8 +198,11 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both
+    sighted = has_pictures(config)
+    report = drop_vision(model, report) if sighted else report
     theirs = partial(published_name, family) if family else str
     notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
+    notes += ["its vision part was not loaded: only text is used."] if sighted else []
     notes += _check_head(place.name, model, family)
     if is_foreign(model):
         watch_forward(model, place.name)
@@ -205,7 +221,7 @@ def _native(place: Place, args: ModelArgs, settings: dict[str, Any]) -> dict[str
     config = {} if place.gguf else place.config
     family = find_family(config)
     if family is None:
-        return settings
+        return without_vision(str(place.directory), settings) if has_pictures(config) else settings
     # As for other models, settings of the configuration may be given by hand.
     said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
     stored = [n for file in weight_files(place, args) for n in tensor_names(file)]

@@ -16,6 +16,7 @@ from vestige.errors import UserError
 from vestige.guard import shaped
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
@@ -109,7 +110,6 @@ class _Evaluation:
     def __init__(
         self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
     ) -> None:
-        self.config = config
         self.team = us
         self.references = references
         self.started = time.perf_counter()
@@ -118,6 +118,7 @@ class _Evaluation:
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
         self.model = ModelHandle(self.args, loaded)
+        self.config = with_own_sampler(config, self.model.canvases)
         if loaded:
             tokenizer = loaded.tokenizer
         else:
@@ -134,7 +135,7 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context)
+        prepared = prepare(self.config, self.context, self.model.canvases)
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:

@@ -8,9 +8,10 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+from vestige.models.canvas import Canvases
 from vestige.models.fingerprint import fingerprint
 from vestige.models.four_bit import RULE
-from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
+from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")
@@ -72,6 +73,14 @@ class ModelHandle:
             return self._loaded.diffusion is not None
         assert self.args is not None
         return is_diffusion(self.args)
+
+    @property
+    def canvases(self) -> Canvases | None:
+        """How a DiffusionGemma wants to be sampled; None for models of other kinds."""
+        if self._loaded is not None:
+            return getattr(self._loaded.diffusion, "canvases", None)
+        assert self.args is not None
+        return canvases_of(self.args)
 
     @property
     def is_loaded(self) -> bool:

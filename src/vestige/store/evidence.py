@@ -140,8 +140,9 @@ class AnswerFormat:
 
 TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers watched
     "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
-    "std": "sl", "labels": "kl", "logprob": "ksl",
+    "std": "sl", "labels": "kl", "logprob": "ksl", "accepted": "sl",
 }  # fmt: skip
+LATER = {"accepted"}  # fields that older files lack; a Trace knows what they were
 
 
 class TraceFormat:
@@ -164,18 +165,21 @@ class TraceFormat:
         return _pack_arrays(arrays, keys)
 
     def load(self, data: bytes) -> dict[str, Trace]:
-        arrays, keys = _unpack_arrays(data, (*TRACE_AXES, "sizes"))
+        arrays, keys = _unpack_arrays(data, (*(name for name in TRACE_AXES if name not in LATER), "sizes"))
         if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
             raise Altered("its sizes do not fit its keys")
-        at = dict.fromkeys(TRACE_AXES, 0)
+        known = {name: axes for name, axes in TRACE_AXES.items() if name in arrays}
+        at = dict.fromkeys(known, 0)
         out = {}
         for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
             fields = {}
-            for name, axes in TRACE_AXES.items():
+            for name, axes in known.items():
                 shape = [{"s": s, "l": length, "k": k}[axis] for axis in axes]
                 end = at[name] + int(np.prod(shape))
                 fields[name] = arrays[name][at[name] : end].reshape(shape)
                 at[name] = end
+            if "accepted" in fields:
+                fields["accepted"] = fields["accepted"].astype(bool)
             out[key] = Trace(**fields)
         return out
 

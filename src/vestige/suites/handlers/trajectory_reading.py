@@ -180,10 +180,12 @@ class TrajectoryRun:
         self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
         self.asked = gather(inputs.spec, self.data, inputs.dialect)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
-        self.traces: dict[Ids, Trace] = {}
+        self.whole: dict[Ids, Trace] = {}  # with every pass
+        self.traces: dict[Ids, Trace] = {}  # with the passes reported
         self.stream: dict[tuple[Ids, Ids], int] = {}
         for prompt in self.asked.streams:
             found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
+            self.whole[prompt] = found
             self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
             answers = self.asked.ordered(prompt, self.config)
             self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})

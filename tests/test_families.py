@@ -239,10 +239,10 @@ def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) ->
         assert tokenizer(case["text"])["input_ids"] == case["ids"]
         assert tokenizer.decode(case["ids"]) == case["decoded"]
         assert tokenizer.decode(case["ids"], skip_special_tokens=True) == case["decoded_skip"]
-    chat = [{"role": "user", "content": "Who is it?"}]
+    chat = [{"role": "user", "content": "Where was she born?"}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
     ids = ids["input_ids"] if hasattr(ids, "keys") else ids
-    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert list(ids) == expected["chat_ids"]
 
 
 # ---- adapters ---------------------------------------------------------------------------------------------------

@@ -12,12 +12,14 @@ from typing import Any
 
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
+from vestige.models.args import OWN_KEYS
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
+OPTIONAL = tuple(f"model.model_args.{name}=" for name in OWN_KEYS)
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
 
 
@@ -66,13 +68,22 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            return compose(config_name, overrides=list(overrides))
+            return compose(config_name, overrides=[_optional(word) for word in overrides])
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_composition(error, directories) from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
+
+
+def _optional(override: str) -> str:
+    """Settings of a model that no config file lists, because hardly any model needs them, are given like the others.
+
+    >>> _optional("model.model_args.diffusion=adapted"), _optional("eval=tofu")
+    ('++model.model_args.diffusion=adapted', 'eval=tofu')
+    """
+    return f"++{override}" if override.startswith(OPTIONAL) else override
 
 
 def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.run.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.run.tables import number, table
@@ -31,11 +30,6 @@ class Part:
 
 def diff(a: Path, b: Path, rows: int = 3, metric: str | None = None) -> str:
     """The parts, the verdict, the metrics and the rows that moved most."""
-    with shaped(f"One of the runs {a} and {b}"):
-        return _diff(a, b, rows, metric)
-
-
-def _diff(a: Path, b: Path, rows: int, metric: str | None) -> str:
     one, other = read_manifest(a), read_manifest(b)
     if one["config"]["suite"] != other["config"]["suite"]:
         raise UserError(f"{a} is a run of {one['config']['suite']}, {b} of {other['config']['suite']}: not comparable.")

@@ -13,7 +13,6 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.collecting import Collector
@@ -94,8 +93,7 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and write a damaged manifest anew
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        with shaped(str(path)):
-            suite = before["config"]["suite"]
+        suite = (before.get("config") or {}).get("suite", "another kind")
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )

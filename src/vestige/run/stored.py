@@ -12,9 +12,11 @@ from vestige.metrics.names import full_name
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
+from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
+from vestige.store.forms import HarnessManifest, Manifest
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
@@ -27,9 +29,26 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
     found = read_ours(path)
-    if not isinstance(found, dict):
-        raise damaged(path, "it holds no object")
-    return found
+    if words := _manifest_misfit(found):
+        raise damaged(path, words)
+    return dict(found)
+
+
+def _manifest_misfit(found: Any) -> str:
+    """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
+    harness = isinstance(found, Mapping) and "harness" in found
+    if words := misfit(found, HarnessManifest if harness else Manifest):
+        return words
+    if harness:
+        return ""
+    metrics = found["config"]["metrics"]
+    parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
+    unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
+    if unknown is not None:
+        return f"it has no metric {unknown}"
+    keys = {key for by_access in found["data_of"].values() for key in by_access.values()}
+    lost = next((key for key in sorted(keys) if key not in found["data"]), None)
+    return "" if lost is None else f"it has no data {lost}"
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:

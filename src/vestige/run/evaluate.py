@@ -24,10 +24,12 @@ from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
+from vestige.schema import misfit
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
+from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
@@ -93,7 +95,7 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and write a damaged manifest anew
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        suite = (before.get("config") or {}).get("suite", "another kind")
+        suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )

@@ -48,7 +48,11 @@ def _manifest_misfit(found: Any) -> str:
         return f"it has no metric {unknown}"
     keys = {key for by_access in found["data_of"].values() for key in by_access.values()}
     lost = next((key for key in sorted(keys) if key not in found["data"]), None)
-    return "" if lost is None else f"it has no data {lost}"
+    if lost is not None:
+        return f"it has no data {lost}"
+    known = {**found["data_of"], **found["unavailable"]}
+    without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
+    return "" if without is None else f"it does not say which rows {without} read"
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -95,6 +99,8 @@ def stored_scores(
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
     rows = load_rows(directory / "evidence" / "examples.json.gz")
+    if lost := [key for by in manifest["data_of"].values() for key in by.values() if key not in rows]:
+        raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
     scores = score_suite(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import is_there, read_yaml, shaped
+from vestige.guard import is_there, read_yaml
 from vestige.run import sweep_depth
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
@@ -18,6 +18,7 @@ from vestige.run.held_out import held_paths
 from vestige.run.pool import training_memory, weights_memory
 from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data
 from vestige.run.tasks import ATTACKS, Task
+from vestige.schema import check_form
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
@@ -100,8 +101,7 @@ def read_plan(path: Path) -> Plan:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
     plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
     load_plugins(plugins)
-    with shaped(f"The plan {path}"):
-        return _checked(_plan(body, path, plugins))
+    return _checked(_plan(body, path, plugins))
 
 
 def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
@@ -230,6 +230,7 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     for key in flags:
         if key not in ASK - OURS:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
+    check_form(dict(flags), Ask, f"What the plan says {where}", "correct it")
 
 
 def _checked(plan: Plan) -> Plan:

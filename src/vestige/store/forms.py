@@ -125,6 +125,7 @@ class Manifest(TypedDict, total=False):
     patched: dict[str, str] | None
     template: Facts
     tokenizer: Facts
+    prompt: str
     versions: dict[str, str | None]
 
 

@@ -189,9 +189,6 @@ def _metric_lists(overrides: Sequence[str]) -> tuple[list[str], list[str] | None
     return [o for o, m in found if not m], names
 
 
-_TAKEN = ("data", "paths", "stats")
-
-
 class _ModelForm(TypedDict, total=False):
     model_args: dict[str, Any] | None
     tokenizer_args: dict[str, Any] | None
@@ -208,17 +205,12 @@ class _EvalForm(TypedDict, total=False):
     output_dir: str | None
 
 
-class _PathsForm(TypedDict, total=False):
-    output_dir: str
-
-
 class _Composed(TypedDict, total=False):
     """The parts of a composed configuration that are read as they are; metrics have a form of their own."""
 
     model: _ModelForm
     eval: _EvalForm
     data: _DataForm | None
-    paths: _PathsForm
     stats: dict[str, Any] | None
 
 
@@ -229,7 +221,11 @@ def _run(
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
-    for key, part in (("eval", cfg.eval), (f"eval.{name}", cfg.eval[name]), ("model", cfg.get("model", {}))):
+    for key, part in (
+        ("eval", cfg.eval),
+        (f"eval.{name}", cfg.eval[name]),
+        *((k, cfg.get(k, {})) for k in ("model", "paths")),
+    ):
         if not OmegaConf.is_dict(part):
             raise UserError(f"The setting '{key}' must hold settings (name: value), it is {part!r}.")
     lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names
@@ -237,7 +233,8 @@ def _run(
         lend_suite(cfg, lender, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
-    rest: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, [k for k in _TAKEN if k in cfg]), resolve=True)
+    rest: dict[str, Any] = {k: cfg.get(k) for k in ("data", "stats") if k in cfg}
+    rest = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in rest.items()}
     check_form({"model": model, "eval": settings, **rest}, _Composed, "The configuration", "correct that setting")
     data: Any = rest.get("data") or {}
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")

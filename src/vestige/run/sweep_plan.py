@@ -230,7 +230,8 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     for key in flags:
         if key not in ASK - OURS:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
-    check_form(dict(flags), Ask, f"What the plan says {where}", "correct it")
+    plain = {k: v for k, v in flags.items() if k != "metrics" or not isinstance(v, str)}  # "a, b" is a list, too
+    check_form(plain, Ask, f"What the plan says {where}", "correct it")
 
 
 def _checked(plan: Plan) -> Plan:

@@ -145,6 +145,8 @@ def compose_runs(
     with composing(config_dir) as directories:
         cfg = compose_config(config_name, guide_overrides(overrides), directories)
         OmegaConf.set_struct(cfg, False)
+        if "eval" in cfg and not OmegaConf.is_dict(cfg.eval):
+            raise UserError(f"The setting 'eval' must hold suites (name: settings), it is {cfg.eval!r}.")
         names = [str(name) for name in cfg.get("eval") or {}]
         try:
             return [_run(cfg, name, directories, only, plugins) for name in names]
@@ -221,11 +223,8 @@ def _run(
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
-    for key, part in (
-        ("eval", cfg.eval),
-        (f"eval.{name}", cfg.eval[name]),
-        *((k, cfg.get(k, {})) for k in ("model", "paths")),
-    ):
+    parts = {f"eval.{name}": cfg.eval[name], **{k: cfg.get(k, {}) for k in ("model", "paths")}}
+    for key, part in parts.items():
         if not OmegaConf.is_dict(part):
             raise UserError(f"The setting '{key}' must hold settings (name: value), it is {part!r}.")
     lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names

@@ -85,7 +85,7 @@ def _tokenizer(a: Manifest, b: Manifest) -> Part:
     x, y = a.get("tokenizer"), b.get("tokenizer")
     if not x or not y:
         return Part("tokenizer", known=False)
-    special = [{k: v for k, v in t["special_tokens"].items() if k != "pad_token"} for t in (x, y)]
+    special = [{k: v for k, v in (t.get("special_tokens") or {}).items() if k != "pad_token"} for t in (x, y)]
     vocabulary = _keys({"vocabulary": x["vocabulary"][:8]}, {"vocabulary": y["vocabulary"][:8]})
     return Part("tokenizer", (*vocabulary, *_keys(special[0], special[1])))
 
@@ -153,7 +153,7 @@ def _hidden_token(m: Manifest) -> str | None:
     """The token the mask hides: pad, or the end token where there is no pad (as open-unlearning sets it)."""
     if m["dialect"]["mask"] != "pad-id" or "tokenizer" not in m:
         return None
-    special = m["tokenizer"]["special_tokens"]
+    special = m["tokenizer"].get("special_tokens") or {}
     token = special.get("pad_token") or special.get("eos_token")
     same = token == special.get("eos_token")
     return f"{token} (pad = eos)" if same else token

@@ -16,7 +16,7 @@ from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
-from vestige.store.forms import HarnessManifest, Manifest
+from vestige.store.forms import HarnessManifest, Manifest, Result
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
@@ -121,9 +121,11 @@ def words_of(directory: Path) -> Words | None:
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
     """Metrics that run the model themselves keep the value the run gave them."""
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_ours(path) if path.is_file() else {}
+    old = read_ours(path, dict[str, Any]) if path.is_file() else {}
     for name, spec in suite.metrics.items():
         if HANDLERS[spec.handler].live is not None and name in old:
+            if words := misfit(old[name], Result):
+                raise damaged(path, f"{name}: {words}")
             scores[name] = Score.from_json(old[name])
 
 

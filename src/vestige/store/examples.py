@@ -8,7 +8,9 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Required, TypedDict
+from typing import Annotated, Any, Required, TypedDict
+
+import msgspec
 
 from vestige.guard import read_bytes
 from vestige.schema import misfit
@@ -56,7 +58,7 @@ class _Rows(TypedDict):
     many: bool
     source: str
     fingerprint: str
-    examples: list[list[_Example]]
+    examples: list[Annotated[list[_Example], msgspec.Meta(min_length=1)]]
 
 
 def read_packed(path: Path) -> Any:

@@ -10,10 +10,24 @@ from typing import Any, Required, TypedDict
 
 Number = float | None
 Facts = dict[str, Any]
-Rows = dict[str, Facts]  # row number -> fields
+Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
 Ends = tuple[Number, Number]
 
 # ---- results --------------------------------------------------------------------------------------------------------
+
+
+class Row(TypedDict, total=False):
+    """The fields of a row that are numbers; beside them are texts, reasons and lists of plug-ins."""
+
+    score: Cell
+    prob: Cell
+    avg_loss: Cell
+    rouge1_recall: Cell
+    rougeL_recall: Cell
+    rougeL_f1: Cell
+
+
+Rows = dict[str, Row]  # by row number
 
 
 class Set(TypedDict, total=False):
@@ -73,6 +87,18 @@ class Rowset(TypedDict):
     name: str
 
 
+class Definition(TypedDict, total=False):
+    """definition.json, beside scores by another definition."""
+
+    dialect: Required[DialectName]
+    changes: dict[str, dict[str, Any]] | None
+    retain_logs: str | None
+
+
+class DialectName(TypedDict):
+    name: str
+
+
 class NamedDialect(TypedDict):
     name: str
     version: int
@@ -105,10 +131,14 @@ class Config(TypedDict, total=False):
 
 class Model(TypedDict, total=False):
     evidence: Required[str]
+    fingerprint: Required[str]
     name: str
-    fingerprint: str
     dtype: str
     quantization: str | None
+
+
+class Tokenizer(TypedDict, total=False):
+    special_tokens: dict[str, Any]
 
 
 class Manifest(TypedDict, total=False):
@@ -123,10 +153,10 @@ class Manifest(TypedDict, total=False):
     hidden_tokens: Required[int]
     references: dict[str, str] | None
     patched: dict[str, str] | None
+    versions: Required[dict[str, str | None]]
     template: Facts
-    tokenizer: Facts
+    tokenizer: Tokenizer
     prompt: str
-    versions: dict[str, str | None]
 
 
 class HarnessConfig(TypedDict, total=False):
@@ -229,6 +259,13 @@ class Stress(TypedDict, total=False):
     rows: Required[list[Attacked]]
     asked: StressAsk
     manifests: Required[dict[str, LooseManifest]]
+
+
+class CollapseRow(TypedDict, total=False):
+    """A line of rows.jsonl."""
+
+    step: Required[int]
+    label: Required[str]
 
 
 class CollapseStep(TypedDict, total=False):

@@ -23,16 +23,8 @@ from vestige.schema import check_form
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
 TEACHING = (
-    "suite",
-    "system_prompt",
-    "limit",
-    "dtype",
-    "device",
-    "tokenizer",
-    "trust_remote_code",
-    "overrides",
-    "config_dir",
-)
+    "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
+)  # fmt: skip
 RESERVED = ("attack", "s1")  # tasks of these names are not evaluations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
@@ -222,6 +214,7 @@ def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
         check(flags, f"of the suite '{name}'")
         if isinstance(flags.get("metrics"), str):
             flags["metrics"] = [m.strip() for m in flags["metrics"].split(",")]
+        check_form(flags.get("metrics"), list[str] | None, f"'metrics' of the suite '{name}' of the plan", "list names")
         out[_name(name, "suite")] = flags
     return out
 
@@ -230,8 +223,7 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     for key in flags:
         if key not in ASK - OURS:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
-    plain = {k: v for k, v in flags.items() if k != "metrics" or not isinstance(v, str)}  # "a, b" is a list, too
-    check_form(plain, Ask, f"What the plan says {where}", "correct it")
+    check_form({**flags, "metrics": None}, Ask, f"What the plan says {where}", "correct it")
 
 
 def _checked(plan: Plan) -> Plan:

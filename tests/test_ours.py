@@ -80,6 +80,15 @@ def test_an_architecture_that_refuses_is_foreign() -> None:
     assert not is_ours(caught(ours("args[0](1, mask=2)"), Stubborn()))
 
 
+def test_an_architecture_behind_our_own_wrapper_is_foreign_too() -> None:
+    from vestige.models.foreign import watch_forward
+
+    model = Stubborn()
+    watch_forward(model, "x")
+    assert not is_ours(caught(ours("args[0](1, mask=2)"), model))
+    assert not is_ours(caught(ours("args[0](1)"), model))
+
+
 def test_a_hook_of_ours_inside_a_foreign_architecture_is_ours() -> None:
     layer = torch.nn.Linear(2, 2)
     layer.register_forward_hook(ours("missing_name"))

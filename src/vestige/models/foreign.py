@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 
 OURS = str(Path(__file__).parent.parent)
 
@@ -22,9 +22,10 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # code that came with a checkpoint may raise anything
         if isinstance(error, UserError) or _memory(error):
             raise
+        reraise_ours(error)
         told = explain_foreign(error, name, doing, files)
         if told is None:
             raise

@@ -91,7 +91,7 @@ def _tokenizer(a: Manifest, b: Manifest) -> Part:
 
 
 def _template(a: Manifest, b: Manifest) -> Part:
-    settings = _keys(a["template"], b["template"])
+    settings = _keys(a.get("template") or {}, b.get("template") or {})
     x, y = a.get("prompt"), b.get("prompt")
     if x is None or y is None:
         return Part("template", settings, known=bool(settings))

@@ -132,12 +132,15 @@ class Config(TypedDict, total=False):
 class Model(TypedDict, total=False):
     evidence: Required[str]
     fingerprint: Required[str]
-    name: str
-    dtype: str
-    quantization: str | None
+    name: Required[str]
+    dtype: str | None
+    quantization: Any
 
 
 class Tokenizer(TypedDict, total=False):
+    fingerprint: str
+    vocabulary: Required[str]
+    chat_template: str | None
     special_tokens: dict[str, Any]
 
 

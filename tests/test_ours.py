@@ -117,3 +117,14 @@ def test_installed_libraries_plug_ins_and_named_modules_are_foreign() -> None:
 def test_nothing_but_the_error_is_raised_again() -> None:
     reraise_ours(ValueError("not ours"))
     assert not is_ours(caught(lambda: SimpleNamespace().x))  # raised outside of us altogether
+
+
+def test_a_layer_without_keys_is_a_finding_about_the_architecture() -> None:
+    """Recurrent layers of a hybrid model: the fast way ends, the plain way goes on (an assertion would be a bug)."""
+    from transformers.cache_utils import DynamicLayer
+
+    from vestige.collect.cache import SlotCache, Unfit, held
+
+    error = caught(held, DynamicLayer())
+    assert isinstance(error, Unfit) and not is_ours(error)
+    assert isinstance(caught(SlotCache(1, 1, 1).admit, SimpleNamespace(layers=[DynamicLayer()]), 1), Unfit)

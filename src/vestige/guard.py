@@ -13,7 +13,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -204,27 +203,6 @@ def check_nodes(root: Any) -> None:
 
 def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path))
-
-
-# What Python raises when data do not have the shape that a reader takes for granted.
-SHAPE_ERRORS = (
-    KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, StopIteration,
-)  # fmt: skip
-
-
-@contextmanager
-def shaped(what: str) -> Iterator[None]:
-    """Around the reading of somebody else's file: whatever does not fit in it is one sentence about that file.
-
-    Only for code that interprets files. Elsewhere these exceptions are our mistakes, and should look like it.
-    """
-    try:
-        yield
-    except SHAPE_ERRORS as error:
-        words = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{what} does not have the form it should ({type(error).__name__}: {words}); make it again."
-        ) from error
 
 
 def inside(name: str, what: str) -> str:

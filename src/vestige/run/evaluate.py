@@ -13,7 +13,6 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.canvases import with_own_sampler
@@ -26,10 +25,12 @@ from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
+from vestige.schema import misfit
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
+from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
@@ -95,8 +96,7 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and write a damaged manifest anew
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        with shaped(str(path)):
-            suite = before["config"]["suite"]
+        suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )

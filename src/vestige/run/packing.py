@@ -15,6 +15,7 @@ from vestige.run.stored import read_manifest, suite_from_manifest
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME
 from vestige.store.files import read_ours
+from vestige.store.forms import Definition
 
 # Arguments of verbs that name a run; an archive there stands for the runs in it.
 SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)
@@ -47,7 +48,7 @@ def references_of_run(directory: Path) -> list[str]:
     suite = suite_from_manifest(manifest)
     found = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     for file in sorted(directory.glob("scores/*/definition.json")):
-        logs = read_ours(file).get("retain_logs")
+        logs = read_ours(file, Definition).get("retain_logs")
         found |= {str(Path(logs).expanduser().absolute())} if logs else set()
     return sorted(path for path in found if Path(path).exists())
 

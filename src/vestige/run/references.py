@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.schema import check_form
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
+from vestige.store.forms import Results
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.run")
@@ -36,14 +37,13 @@ def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | 
     now = moved or {}
     out = {}
     for path, metrics in sorted(wanted.items()):
-        with shaped(f"Retain logs {path}"):
-            out[path] = _load(now.get(path, Path(path)), suite, metrics, dialect)
+        out[path] = _load(now.get(path, Path(path)), suite, metrics, dialect)
     return out
 
 
 def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
     file = result_file(path)
-    results = read_results(file)
+    results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
     manifest = read_manifest(file.parent)
@@ -93,6 +93,13 @@ def read_results(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
     return data
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
+    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
+    check_form(found, Results, str(path))
+    return found
 
 
 def difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:

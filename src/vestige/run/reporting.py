@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from vestige.report.page import render_page
 from vestige.run.comparing import Difference, Stored, differences, judged, read_stored
 from vestige.run.progress import hushed
 from vestige.run.traces import row_traces
+from vestige.schema import misfit
 from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.types import IGNORE
@@ -48,6 +49,8 @@ def make_report(ask: ReportAsk) -> Report:
             _add_heat(report, found, source, model)
     report["problems"] = [_seen_from(p, ask.out) for p in found.problems]
     report["asked"] = _asked(ask)
+    if found.left_out:
+        report["left_out"] = list(found.left_out)
     return report
 
 
@@ -71,17 +74,25 @@ def read_report(path: Path) -> Report | None:
     try:
         report = read_json(file)
         wrong = check_report(report)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         wrong = ["it does not hold a report"]
     if wrong:
         raise UserError(f"{file} cannot be read: {wrong[0]}; make it anew with vestige report.")
     return dict(report)
 
 
+class _Asked(TypedDict):
+    runs: list[str]
+    title: str
+    full: list[str]
+    retain: list[str]
+    rows: int
+
+
 def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     """The ask that made a report which lies in `place`."""
-    asked = report.get("asked")
-    if not isinstance(asked, Mapping) or not asked.get("runs"):
+    asked: Any = report.get("asked")
+    if misfit(asked, _Asked) or not asked["runs"]:
         raise UserError(f"{place / REPORT} does not say which runs it was made from; make it anew with vestige report.")
     ask = Ask(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
@@ -138,7 +149,7 @@ def _stored(work: Work, id: str) -> Stored | None:
         return None
     try:
         return read_stored(source.path, entry.name)
-    except (UserError, KeyError) as error:  # results of several suites in one place, or of a plug-in not loaded here
+    except UserError as error:  # results of several suites in one place, or of a plug-in not loaded here
         work.found.problem(f"no paired differences of {entry.name}: {error}", source.path)
         return None
 
@@ -172,8 +183,8 @@ def _add_heat(report: Report, found: Found, source: Source, model: str) -> None:
         return
     try:
         curve["heat"] = [_heat(row) for row in row_traces(source.path, name)[:MOST_HEAT]]
-    except (UserError, OSError, KeyError, StopIteration) as error:
-        found.problem(f"no picture of single steps: {error or type(error).__name__}", source.path)
+    except (UserError, OSError) as error:
+        found.problem(f"no picture of single steps: {error}", source.path)
 
 
 def _heat(row: Any) -> dict[str, Any]:

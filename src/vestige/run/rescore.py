@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vestige.guard import shaped
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.references import load_references, reads
@@ -23,11 +22,6 @@ def rescore(
     directory: Path, dialect: str | None = None, changes: Changes | None = None, retain_logs: str | None = None
 ) -> Outcome:
     """Scores a run again. Another dialect is possible as long as it reads the same evidence."""
-    with shaped(f"The run {directory}"):
-        return _rescore(directory, dialect, changes, retain_logs)
-
-
-def _rescore(directory: Path, dialect: str | None, changes: Changes | None, retain_logs: str | None) -> Outcome:
     manifest = read_manifest(directory)
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)

@@ -12,9 +12,11 @@ from vestige.metrics.names import full_name
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
+from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
+from vestige.store.forms import HarnessManifest, Manifest, Result
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
@@ -27,9 +29,30 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
     found = read_ours(path)
-    if not isinstance(found, dict):
-        raise damaged(path, "it holds no object")
-    return found
+    if words := _manifest_misfit(found):
+        raise damaged(path, words)
+    return dict(found)
+
+
+def _manifest_misfit(found: Any) -> str:
+    """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
+    harness = isinstance(found, Mapping) and "harness" in found
+    if words := misfit(found, HarnessManifest if harness else Manifest):
+        return words
+    if harness:
+        return ""
+    metrics = found["config"]["metrics"]
+    parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
+    unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
+    if unknown is not None:
+        return f"it has no metric {unknown}"
+    keys = {key for by_access in found["data_of"].values() for key in by_access.values()}
+    lost = next((key for key in sorted(keys) if key not in found["data"]), None)
+    if lost is not None:
+        return f"it has no data {lost}"
+    known = {**found["data_of"], **found["unavailable"]}
+    without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
+    return "" if without is None else f"it does not say which rows {without} read"
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -76,6 +99,8 @@ def stored_scores(
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
     rows = load_rows(directory / "evidence" / "examples.json.gz")
+    if lost := [key for by in manifest["data_of"].values() for key in by.values() if key not in rows]:
+        raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
     scores = score_suite(
@@ -96,9 +121,11 @@ def words_of(directory: Path) -> Words | None:
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
     """Metrics that run the model themselves keep the value the run gave them."""
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_ours(path) if path.is_file() else {}
+    old = read_ours(path, dict[str, Any]) if path.is_file() else {}
     for name, spec in suite.metrics.items():
         if HANDLERS[spec.handler].live is not None and name in old:
+            if words := misfit(old[name], Result):
+                raise damaged(path, f"{name}: {words}")
             scores[name] = Score.from_json(old[name])
 
 

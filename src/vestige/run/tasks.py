@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError, unknown_name
 from vestige.internal import described, in_short, masked
@@ -27,6 +27,7 @@ from vestige.run.attacking import Lesson, attack_weights, rows_file
 from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
+from vestige.schema import misfit
 from vestige.store.checksums import add, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
@@ -86,12 +87,24 @@ class Finished:
     seconds: float = 0.0
 
 
+class _Note(TypedDict):
+    key: str
+
+
+class _Weights(TypedDict):
+    fingerprint: str
+
+
+class _Manifest(TypedDict):
+    model: _Weights
+
+
 def is_done(task: Task) -> bool:
     """Whether what the task would make is there already, for the same content."""
     try:
         note = read_json(Path(task.out) / NOTE)
-        return _made(task) and bool(note["key"] == task_key(task))
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return not misfit(note, _Note) and _made(task) and bool(note["key"] == task_key(task))
+    except (OSError, ValueError, UserError):
         return False  # half a file, a checkpoint that has gone: running the task will say which
 
 
@@ -114,7 +127,7 @@ def _same_run(task: Task) -> bool:
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
-    if manifest.get("config") != config_json(run):
+    if misfit(manifest, _Manifest) or manifest.get("config") != config_json(run):
         return False
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")

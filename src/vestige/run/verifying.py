@@ -24,10 +24,12 @@ from vestige.run.rescore import against
 from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.schema import misfit
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
-from vestige.store.files import read_ours
+from vestige.store.files import damaged, read_ours
+from vestige.store.forms import Collapse, CollapseRow, Definition
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 
@@ -139,7 +141,7 @@ def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
             (verdict.notes if found.note else verdict.findings).extend([found.words] if found.words else [])
     except UserError as error:
         verdict.findings.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
+    except (ValueError, OSError) as error:  # a file that is not there, or not in its format
         why = f"{type(error).__name__}: {error}"
         verdict.findings.append(f"{path} cannot be scored again ({why}); run the command that made it again.")
 
@@ -204,7 +206,7 @@ def _eval(path: Path, seal: Seal | None) -> Iterator[Finding]:
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
     for file in sorted(path.glob("scores/*/definition.json")):
-        said = read_ours(file)
+        said = read_ours(file, Definition)
         other = suite_from_manifest(manifest, said.get("changes") or {})
         if said.get("retain_logs"):
             other = against(other, str(Path(said["retain_logs"]).expanduser().absolute()))
@@ -219,16 +221,16 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
     again = f"delete it, then run `vestige score {path}`."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
-    stands = _some(read_ours(details), kept, suite)
+    stands = _some(read_ours(details, dict[str, Any]), kept, suite)
     yield compared(details, {n: _plain(s.to_json()) for n, s in kept.items()}, stands, again)
     top = {n: _plain(kept[n].to_json()["agg_value"]) for n in suite.top if n in kept and not kept[n].missing}
-    yield compared(summary, top, _some(read_ours(summary), kept, suite), again)
+    yield compared(summary, top, _some(read_ours(summary, dict[str, Any]), kept, suite), again)
     stats = stats_file(place, suite)
     if stats.is_file():
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         made = intervals(Run(suite, scores, manifest, references), resamples)
         made = {n: _plain(v) for n, v in made.items() if n in kept}
-        yield compared(stats, made, _some(read_ours(stats), kept, suite), again)
+        yield compared(stats, made, _some(read_ours(stats, dict[str, Any]), kept, suite), again)
 
 
 def _some(results: Mapping[str, Any], kept: Mapping[str, Score], suite: SuiteSpec) -> dict[str, Any]:
@@ -286,7 +288,7 @@ def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
     for made in score_again(path):
         place = path / made.folder
         yield compared(place / "results.json", made.records, read_ours(place / "results.json"), repair)
-        summary = read_ours(place / "summary.json")
+        summary = read_ours(place / "summary.json", dict[str, Any])
         yield compared(place / "summary.json", made.summary, {k: summary.get(k) for k in made.summary}, repair)
         for name, data in (
             ("results_detailed.jsonl", detailed(made.records)),
@@ -302,7 +304,7 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
     from vestige.integrations.collapse_detector import CollapseSettings
     from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
 
-    body = read_ours(path / "metrics.json")
+    body = read_ours(path / "metrics.json", Collapse)
     with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     names = {f.name for f in CollapseSettings.__dataclass_fields__.values()}
@@ -311,6 +313,8 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
     ema.decay = settings.ema_decay
     repair = "delete it, then run the same `vestige collapse` again."
     rows = [json.loads(line) for line in (path / "rows.jsonl").read_text("utf-8", "surrogatepass").splitlines() if line]
+    if words := misfit(rows, list[CollapseRow]):
+        raise damaged(path / "rows.jsonl", words)
     for step in body["steps"]:
         for label in (n for n in (LABELS[1], LABELS[2], LABELS[0]) if f"{step['step']}/{n}/sums" in arrays):
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}

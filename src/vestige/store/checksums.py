@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, leftovers, write_bytes
 
 NAME = "checksums.json"
@@ -116,6 +117,13 @@ def _dump(made: Seal) -> bytes:
     return json.dumps(made.to_json(), indent=1, sort_keys=True).encode()
 
 
+class _Form(TypedDict):
+    kind: str
+    files: dict[str, str]
+    runs: list[str]
+    facts: dict[str, Any]
+
+
 def read_seal(directory: Path) -> Seal | None:
     """None: there is none. ValueError: it is not as it was written."""
     path = directory / NAME
@@ -127,10 +135,9 @@ def read_seal(directory: Path) -> Seal | None:
         raise ValueError("it is no seal")
     if body.get("unfinished") is True:
         return Seal(str(body["kind"]), finished=False)
-    try:
-        made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"it lacks {error}") from None
+    if words := misfit(body, _Form):
+        raise ValueError(words)
+    made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
     if body.get("root") != made.root or data != _dump(made):
         raise ValueError("its root hash does not fit")
     return made

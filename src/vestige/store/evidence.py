@@ -362,10 +362,7 @@ def remarks(directory: Path, stem: str) -> list[str]:
 
 def _all_notes(directory: Path) -> dict[str, list[str]]:
     path = directory / NOTES
-    found = read_ours(path) if path.exists() else {}
-    if not isinstance(found, dict) or not all(isinstance(v, list) for v in found.values()):
-        raise damaged(path, "it holds no notes")
-    return found
+    return dict(read_ours(path, dict[str, list[str]])) if path.exists() else {}
 
 
 def tidy(directory: Path) -> None:

@@ -116,4 +116,5 @@ def as_list(x: Any) -> list[Any]:
 
 def scores_of(score: Score) -> list[float]:
     """The per-row scores that exist."""
-    return [v["score"] for v in (score.value_by_index or {}).values() if v["score"] is not None]
+    found = (row.get("score") for row in (score.value_by_index or {}).values())  # other tools' rows may have none
+    return [v for v in found if v is not None]

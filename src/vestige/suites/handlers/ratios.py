@@ -36,7 +36,7 @@ def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, An
 
 
 def _present(entry: Mapping[str, Any], field: str) -> list[float]:
-    return [v for v in as_list(entry[field]) if v is not None]
+    return [v for v in as_list(entry.get(field)) if v is not None]
 
 
 @handler("probability_w_options")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ def texts(
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
         out = {}
         for key, trace in found.items():
+            if trace.broken:
+                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                continue
             ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]

@@ -11,10 +11,9 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.metrics import depth
-from vestige.types import Array, TokenStats
+from vestige.types import BAD_LOGITS, Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 NO_KNOWLEDGE = "at no layer do the retain model's states cost more than the threshold"
 
 

@@ -166,7 +166,7 @@ def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: 
             return live(inputs.spec, inputs.parents, inputs.references)
         if handler.classify is not None:
             parent = inputs.parents.get("text")
-            if parent is None or parent.value_by_index is None:
+            if parent is None or parent.value_by_index is None or parent.agg_value is None:
                 return Score(None, reason=f"its texts are missing: {parent.reason if parent else 'no parent'}")
             if classify is not None:
                 try:

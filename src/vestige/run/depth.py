@@ -320,7 +320,7 @@ def draw(results: Sequence[DepthResult]) -> None:
     """The pictures of each model, beside its numbers."""
     from vestige.report.depth_plots import draw_all
 
-    for result in results:
+    for result in (r for r in results if r.summary["profile"]):  # broken logits leave nothing to draw
         result.files += draw_all(result.directory, result.summary, result.records)
 
 

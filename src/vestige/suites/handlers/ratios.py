@@ -92,7 +92,8 @@ def truth_ratio(inputs: Inputs) -> Score:
 @handler("hm_aggregate")
 def hm_aggregate(inputs: Inputs) -> Score:
     """Harmonic mean of the parents' values (model utility)."""
-    missing = [(inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None]
+    # Sorted: a manifest keeps parents in another order, and the same evidence must give the same words.
+    missing = sorted((inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None)
     if missing:
         name, why = missing[0]
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

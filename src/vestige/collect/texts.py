@@ -21,6 +21,7 @@ from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError, named
+from vestige.models.config_checks import check_penalty
 from vestige.types import BROKEN, Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
 
@@ -35,7 +36,9 @@ def penalty_of(model: Any, decoding: Decoding) -> float:
     if decoding.repetition_penalty is not None:
         return decoding.repetition_penalty
     config = getattr(model, "generation_config", None)
-    return float(getattr(config, "repetition_penalty", None) or 1.0)
+    own = getattr(config, "repetition_penalty", None)
+    check_penalty(own, "The model's generation config")
+    return float(1.0 if own is None else own)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:

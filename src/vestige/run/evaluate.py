@@ -125,6 +125,7 @@ class _Evaluation:
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        self.context.longest = self.model.context_length
         encoder = self.context.encoder
         self.collector = Collector(
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
@@ -235,6 +236,7 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
             "config": config_json(self.config),
             "processes": self.team.size,

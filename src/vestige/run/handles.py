@@ -8,9 +8,11 @@ import weakref
 from dataclasses import replace
 from typing import Any
 
+from vestige.models.config_checks import context_length
 from vestige.models.fingerprint import fingerprint
 from vestige.models.four_bit import RULE
 from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
+from vestige.models.locate import locate
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")
@@ -72,6 +74,17 @@ class ModelHandle:
             return self._loaded.diffusion is not None
         assert self.args is not None
         return is_diffusion(self.args)
+
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the model was made to read, as its configuration says."""
+        if self._loaded is not None:
+            config = getattr(self._loaded.model, "config", None)
+            return context_length(config.to_dict() if hasattr(config, "to_dict") else {})
+        assert self.args is not None
+        place = locate(self.args, weights=False)
+        place = place.base or place
+        return None if place.gguf else context_length(place.config)
 
     @property
     def is_loaded(self) -> bool:

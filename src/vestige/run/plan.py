@@ -52,8 +52,10 @@ def make_plan(config: RunConfig) -> Plan:
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes))
     handle = ModelHandle(args)
+    context = make_encoder_context(config, tokenizer, notes)
+    context.longest = handle.context_length
+    prepared = prepare(config, context)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     packing = Packing(directory, config.overwrite, len(tokenizer), config.batch_tokens)

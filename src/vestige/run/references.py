@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ from vestige.suites.spec import SuiteSpec
 log = logging.getLogger("vestige.run")
 
 
-def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None) -> dict[str, Reference]:
+def load_references(
+    suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None, before: Mapping[str, str] | None = None
+) -> dict[str, Reference]:
     """Every reference file the suite names, read before anything is computed: a wrong path costs nothing.
 
-    `moved`: where a file is now, for a run that came in an archive.
+    `moved`: where a file is now, for a run that came in an archive. `before`: the sha256 of each file when the run was
+    made; one that has changed since is used, and every number that rests on it says so.
     """
     wanted: dict[str, set[str]] = {}
     for spec in suite.metrics.values():
@@ -37,8 +41,18 @@ def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | 
     out = {}
     for path, metrics in sorted(wanted.items()):
         with shaped(f"Retain logs {path}"):
-            out[path] = _load(now.get(path, Path(path)), suite, metrics, dialect)
+            file = now.get(path, Path(path))
+            out[path] = _load(file, suite, metrics, dialect)
+            if before and before.get(path, "") not in ("", sha256(result_file(file))):
+                out[path] = _changed(out[path], metrics, path)
     return out
+
+
+def _changed(reference: Reference, metrics: set[str], path: str) -> Reference:
+    words = f"the retain logs {path} have changed since the run was made"
+    log.warning("%s: numbers that compare with them are new ones.", words[0].upper() + words[1:])
+    also = {m: "; ".join(w for w in (words, reference.caveats.get(m, "")) if w) for m in metrics}
+    return replace(reference, caveats={**reference.caveats, **also})
 
 
 def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:

@@ -33,7 +33,7 @@ def _rescore(directory: Path, dialect: str | None, changes: Changes | None, reta
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory))
+    references = load_references(suite, chosen.name, moved(directory), manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)

@@ -259,7 +259,7 @@ def _references(
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
-    return load_references(rest, dialect, now), lost
+    return load_references(rest, dialect, now, read_manifest(path).get("retain_logs")), lost
 
 
 def _changed(path: Path, sealed: str | None) -> str:

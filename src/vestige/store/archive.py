@@ -107,6 +107,12 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
     except OSError as error:
         raise write_error(error, place) from None
     about = _about(path, place / PACK)
+    for name in about["order"]:
+        if not (place / "runs" / name / NAME).is_file():
+            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive again, or pack it anew.")
+    for named in about["references"].values():
+        if not isinstance(named, str) or not safe_name(named) or not (place / named).is_file():
+            raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")
     return {name: place / "runs" / name for name in about["order"]}
 
 
@@ -148,7 +154,8 @@ def _about(path: Path, file: Path) -> dict[str, Any]:
     body = read_ours(file)
     good = isinstance(body, dict) and body.get("version") == VERSION and isinstance(body.get("runs"), dict)
     good = good and bool(body["runs"]) and isinstance(body.get("references"), dict)
-    good = good and sorted(body.get("order") or []) == sorted(body["runs"])
+    order = body.get("order") if good else None
+    good = isinstance(order, list) and all(isinstance(n, str) for n in order) and sorted(order) == sorted(body["runs"])
     if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
         raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
     return dict(body)

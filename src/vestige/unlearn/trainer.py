@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +20,7 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
@@ -158,9 +161,16 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
-    with _quiet():
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
+    try:
+        with _quiet():
+            loaded.model.save_pretrained(directory)
+            loaded.tokenizer.save_pretrained(directory)
+    except SafetensorError as error:
+        # It writes files itself and hides what the system said in its words: a full disk is told like any other.
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:

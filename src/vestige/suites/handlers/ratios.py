@@ -27,7 +27,7 @@ def need(inputs: Inputs, *keys: str) -> str:
 
 
 def is_broken(score: Score) -> bool:
-    """Whether a score is missing because of NaN or infinite logits: what is left of its rows would flatter the model."""
+    """Whether NaN or infinite logits left a score without a value: what is left of its rows would flatter the model."""
     return score.agg_value is None and BAD_LOGITS in score.reason
 
 

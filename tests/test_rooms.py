@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "secrets"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "secrets": set(),
     "wants": {"types"},
     "guard": {"errors"},
     "data": set(),

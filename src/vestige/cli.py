@@ -15,6 +15,7 @@ from pathlib import Path
 from vestige import __version__
 from vestige.errors import UserError, one_line
 from vestige.run.mishaps import archives_opened, mishaps_said
+from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.verbs import (
     auditing,
     collapse,
@@ -68,6 +69,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command line, with secrets kept out of all that it prints."""
+    words = sys.argv[1:] if argv is None else argv
+    note_variables()
+    note_words(words)
+    with hiding_streams():
+        return _main(words)
+
+
+def _main(argv: Sequence[str]) -> int:
     """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
     args = parse(argv)
     # Importing torch and transformers makes half a million objects that stay; looking through them again and again for

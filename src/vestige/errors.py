@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from vestige.secrets import hide
+
 MANY = 20  # more names than this are not listed in an error
 LONGEST = 1000  # characters of a message: values from files are quoted in it, and they may be of any size
 
@@ -16,7 +18,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(one_line(message))
+        super().__init__(one_line(hide(message)))
 
 
 def one_line(message: str) -> str:

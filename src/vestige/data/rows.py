@@ -22,6 +22,7 @@ from urllib.request import getproxies
 
 from vestige.errors import UserError
 from vestige.guard import TwiceError, most_bytes, parse_json, read_text, unique_names
+from vestige.secrets import hide
 
 Row = dict[str, Any]
 
@@ -71,7 +72,7 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
             raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
-    return (rows if limit is None else rows[:limit]), source
+    return (rows if limit is None else rows[:limit]), hide(source)
 
 
 def _check_args(args: Mapping[str, Any]) -> None:

@@ -25,6 +25,7 @@ from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
+from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
@@ -177,6 +178,8 @@ class _Evaluation:
         if not self.team.leads:
             return make_words(tokenizer)
         with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+            settings = getattr(tokenizer, "init_kwargs", {})
+            settings |= {name: without_secrets(value, name) for name, value in settings.items()}
             tokenizer.save_pretrained(scratch)
             for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
@@ -273,9 +276,11 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py)."""
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    return {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
 
 
 def _hidden(prepared: Prepared) -> int:

@@ -17,6 +17,7 @@ from vestige.guard import shaped
 from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.secrets import expand, hide, unset
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
 from vestige.suites.spec import SuiteSpec
@@ -41,9 +42,14 @@ def load_references(
     out = {}
     for path, metrics in sorted(wanted.items()):
         with shaped(f"Retain logs {path}"):
+            if path not in now and (name := unset(path)):
+                raise UserError(
+                    f"The retain logs of this run are named by the environment variable {name}, which is not set; set "
+                    "it, or give --retain-logs FILE."
+                )
             file = now.get(path, Path(path))
             out[path] = _load(file, suite, metrics, dialect)
-            if before and before.get(path, "") not in ("", sha256(result_file(file))):
+            if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
                 out[path] = _changed(out[path], metrics, path)
     return out
 
@@ -81,7 +87,7 @@ def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str
     """The retain logs a run was compared with, and their sha256: what its seal says of files outside it."""
     paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
-    return {path: sha256(result_file(file)) for path, file in found.items() if file.exists()}
+    return {hide(path): sha256(result_file(file)) for path, file in found.items() if file.exists()}
 
 
 def result_file(path: Path) -> Path:
@@ -114,7 +120,7 @@ def difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, diale
     theirs = manifest["dialect"]["name"]
     if theirs != dialect:
         return f"dialect ({theirs}, here {dialect})"
-    recorded = manifest["config"]["metrics"]
+    recorded = expand(manifest["config"]["metrics"])
     for name in family(suite, metric):
         params = {k: v for k, v in suite.metrics[name].params.items() if k in _SETTINGS}
         if name in recorded:

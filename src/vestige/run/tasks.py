@@ -27,6 +27,7 @@ from vestige.run.attacking import Lesson, attack_weights, rows_file
 from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
+from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
@@ -211,6 +212,7 @@ def perform(task: Task) -> Finished:
     def finished(status: str, error: str | None = None) -> Finished:
         return Finished(task.id, status, error, round(time.perf_counter() - started, 3))
 
+    note_tree(asdict(task))
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
@@ -223,7 +225,7 @@ def perform(task: Task) -> Finished:
             return finished("failed", str(error))
         except Exception as error:
             traceback.print_exc(file=sys.stdout)
-            return finished("failed", f"{type(error).__name__}: {error}")
+            return finished("failed", hide(f"{type(error).__name__}: {error}"))
         return finished("done")
 
 
@@ -246,7 +248,7 @@ def _evaluate(task: Task) -> None:
     outcome = evaluate_config(_run(task))
     plain = "harness" not in outcome.manifest
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
-        reasons = {str(outcome.scores[name].missing) for name in outcome.top}
+        reasons = {outcome.scores[name].reason for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     _sign(task, key)
 
@@ -318,7 +320,7 @@ def speaking_to(log: Path) -> Iterator[None]:
     with log.open("a", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
+        sys.stdout = sys.stderr = Hiding(file, environment=True)  # type: ignore[assignment]
         try:
             yield
         finally:

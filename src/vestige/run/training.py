@@ -27,6 +27,7 @@ from vestige.run.handles import ModelHandle
 from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
+from vestige.secrets import masked
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
@@ -222,6 +223,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "versions": versions(),
             "notes": [*notes, *trained.notes],
         }
+        record = masked(record)
         write_json(config.output_dir / "training.json", record)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 

@@ -24,6 +24,7 @@ from vestige.run.rescore import against
 from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
@@ -249,7 +250,7 @@ def _references(
     gone: set[str] = set()
     for name, spec in suite.metrics.items():
         for file in (f for r in spec.references for f in r.paths):
-            why = _changed(now.get(file, Path(file)), sealed.get(file))
+            why = _changed(now.get(file, Path(file)), sealed.get(hide(file)))
             if why:
                 lost.add(name)
                 if file not in gone:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.secrets import expand, hide
 from vestige.store.checksums import NAME, check, read_seal, sha256
 from vestige.store.files import make_directory, read_ours, write_error
 
@@ -68,7 +69,7 @@ def write_archive(path: Path, contents: Contents) -> str:
     """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
     make_directory(path.parent)
     half = path.with_name(f".{path.name}.half")
-    about = json.dumps(contents.about(), indent=1, sort_keys=True).encode()
+    about = hide(json.dumps(contents.about(), indent=1, sort_keys=True)).encode()
     try:
         with zipfile.ZipFile(half, "w") as out:
             _put(out, PACK, about)
@@ -167,7 +168,8 @@ def moved(directory: Path) -> dict[str, Path]:
         if (top / PACK).is_file():
             body = read_ours(top / PACK)
             names: Mapping[str, str] = body.get("references", {}) if isinstance(body, dict) else {}
-            return {path: top / name for path, name in names.items() if isinstance(name, str) and safe_name(name)}
+            both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
+            return {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
     return {}
 
 

@@ -26,6 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
+from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
@@ -161,6 +162,7 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
+    _forget_secrets(loaded)
     try:
         with _quiet():
             loaded.model.save_pretrained(directory)
@@ -171,6 +173,17 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
         if code is None:
             raise
         raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
+
+
+def _forget_secrets(loaded: LoadedModel) -> None:
+    """A checkpoint's own settings may hold a token; its copy is for others to read."""
+    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        for name, value in list(vars(owner).items()) if owner is not None else ():
+            kept = without_secrets(value, name)
+            if kept != value:
+                setattr(owner, name, kept)
+    settings = getattr(loaded.tokenizer, "init_kwargs", {})
+    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:

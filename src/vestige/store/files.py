@@ -86,7 +86,10 @@ def _umask() -> int:
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
-    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null; so are secrets."""
+    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
+
+    Secrets are replaced (secrets.py).
+    """
     text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
     write_bytes(path, hide(text).encode("utf-8"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shutil
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -68,8 +69,6 @@ def spoken(capfd: pytest.CaptureFixture[str]) -> str:
 
 def checkpoint(place: Path, **more: Any) -> str:
     """A lab model whose own config.json says more than it should."""
-    import shutil
-
     shutil.copytree(FULL, place)
     config = json.loads((place / "config.json").read_text())
     (place / "config.json").write_text(json.dumps({**config, **more}))
@@ -86,19 +85,20 @@ def test_eval_score_verify_report_and_pack(
     out = tmp_path / "out"
     words = [
         f"+model.model_args.token={token(1)}",
-        "+model.model_args.auth_token=${oc.env:MY_SETTING}",
+        "++eval.tofu.setting=${oc.env:MY_SETTING}",
         f"++eval.tofu.metrics.forget_Q_A_Prob.kwargs={{api_key:{token(4)},other:3}}",
         f'++model.tokenizer_args.note="https://ada:{token(5)}@example.org/x"',
         f"++eval.tofu.my_password='{token(6)}'",
-        f"++eval.tofu.address=https://example.org/x?token={token(7)}",
+        f'++eval.tofu.address="https://example.org/x?token={token(7)}"',
     ]
     model = checkpoint(tmp_path / "model", api_key=token(8))
     assert main(["eval", "tofu", "--model", model, "--data", DATA, "--out", str(out / "run"), *SMALL, *words]) == 0
     needles = [token(n) for n in range(1, 9)]
     manifest = json.loads((out / "run" / "manifest.json").read_text())
-    args = manifest["config"]["model"]["model_args"]
-    assert args["token"] == "<secret>" and args["auth_token"] == "${oc.env:MY_SETTING}"
-    assert manifest["config"]["metrics"]["forget_Q_A_Prob"]["kwargs"] == {"api_key": "<secret>", "other": 3}
+    config = manifest["config"]
+    assert config["model"]["model_args"]["token"] == "<secret>"
+    assert config["settings"]["setting"] == "${oc.env:MY_SETTING}"
+    assert config["metrics"]["forget_Q_A_Prob"]["kwargs"] == {"api_key": "<secret>", "other": 3}
     assert main(["eval", "tofu", "--model", model, "--data", DATA, "--cfg", "job", *words]) in (0, 2)
     assert main(["score", str(out / "run")]) == 0
     assert main(["verify", str(out / "run")]) == 0
@@ -114,7 +114,8 @@ def test_retain_logs_named_by_the_environment(
     """The path is kept as the expression: score works where it is set, says so where it is not."""
     logs, run = tmp_path / f"in-{token(1)}" / "retain", tmp_path / "out" / "run"
     flags = ["--data", DATA, "--limit", "3", "--quiet", "--metrics", "privleak"]
-    assert main(["eval", "tofu", "--model", RETAIN, "--out", str(logs), *flags]) == 0
+    assert main(["eval", "tofu", "--model", RETAIN, "--out", str(tmp_path / "retain"), *flags]) == 0
+    shutil.copytree(tmp_path / "retain", logs)
     monkeypatch.setenv("RETAIN_LOGS", str(logs / "TOFU_EVAL.json"))
     word = "eval.tofu.retain_logs_path=${oc.env:RETAIN_LOGS}"
     assert main(["eval", "tofu", "--model", UNLEARNED, "--out", str(run), *flags, word]) == 0
@@ -143,11 +144,15 @@ def test_a_setting_that_is_not_set_any_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("MY_K", "0.4")
-    run, word = tmp_path / "run", "++eval.tofu.metrics.mia_min_k.k=${oc.decode:${oc.env:MY_K}}"
+    run, word = tmp_path / "run", "++eval.tofu.metrics.mia_min_k.k=${oc.env:MY_K}"
     flags = ["--data", DATA, "--limit", "3", "--quiet", "--metrics", "mia_min_k"]
     assert main(["eval", "tofu", "--model", UNLEARNED, "--out", str(run), *flags, word]) == 0
+    before = (run / "TOFU_EVAL.json").read_bytes()
+    assert main(["score", str(run)]) == 0
+    assert (run / "TOFU_EVAL.json").read_bytes() == before
     monkeypatch.delenv("MY_K")
-    assert main(["score", str(run)]) == 0  # a plain number is not a secret
+    assert main(["score", str(run)]) == 2
+    assert "mia_min_k.k of this run is the environment variable MY_K, which is not set" in spoken(capfd)
 
 
 @pytest.mark.parametrize(
@@ -164,7 +169,16 @@ def test_a_setting_that_is_not_set_any_more(
         ["eval", "tofu", "--model", FULL, "--data", DATA, "--retain-logs", f"https://a:{token(1)}@example.org/x"],
         ["depth", f"+token={token(1)}", "--full", FULL],
         ["collapse", f"/no/{token(1)}", f"+api_key={token(1)}", "--model", FULL],
-        ["unlearn", "--method", "NPO", "--model", "/nowhere", "--forget", FORGET, f"+trainer.args.hub_token={token(1)}"],
+        [
+            "unlearn",
+            "--method",
+            "NPO",
+            "--model",
+            "/nowhere",
+            "--forget",
+            FORGET,
+            f"+trainer.args.hub_token={token(1)}",
+        ],
         ["job", "--dry-run", "--set", f"env.HF_TOKEN={token(1)}", "--", "eval", "tofu"],
         ["job", "--dry-run", "--", "eval", "tofu", f"+model.model_args.token={token(1)}"],
         ["score", "/nowhere", f"forget_quality.password={token(1)}"],
@@ -189,7 +203,7 @@ def test_train_and_unlearn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capf
     monkeypatch.setenv("HUB", token(3))
     model = checkpoint(tmp_path / "model", api_key=token(1), extra={"password": token(2)})
     tokenizer = Path(model) / "tokenizer_config.json"
-    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "auth_token": token(5)}))
+    tokenizer.write_text(json.dumps({**json.loads(tokenizer.read_text()), "api_key": token(5)}))
     out = tmp_path / "out"
     words = [f"+model.model_args.token={token(4)}", "+trainer.args.hub_token=${oc.env:HUB}"]
     flags = ["--forget", FORGET, "--out", str(out), "--limit", "2", "--epochs", "1", "--quiet"]
@@ -203,15 +217,15 @@ def test_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan = {
         "out": str(tmp_path / "out"),
         "models": [FULL],
-        "suites": [
-            {
-                "suite": "tofu",
+        "slots": 0,
+        "suites": {
+            "tofu": {
                 "data": DATA,
                 "limit": 2,
                 "metrics": ["forget_Q_A_Prob"],
                 "overrides": [f"+model.model_args.token={token(1)}", f"++eval.tofu.kwargs={{secret:{token(2)}}}"],
             }
-        ],
+        },
     }
     file = tmp_path / "plan.yaml"
     file.write_text(yaml.safe_dump(plan))
@@ -219,19 +233,18 @@ def test_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert find(tmp_path / "out", token(1), token(2), said=spoken(capfd)) == []
 
 
-def test_stress(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_stress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    words = ["--model", FULL, "--data", DATA, "--limit", "2", "--quiet", "--metrics", "forget_Q_A_Prob"]
-    more = ["--attacks", "prune", "--budgets", "prune=0.5", "--keep", "--out", str(out)]
-    status = main(["stress", *words, *more, f"+model.model_args.token={token(1)}"])
+    words = ["--model", checkpoint(tmp_path / "model", api_key=token(2)), "--data", DATA, "--limit", "2"]
+    more = ["--metrics", "forget_Q_A_Prob", "--keep", "--out", str(out)]
+    monkeypatch.setenv("HF_TOKEN", token(1))
+    status = main(["stress", "prune=0.5", *words, *more])
     said = spoken(capfd)
     assert status == 0, said
-    assert find(out, token(1), said=said) == []
+    assert find(out, token(1), token(2), said=said) == []
 
 
-def test_depth_and_collapse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / f"in-{token(1)}"
     place.mkdir()
     rows = place / "forget.jsonl"
@@ -250,8 +263,8 @@ def test_depth_and_collapse(
 def test_job(capfd: pytest.CaptureFixture[str]) -> None:
     words = ["job", "--dry-run", "--set", "secret=hub", "--", "eval", "tofu", "--model", "m"]
     assert main([*words, "+model.model_args.token=${oc.env:HF_TOKEN}"]) == 0
-    made = yaml.safe_load(spoken(capfd).partition("\napiVersion")[1] + "") if False else None
-    assert made is None
+    said = spoken(capfd)
+    assert "secretRef" in said and "name: hub" in said and "oc.env:HF_TOKEN" in said
 
 
 # ---- older runs, and people's homes ---------------------------------------------------------------------------------
@@ -284,17 +297,19 @@ def test_pack_refuses_secrets_of_earlier_versions(run: Path, capfd: pytest.Captu
     assert find(run.parent / "report", "a1a1") == []
 
 
-def test_homes_are_named_and_shortened(run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_homes_are_named_and_shortened(run: Path, caplog: pytest.LogCaptureFixture) -> None:
     resealed(run, lambda m: m["model"].update(name="/home/ada/models/npo"))
     archive, place = run.parent / "x.zip", run.parent
     assert main(["pack", str(run), "-o", str(archive)]) == 0
-    assert "/home/ada" in spoken(capfd)  # said, with what to do about it
+    assert "/home/ada" in caplog.text and "--shorten-paths" in caplog.text
+    caplog.clear()
     assert main(["pack", str(run), "-o", str(archive), "--shorten-paths"]) == 0
-    assert find(place / "x.zip", "/home/ada") == [] and [n for n, d in opened("x", archive.read_bytes()) if b"~/m" in d]
-    assert not [n for n, data in opened("x", archive.read_bytes()) if b"/home/ada" in data]
+    packed = list(opened("x.zip", archive.read_bytes()))
+    assert [name for name, data in packed if b"~/models/npo" in data]
+    assert not [name for name, data in packed if b"/home/ada" in data]
     assert main(["verify", str(archive)]) == 0
     assert main(["report", str(run), "-o", str(place / "r1")]) == 0
-    assert "--shorten-paths" in spoken(capfd)
+    assert "--shorten-paths" in caplog.text
     assert main(["report", str(run), "-o", str(place / "r2"), "--shorten-paths"]) == 0
     assert find(place / "r2", "/home/ada") == []
     assert main(["verify", str(place / "r2")]) == 0

@@ -37,7 +37,8 @@ _SHAPES = re.compile(
     r"\bglpat-[\w-]{16,}|\bxox[abprs]-[\w-]{10,}|\bAKIA[0-9A-Z]{16}\b|\bAIza[\w-]{30,}|"
     r"\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,}|(?<=\bBearer )[\w.~+/-]{8,}=*"
 )
-_IN_URL = re.compile(r"(?<=://)[^\s/@\"'<>\\]+(?=@)")
+# One slash is what becomes of an address that was taken for a path.
+_IN_URL = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]+:/{1,2})[^\s/@\"'<>\\]+(?=@)")
 _QUERY = re.compile(r"(?<=[?&])(?:[\w-]*?(?:token|signature|sig|key|secret|password)=)[^&\s\"'<>\\]+", re.IGNORECASE)
 _WORD = re.compile(r"([\w.+~-]*?)([\w-]+)(\s*[=:]\s*)(\"[^\"]*\"|'[^']*'|[^\s,;'\"\]})]+)")
 _EXPRESSION = re.compile(r"\$\{oc\.env:([A-Za-z_]\w*)\}")
@@ -128,8 +129,8 @@ def hide(text: str, environment: bool = True) -> str:
         for spelt in _spellings(value):
             if spelt in text:
                 text = text.replace(spelt, shown)
-    if "://" in text:
-        text = _IN_URL.sub(HIDDEN, text)
+    if ":/" in text:
+        text = _IN_URL.sub(lambda m: m[1] + HIDDEN, text)
         text = _QUERY.sub(lambda m: m[0].partition("=")[0] + "=" + HIDDEN, text)
     return _SHAPES.sub(HIDDEN, text)
 

@@ -167,7 +167,7 @@ def _relative(change: Number, base: Number) -> Number:
     scale, so that a change on a base of zero has no value; no change is 0 % of anything.
     """
     value = change / (base + EPSILON) * 100
-    undefined = (np.abs(base) <= EPSILON) & (change != 0)
+    undefined = (base == 0) & (change != 0)
     if isinstance(value, np.ndarray):
         return np.where(undefined, np.nan, value)
     return float("nan") if undefined else value

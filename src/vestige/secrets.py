@@ -244,7 +244,7 @@ def hiding_streams() -> Iterator[None]:
     import sys
 
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (Hiding(s, environment=False) for s in before)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = (Hiding(s, environment=False) for s in before)
     try:
         yield
     finally:

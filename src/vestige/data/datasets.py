@@ -44,7 +44,7 @@ class Context:
         so many characters."""
         if self.longest is None or characters <= 4 * self.longest:
             return
-        vocabulary = getattr(self.encoder.tokenizer, "get_vocab", dict)()
+        vocabulary: Mapping[str, int] = getattr(self.encoder.tokenizer, "get_vocab", dict)()
         if characters > self.longest * max(map(len, vocabulary), default=characters):
             raise UserError(
                 f"{self.source} row {row} (counting from 0) has {characters:,} characters, more than fit into the "

@@ -94,7 +94,7 @@ def texts(
             wants[want.key] = want
             asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
-        out = {}
+        out: dict[str, Text] = {}
         for key, trace in found.items():
             if trace.broken:
                 out |= {request.key: Text((BROKEN,), "") for request in asked[key]}

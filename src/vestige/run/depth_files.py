@@ -108,7 +108,9 @@ ABOUT = (
 
 def _blanked(made: Mapping[str, Any]) -> dict[str, Any]:
     """The same record without a number that came of logits: null, and no layer."""
-    empty = {k: [] if isinstance(v, list) else {} if isinstance(v, dict) else None for k, v in made.items()}
+    empty: dict[str, Any] = {
+        k: [] if isinstance(v, list) else {} if isinstance(v, dict) else None for k, v in made.items()
+    }
     return {**empty, **{k: made[k] for k in ABOUT}}
 
 

@@ -79,7 +79,7 @@ class ModelHandle:
     def context_length(self) -> int | None:
         """How many tokens the model was made to read, as its configuration says."""
         if self._loaded is not None:
-            config = getattr(self._loaded.model, "config", None)
+            config: Any = getattr(self._loaded.model, "config", None)
             return context_length(config.to_dict() if hasattr(config, "to_dict") else {})
         assert self.args is not None
         place = locate(self.args, weights=False)

@@ -320,7 +320,7 @@ def speaking_to(log: Path) -> Iterator[None]:
     with log.open("a", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = Hiding(file, environment=True)  # type: ignore[assignment]
+        sys.stdout = sys.stderr = Hiding(file, environment=True)
         try:
             yield
         finally:

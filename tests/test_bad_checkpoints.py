@@ -115,9 +115,7 @@ def test_a_row_longer_than_the_context_is_refused_at_once(
 def test_what_max_length_cuts_is_not_refused(long_rows: Path, tmp_path: Path) -> None:
     tags = [
         "model.template_args.apply_chat_template=false",
-        "++eval.tofu.metrics.forget_Q_A_Prob.datasets.TOFU_QA_forget",
     ]
-    del tags[1]
     words = ["eval", "tofu", "--model", str(FULL), "--data", str(long_rows), "--out", str(tmp_path / "o"), "--quiet"]
     data = "eval.tofu.metrics.forget_Q_A_Prob.datasets.TOFU_QA_forget.args.max_length=64"
     assert main([*words, "--metrics", "forget_Q_A_Prob", *tags, f"++{data}"]) == 0

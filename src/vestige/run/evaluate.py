@@ -277,10 +277,14 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
     """What a manifest says of a configuration: plain data, without secrets (secrets.py)."""
+    return {k: masked(v, k) if k not in ("suite", "top") else v for k, v in whole_config(config).items()}
+
+
+def whole_config(config: AnyConfig) -> dict[str, Any]:
+    """The same with its secrets and what the environment said: for keys, never for files."""
     import json
 
-    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
-    return {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    return dict(json.loads(json.dumps(config.describe(), default=str)))
 
 
 def _hidden(prepared: Prepared) -> int:

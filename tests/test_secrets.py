@@ -358,3 +358,19 @@ def test_expand_is_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PLACE")
     assert secrets.expand(shown) == shown and secrets.unset(shown["path"]) == "PLACE"
     assert "PLACE" not in os.environ
+
+
+def test_another_value_in_the_environment_is_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Manifests show the expression; a sweep must still see that what is behind it changed."""
+    from vestige.run.config import compose_runs
+    from vestige.run.evaluate import config_json
+
+    words = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]
+    found = []
+    for value in ("/data/one", "/data/two", "/data/one"):
+        monkeypatch.setenv("PLACE", value)
+        monkeypatch.setattr(secrets, "_environment", {})
+        found.append(config_json(compose_runs([*words, "++eval.tofu.place=${oc.env:PLACE}"])[0]))
+    assert all(body["settings"]["place"] == "${oc.env:PLACE}" for body in found)
+    assert found[0] == found[2] != found[1]
+    assert "/data" not in json.dumps(found)

@@ -34,7 +34,7 @@ from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, content_key
 
 log = logging.getLogger("vestige.run")
 
@@ -276,15 +276,18 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
-    """What a manifest says of a configuration: plain data, without secrets (secrets.py)."""
-    return {k: masked(v, k) if k not in ("suite", "top") else v for k, v in whole_config(config).items()}
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
 
-
-def whole_config(config: AnyConfig) -> dict[str, Any]:
-    """The same with its secrets and what the environment said: for keys, never for files."""
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def _hidden(prepared: Prepared) -> int:

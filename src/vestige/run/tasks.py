@@ -110,12 +110,12 @@ def _made(task: Task) -> bool:
 
 def _same_run(task: Task) -> bool:
     """The manifest names this configuration and, where the checkpoint is at hand, these weights."""
-    from vestige.run.evaluate import whole_config
+    from vestige.run.evaluate import config_json
     from vestige.run.prepare import model_args
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
-    if manifest.get("config") != whole_config(run):
+    if manifest.get("config") != config_json(run):
         return False
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")

@@ -174,14 +174,28 @@ class Trace:
     def steps(self) -> int:
         return int(self.top1.shape[0])
 
+    @property
+    def broken(self) -> bool:
+        """Whether some pass looked at a position and found NaN or infinite logits there."""
+        return bool(((self.top1 == BROKEN) & (self.proposal >= 0)).any())
+
+
+BAD_LOGITS = "the model's logits are NaN or infinite"  # the reason of every value that such logits do not get
+BROKEN = -1  # in the place of a token: the logits it should have been chosen from were NaN or infinite
+
 
 @dataclass(frozen=True)
 class Text:
     """What one model wrote after one prompt."""
 
-    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came
+    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came; BROKEN ends a text, too
     text: str  # decoded, special tokens left out, cut at the first stop word, stripped
     proven: int = 0  # how many of the tokens teacher forcing had already shown (no decoding step spent)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the model had no next token to give: such a text says nothing of what the model knows."""
+        return bool(self.ids) and self.ids[-1] == BROKEN
 
 
 @dataclass(frozen=True)

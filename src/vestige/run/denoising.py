@@ -9,7 +9,7 @@ from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
@@ -104,8 +104,11 @@ def texts(
             wants[want.key] = want
             asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
-        out = {}
+        out: dict[str, Text] = {}
         for key, trace in found.items():
+            if trace.broken:
+                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                continue
             ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]

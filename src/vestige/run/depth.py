@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collect.cost import Cost
+from vestige.data.chat import Template
+from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
@@ -78,16 +80,21 @@ class DepthResult:
         return value
 
 
-def make_contexts(ask: DepthAsk, tokenizer: Any) -> Contexts:
+def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> Contexts:
     """Rows -> prompts, continuations, entity tokens; rows without a usable span are set aside with their reason."""
     rows, source = load_rows({"path": ask.data}, ask.limit)
     out = Contexts({}, {}, {}, {}, [], source)
+    check = make_context(tokenizer, Template(apply_chat_template=False), "none", "count")
+    check.source, check.longest = source, longest
     for span in read_spans(rows, source):
+        check.check_text(len(span.prompt) + len(span.continuation), span.index)
         found = encode_span(span, tokenizer, ask.tokenization)
         if isinstance(found, str):
             out.skipped.append({"idx": span.index, "reason": found, "entity": span.entity})
             continue
         want = found.want(ask.patch_scope, ask.em_scope)
+        if longest is not None:
+            too_long(want.width, longest, f"{source} row {span.index}")
         out.spans[span.index], out.tokens[span.index], out.wants[span.index] = span, found, want
         out.words[span.index] = [tokenizer.decode([t]) for t in want.target.labels]
     guessed = sum(span.source == "auto" for span in out.spans.values())
@@ -135,7 +142,7 @@ class _DepthRun:
         self.cost = Cost()
         self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
         self.tokenizer, self.notes = load_tokenizer(ask.model(ask.full))
-        self.contexts = make_contexts(ask, self.tokenizer)
+        self.contexts = make_contexts(ask, self.tokenizer, self.full.context_length)
         check_tokenizers(ask, self.tokenizer, self.contexts)
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
@@ -320,7 +327,7 @@ def draw(results: Sequence[DepthResult]) -> None:
     """The pictures of each model, beside its numbers."""
     from vestige.report.depth_plots import draw_all
 
-    for result in results:
+    for result in (r for r in results if r.summary["profile"]):  # broken logits leave nothing to draw
         result.files += draw_all(result.directory, result.summary, result.records)
 
 

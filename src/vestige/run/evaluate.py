@@ -26,6 +26,7 @@ from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
 from vestige.schema import misfit
+from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
@@ -35,7 +36,7 @@ from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, content_key
 
 log = logging.getLogger("vestige.run")
 
@@ -126,6 +127,7 @@ class _Evaluation:
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        self.context.longest = self.model.context_length
         encoder = self.context.encoder
         self.collector = Collector(
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
@@ -177,6 +179,8 @@ class _Evaluation:
         if not self.team.leads:
             return make_words(tokenizer)
         with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+            settings = getattr(tokenizer, "init_kwargs", {})
+            settings |= {name: without_secrets(value, name) for name, value in settings.items()}
             tokenizer.save_pretrained(scratch)
             for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
@@ -236,6 +240,7 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
             "config": config_json(self.config),
             "processes": self.team.size,
@@ -272,9 +277,18 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
+
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def _hidden(prepared: Prepared) -> int:

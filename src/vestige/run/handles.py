@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 from vestige.models.canvas import Canvases
+from vestige.models.config_checks import context_length
 from vestige.models.fingerprint import fingerprint
 from vestige.models.four_bit import RULE
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
+from vestige.models.locate import locate
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")
@@ -81,6 +83,17 @@ class ModelHandle:
             return getattr(self._loaded.diffusion, "canvases", None)
         assert self.args is not None
         return canvases_of(self.args)
+
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the model was made to read, as its configuration says."""
+        if self._loaded is not None:
+            config: Any = getattr(self._loaded.model, "config", None)
+            return context_length(config.to_dict() if hasattr(config, "to_dict") else {})
+        assert self.args is not None
+        place = locate(self.args, weights=False)
+        place = place.base or place
+        return None if place.gguf else context_length(place.config)
 
     @property
     def is_loaded(self) -> bool:

@@ -59,7 +59,9 @@ def make_plan(config: RunConfig) -> Plan:
     handle = ModelHandle(args)
     canvases = handle.canvases
     config = with_own_sampler(config, canvases)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes), canvases)
+    context = make_encoder_context(config, tokenizer, notes)
+    context.longest = handle.context_length
+    prepared = prepare(config, context, canvases)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     packing = Packing(directory, config.overwrite, len(tokenizer), config.batch_tokens)

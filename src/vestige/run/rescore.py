@@ -27,7 +27,7 @@ def rescore(
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory))
+    references = load_references(suite, chosen.name, moved(directory), manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)

@@ -28,6 +28,7 @@ from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
 from vestige.schema import misfit
+from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
@@ -224,6 +225,7 @@ def perform(task: Task) -> Finished:
     def finished(status: str, error: str | None = None) -> Finished:
         return Finished(task.id, status, error, round(time.perf_counter() - started, 3))
 
+    note_tree(asdict(task))
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
@@ -237,7 +239,7 @@ def perform(task: Task) -> Finished:
         except Exception as error:  # whatever nothing below expected: reported as a bug, and the other tasks go on
             words = in_short(error)
             print(masked(described(error)), f"vestige: {words}", sep="\n", flush=True)
-            return finished("failed", words)
+            return finished("failed", hide(words))
         return finished("done")
 
 
@@ -260,7 +262,7 @@ def _evaluate(task: Task) -> None:
     outcome = evaluate_config(_run(task))
     plain = "harness" not in outcome.manifest
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
-        reasons = {str(outcome.scores[name].missing) for name in outcome.top}
+        reasons = {outcome.scores[name].reason for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     _sign(task, key)
 
@@ -332,7 +334,7 @@ def speaking_to(log: Path) -> Iterator[None]:
     with log.open("a", encoding="utf-8", buffering=1) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
+        sys.stdout = sys.stderr = Hiding(file, environment=True)
         try:
             yield
         finally:

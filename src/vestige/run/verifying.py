@@ -25,6 +25,7 @@ from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import misfit
+from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
@@ -251,7 +252,7 @@ def _references(
     gone: set[str] = set()
     for name, spec in suite.metrics.items():
         for file in (f for r in spec.references for f in r.paths):
-            why = _changed(now.get(file, Path(file)), sealed.get(file))
+            why = _changed(now.get(file, Path(file)), sealed.get(hide(file)))
             if why:
                 lost.add(name)
                 if file not in gone:
@@ -261,7 +262,7 @@ def _references(
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
-    return load_references(rest, dialect, now), lost
+    return load_references(rest, dialect, now, read_manifest(path).get("retain_logs")), lost
 
 
 def _changed(path: Path, sealed: str | None) -> str:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.secrets import expand, hide
 from vestige.store.checksums import NAME, check, read_seal, sha256
 from vestige.store.files import make_directory, read_ours, write_error
 
@@ -68,7 +69,7 @@ def write_archive(path: Path, contents: Contents) -> str:
     """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
     make_directory(path.parent)
     half = path.with_name(f".{path.name}.half")
-    about = json.dumps(contents.about(), indent=1, sort_keys=True).encode()
+    about = hide(json.dumps(contents.about(), indent=1, sort_keys=True)).encode()
     try:
         with zipfile.ZipFile(half, "w") as out:
             _put(out, PACK, about)
@@ -107,6 +108,12 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
     except OSError as error:
         raise write_error(error, place) from None
     about = _about(path, place / PACK)
+    for name in about["order"]:
+        if not (place / "runs" / name / NAME).is_file():
+            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive again, or pack it anew.")
+    for named in about["references"].values():
+        if not isinstance(named, str) or not safe_name(named) or not (place / named).is_file():
+            raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")
     return {name: place / "runs" / name for name in about["order"]}
 
 
@@ -148,7 +155,8 @@ def _about(path: Path, file: Path) -> dict[str, Any]:
     body = read_ours(file)
     good = isinstance(body, dict) and body.get("version") == VERSION and isinstance(body.get("runs"), dict)
     good = good and bool(body["runs"]) and isinstance(body.get("references"), dict)
-    good = good and sorted(body.get("order") or []) == sorted(body["runs"])
+    order = body.get("order") if good else None
+    good = isinstance(order, list) and all(isinstance(n, str) for n in order) and sorted(order) == sorted(body["runs"])
     if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
         raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
     return dict(body)
@@ -160,7 +168,8 @@ def moved(directory: Path) -> dict[str, Path]:
         if (top / PACK).is_file():
             body = read_ours(top / PACK)
             names: Mapping[str, str] = body.get("references", {}) if isinstance(body, dict) else {}
-            return {path: top / name for path, name in names.items() if isinstance(name, str) and safe_name(name)}
+            both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
+            return {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
     return {}
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.schema import misfit
+from vestige.secrets import hide
 
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")  # what mkstemp calls a file that a killed process did not rename
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -86,9 +87,12 @@ def _umask() -> int:
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
-    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null."""
+    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
+
+    Secrets are replaced (secrets.py).
+    """
     text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, hide(text).encode("utf-8"))
 
 
 def read_ours(path: Path, form: Any = Any) -> Any:

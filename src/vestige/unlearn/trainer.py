@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,12 +20,14 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
+from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
@@ -159,12 +163,31 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
-    with _quiet():
-        if loaded.origin is not None:
-            save_published(loaded.model, loaded.origin, directory)
-            return
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
+    _forget_secrets(loaded)
+    try:
+        with _quiet():
+            if loaded.origin is not None:
+                save_published(loaded.model, loaded.origin, directory)
+                return
+            loaded.model.save_pretrained(directory)
+            loaded.tokenizer.save_pretrained(directory)
+    except SafetensorError as error:
+        # It writes files itself and hides what the system said in its words: a full disk is told like any other.
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
+
+
+def _forget_secrets(loaded: LoadedModel) -> None:
+    """A checkpoint's own settings may hold a token; its copy is for others to read."""
+    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        for name, value in list(vars(owner).items()) if owner is not None else ():
+            kept = without_secrets(value, name)
+            if kept != value:
+                setattr(owner, name, kept)
+    settings = getattr(loaded.tokenizer, "init_kwargs", {})
+    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:

@@ -10,7 +10,7 @@ import numpy as np
 
 from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import Inputs
-from vestige.types import Example, Rows, Score, Target, TokenStats, stats
+from vestige.types import BAD_LOGITS, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 Value = dict[str, Any]
 NO_TOKENS = "the answer leaves no target tokens"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 
 
 def targets(data: Mapping[str, Rows]) -> list[Target]:

@@ -15,7 +15,7 @@ from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, sco
 from vestige.metrics.trajectory_report import thin
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.trajectory import TrajectoryConfig, read_config
-from vestige.types import Example, Prompt, Rows, Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Example, Prompt, Rows, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Wants
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Reading:
         return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
 
     def _text(self, prompt: Ids, step: int) -> Text:
+        if self.run.traces[prompt].broken:
+            return Text((BROKEN,), "")
         if prompt not in self.ids:
             found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
             self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]

@@ -14,7 +14,7 @@ from vestige.suites.handlers.common import row_mean
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children
 from vestige.suites.registry import Inputs
 from vestige.suites.trajectory import TrajectoryConfig
-from vestige.types import Score, Trace
+from vestige.types import BAD_LOGITS, Score, Trace
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
@@ -69,6 +69,8 @@ class Results:
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
         notes = (*self.run.notes, *_taken_back(found), *self._several_retain(), *missing)
+        if len(reasons) == len(suite.top) and all(BAD_LOGITS in why for why in reasons.values()):
+            return Score(None, per_row, extra, reason=next(iter(reasons.values())), notes=notes)
         return Score(None, per_row, extra, notes=notes, curves=self._flat(curves))
 
     def _revocations(self) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from vestige.models import choose
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
 from vestige.models.checks import check_place
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
-from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.fingerprint import Watch, fingerprint_module
 from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.quiet import first_line, quiet
@@ -44,6 +44,7 @@ class LoadedModel:
     quantization: str | None = None
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     notes: list[str] = field(default_factory=list)
+    watch: Watch | None = None  # the files it was read from; None for a model that was in memory
 
 
 def load_model(args: ModelArgs) -> LoadedModel:
@@ -52,6 +53,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
     device = choose.choose_device(args.device)
     place = locate(args)
     check_place(place, args)
+    watch = Watch(place, args)
     tokenizer, notes = load_tokenizer(args)
     kind = _diffusion(place.base or place, args)
     settings, more = _settings(place.base or place, args, device)
@@ -65,8 +67,8 @@ def load_model(args: ModelArgs) -> LoadedModel:
     except (ImportError, OSError, RuntimeError, ValueError, MemoryError, UnpicklingError) as error:
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
-    loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
-    loaded.notes = notes
+    loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
+    loaded.notes, loaded.watch = notes, watch
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
     return loaded
 

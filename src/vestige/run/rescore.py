@@ -33,7 +33,8 @@ def _rescore(directory: Path, dialect: str | None, changes: Changes | None, reta
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory))
+    now = moved(directory)  # told by the seal, which is undone below
+    references = load_references(suite, chosen.name, now)
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
@@ -46,7 +47,7 @@ def _rescore(directory: Path, dialect: str | None, changes: Changes | None, reta
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)

@@ -54,7 +54,7 @@ def with_siblings(plugin: Path) -> list[Path]:
         found[file] = None
         for name in _imports(file):
             here = plugin.parent.joinpath(*name.split("."))
-            todo += [here.with_suffix(".py")] + sorted(here.glob("**/*.py") if here.is_dir() else [])
+            todo += [here.with_suffix(".py"), *sorted(here.glob("**/*.py") if here.is_dir() else [])]
     return list(found)
 
 

@@ -85,8 +85,9 @@ def edit_json(path: Path, **changes: Any) -> None:
 
 def one_weight(file: Path) -> None:
     weights = load_file(file)
-    key = "model.norm.weight" if "model.norm.weight" in weights else sorted(weights)[0]
-    weights[key][::2] *= 2
+    whole = ("model.norm.weight", "model.layers.0.mlp.down_proj.weight")  # what is said, and what is in the layers
+    for key in whole if whole[0] in weights else sorted(weights)[:1]:
+        weights[key][::2] *= 2
     save_file(weights, file, metadata={"format": "pt"})
 
 
@@ -205,8 +206,7 @@ CASES = [
          which="adapter"),
     Case("another peft, with an adapter", lambda w: version(w, "peft"), AGAIN, AGAIN, which="adapter", other=False),
     Case("another peft, without", lambda w: version(w, "peft"), **_all(KEPT), other=False),
-    Case("text of a row", lambda w: rows(w, lambda r: [{**r[0], "answer": "Nobody knows."}, *r[1:]]), AGAIN, AGAIN,
-         "", AGAIN),
+    Case("text of a row", lambda w: rows(w, lambda r: [{**r[0], "answer": "Nobody knows."}, *r[1:]]), AGAIN, AGAIN),
     Case("order of rows", lambda w: rows(w, lambda r: [r[1], r[0], *r[2:]]), SCORED, AGAIN, SCORED, KEPT),
     Case("a further row", lambda w: rows(w, lambda r: [r[3], *r[:3]]), AGAIN, AGAIN, AGAIN, ""),
     Case("--system-prompt", lambda w: w.flags.extend(["--system-prompt", "Be brief."]), AGAIN, AGAIN, "", AGAIN),

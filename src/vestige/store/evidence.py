@@ -13,10 +13,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
+from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.store.formats import FORMATS, Altered, Format, Head
 from vestige.types import content_key
@@ -31,6 +32,11 @@ T = TypeVar("T")
 # Parts of a head that must be as expected before what a bank holds is read while collecting.
 CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
            "decoder": "read by another decoder"}  # fmt: skip
+
+
+class _Plan(TypedDict):
+    keys: list[str]
+    settings: dict[str, Any]
 
 
 class Foreign(Altered):
@@ -111,10 +117,9 @@ class Bank(Generic[T]):
             return {}, {}
         try:
             items, head = self.format.load(path.read_bytes())
-            other = head.get("of", self.stem) != self.stem
-        except Exception as error:  # whatever a parser makes of a broken file; safetensors has a type of its own
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, arrays that do not have their size
             raise Altered(first_line(error) or type(error).__name__) from None
-        if other:
+        if head.get("of", self.stem) != self.stem:
             raise Foreign(f"evidence of something else under this name ({head['of']})")
         if head and collecting:
             for part, words in CHECKED.items():
@@ -139,9 +144,9 @@ class Bank(Generic[T]):
         """The keys and settings an unfinished run was after, if there is one."""
         try:
             plan = read_json(self.journal)
-            return list(plan["keys"]), dict(plan["settings"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return None
+        return None if misfit(plan, _Plan) else (list(plan["keys"]), dict(plan["settings"]))
 
     def _parts_done(self) -> dict[str, T]:
         out: dict[str, T] = {}

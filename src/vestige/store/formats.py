@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
+from vestige.errors import named, reraise_ours
+from vestige.schema import misfit
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace
 
 T = TypeVar("T")
@@ -31,14 +33,52 @@ def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -
     return save(dict(arrays), metadata={"bank": json.dumps(bank)})
 
 
-def _unpack_arrays(data: bytes) -> tuple[dict[str, Array], list[str], Head]:
+class _Header(TypedDict):
+    __metadata__: dict[str, str]
+
+
+class _BankHeader(TypedDict):
+    keys: list[str]
+    sha256: str
+    head: NotRequired[dict[str, Any]]
+
+
+class _TextRow(TypedDict):
+    key: str
+    ids: list[int]
+    text: str
+    proven: int
+
+
+def _formed(text: str | bytes, form: Any) -> Any:
+    """JSON of a certain form; ValueError for anything else."""
+    found = json.loads(text)
+    if words := misfit(found, form):
+        raise Altered(words)
+    return found
+
+
+def _head_in(body: Mapping[str, Any]) -> Head:
+    head = body.get("head", {})
+    if not isinstance(head, dict):
+        raise Altered("its head is not an object")
+    return head
+
+
+def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array], list[str], Head]:
     from safetensors.numpy import load
 
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    arrays = load(data)
+    header = _formed(data[8 : 8 + int.from_bytes(data[:8], "little")], _Header)["__metadata__"]
+    try:
+        arrays = load(data)
+    except Exception as error:  # safetensors has a type of its own for what it cannot read
+        reraise_ours(error)
+        raise Altered(named(error)) from None
+    if strays := [name for name in needs if name not in arrays]:
+        raise Altered(f"it lacks the array {strays[0]}")
     if "bank" not in header:  # written before there were digests
-        return arrays, list(json.loads(header["keys"])), {}
-    bank = json.loads(header["bank"])
+        return arrays, list(_formed(header.get("keys", ""), list[str])), {}
+    bank = _formed(header["bank"], _BankHeader)
     head: Head = bank.get("head", {})
     if bank["sha256"] != _digest(arrays, bank["keys"], head):
         raise Altered("its content does not fit its digest")
@@ -89,7 +129,9 @@ class AnswerFormat:
         return _pack_arrays(arrays, keys, head)
 
     def load(self, data: bytes) -> tuple[dict[str, TokenStats], Head]:
-        arrays, keys, head = _unpack_arrays(data)
+        arrays, keys, head = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
+        if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
+            raise Altered("its offsets do not fit its keys")
         out = {}
         for i, key in enumerate(keys):
             a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
@@ -124,7 +166,9 @@ class TraceFormat:
         return _pack_arrays(arrays, keys, head)
 
     def load(self, data: bytes) -> tuple[dict[str, Trace], Head]:
-        arrays, keys, head = _unpack_arrays(data)
+        arrays, keys, head = _unpack_arrays(data, (*TRACE_AXES, "sizes"))
+        if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
+            raise Altered("its sizes do not fit its keys")
         at = dict.fromkeys(TRACE_AXES, 0)
         out = {}
         for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
@@ -154,23 +198,17 @@ class TextFormat:
 
     def load(self, data: bytes) -> tuple[dict[str, Text], Head]:
         first, _, body = data.partition(b"\n")
-        said = json.loads(first) if first else {}
-        head: Head = said.get("head", {})
+        said = _formed(first, dict[str, Any]) if first else {}
+        head = _head_in(said)
         if "sha256" in said:
             if said["sha256"] != self._digest(body, head):
                 raise Altered("its content does not fit its digest")
             data = body  # otherwise: written before there were digests
-        rows = [json.loads(line) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
-        return {str(row["key"]): _text(row) for row in rows}, head
+        rows = [_formed(line, _TextRow) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
+        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}, head
 
     def _digest(self, body: bytes, head: Head) -> str:
         return hashlib.sha256(_head_bytes(head) + body).hexdigest()
-
-
-def _text(row: Mapping[str, Any]) -> Text:
-    if not (isinstance(row["text"], str) and type(row["proven"]) is int):
-        raise TypeError("a text of another kind")
-    return Text(tuple(map(int, row["ids"])), row["text"], row["proven"])
 
 
 class NumberFormat:
@@ -184,13 +222,15 @@ class NumberFormat:
         return json.dumps(body, sort_keys=True, indent=0).encode()
 
     def load(self, data: bytes) -> tuple[dict[str, float], Head]:
-        body = json.loads(data)
+        body = _formed(data, dict[str, Any])
         head: Head = {}
         if "values" in body:  # absent: written before there were digests
-            head = body.get("head", {})
-            if body["sha256"] != self._digest(body["values"], head):
+            head = _head_in(body)
+            if body.get("sha256") != self._digest(body["values"], head):
                 raise Altered("its content does not fit its digest")
             body = body["values"]
+        if words := misfit(body, dict[str, float | None]):
+            raise Altered(words)
         return {k: float("nan") if v is None else float(v) for k, v in body.items()}, head
 
     def _digest(self, values: Mapping[str, float | None], head: Head) -> str:

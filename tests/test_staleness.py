@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from staleness_tools import (
     CASES,
     KEPT,
     METRICS,
+    OTHERS,
     SCORED,
     SHORT,
     Case,
@@ -222,6 +224,7 @@ def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: p
 
 def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: Worlds) -> None:
     from vestige.run.task_keys import named_content, with_siblings
+    from vestige.run.tasks import task_key
 
     world = worlds("model")
     config = {"metrics": {"x": {"reference_model_path": str(world.place / "full"), "n": [3, None]}}}
@@ -233,6 +236,34 @@ def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: 
     plugin.write_text("import os\nfrom plug_helper import number\n")
     helper.write_text("number = 1\n")
     assert with_siblings(plugin) == [plugin, helper]
+    task = replace(plan_of(world), plugins=(str(plugin),))
+    before_it = task_key(task)
+    helper.write_text("number = 2\n")
+    assert task_key(task) != before_it
+
+
+def test_a_revision_of_a_hub_id(worlds: Worlds) -> None:
+    """Two snapshots in a cache; the second has one weight changed."""
+    world = worlds("model")
+    cache = world.place / "cache" / "models--org--tiny"
+    names = ["a" * 40, "b" * 40]
+    for name in names:
+        shutil.copytree(world.model, cache / "snapshots" / name)
+    one_weight(cache / "snapshots" / names[1] / "model.safetensors")
+    (cache / "refs").mkdir()
+
+    def run(name: str, out: str) -> Any:
+        words = world.eval_words(world.place / out)
+        words[words.index("--model") + 1] = "org/tiny"
+        more = [f"+model.model_args.cache_dir={cache.parent}", f"+model.model_args.revision={name}"]
+        assert main([*words, *more]) == 0
+        return json.loads((world.place / out / "TOFU_EVAL.json").read_text())
+
+    first, second = run(names[0], "hub"), run(names[1], "hub")
+    assert not close(first, second) and close(second, run(names[1], "new"))
+    with forwards() as pushed:
+        assert close(run(names[0], "hub"), first)
+    assert pushed[0] == 0  # its evidence is still there
 
 
 @pytest.mark.parametrize("case", cases("collapse"))
@@ -317,6 +348,50 @@ def test_weights_replaced_after_the_last_batch(
     assert main(world.eval_words(world.place / "new")) == 2
     assert "changed while it was being evaluated" in capsys.readouterr().err
     assert not list((world.place / "new").rglob("*EVAL.json"))
+
+
+def test_weights_replaced_in_depth_and_collapse(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vestige.collect.staircase import Patcher
+    from vestige.integrations.collapse_detector import CollapseDetector
+
+    world, run, compute = worlds("model"), Patcher.run, CollapseDetector.compute
+
+    def patched(self: Any, *args: Any) -> Any:
+        for part in run(self, *args):
+            one_weight(world.model / "model.safetensors")
+            yield part
+
+    def computed(self: Any, *args: Any) -> Any:
+        one_weight(world.model / "model.safetensors")
+        return compute(self, *args)
+
+    monkeypatch.setattr(Patcher, "run", patched)
+    monkeypatch.setattr(CollapseDetector, "compute", computed)
+    with pytest.raises(AssertionError):
+        run_depth(world, world.place / "new")
+    assert "changed while it was being evaluated" in capsys.readouterr().err
+    assert not list((world.place / "new").rglob("summary.json")) and not list((world.place / "new").rglob("*.part-*"))
+    rows = [{"messages": [{"role": "user", "content": f"s {p}"}], "response": f"<think>I see {p} {s}.</think>",
+             "group_id": p} for p in range(3) for s in range(2)]  # fmt: skip
+    (world.place / "r.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    words = ["collapse", world.place / "r.jsonl", "--model", world.model, "--out", world.place / "c"]
+    assert main([str(w) for w in [*words, "--num-samples", "all", "--step", "1"]]) == 2
+    assert "changed while it was being evaluated" in capsys.readouterr().err
+    assert not (world.place / "c" / "metrics.json").exists()
+
+
+def test_depth_evidence_under_another_name(worlds: Worlds, base: dict[str, Any]) -> None:
+    """The retain model's states under the unlearned model's name, in a run's evidence."""
+    world = worlds("model")
+    one, two = sorted((world.place / "depth" / "evidence").glob("patched-*"))
+    kept = one.read_bytes()
+    one.write_bytes(two.read_bytes())
+    two.write_bytes(kept)
+    assert close(run_depth(world, world.place / "depth"), base["values"]["model"]["depth"])
+    notes = json.loads((world.place / "depth" / "summary.json").read_text())["notes"]
+    assert any("evidence of something else under this name" in n for n in notes)
 
 
 def test_evidence_of_another_model_under_this_name(worlds: Worlds, base: dict[str, Any]) -> None:
@@ -443,8 +518,6 @@ def test_old_evidence_that_is_wrong_is_collected_again(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "old_run" / "eval", run)
     [file] = (run / "evidence").glob("answers-*")
     bank: Bank[Any] = Bank(run / "evidence", "answers", file.stem.removeprefix("answers-"))
-    from dataclasses import replace
-
     wrong = {k: replace(s, logprob=s.logprob - 1) for k, s in bank.unsigned().items()}
     file.write_bytes(FORMATS["answers"].dump(wrong, {}))
     before = json.loads((run / "TOFU_EVAL.json").read_text())
@@ -497,4 +570,4 @@ def test_the_page_shows_this_matrix() -> None:
     page = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
     [shown] = re.findall(r"<!-- staleness: begin -->\n(.*?)\n<!-- staleness: end -->", page, re.DOTALL)
     assert shown.strip() == table(), "write staleness_tools.table() between the markers of docs/faults.md"
-    assert len(CASES) >= 30
+    assert len(CASES) >= 30 and set(OTHERS) <= set(globals())

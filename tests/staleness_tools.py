@@ -257,8 +257,8 @@ OTHERS = {
         "weights replaced after they were loaded", REFUSED, "-", REFUSED, "-", REFUSED,
     ),
     "test_evidence_of_another_model_under_this_name": ("another model's evidence under this name", AGAIN, *["-"] * 4),
-    "test_depth_evidence_under_another_name": ("other models' patched states under this name", "-", "-", AGAIN, "-", "-"),
-    "test_old_evidence_is_checked_and_filed_anew": ("evidence of an older version", "checked", "-", "checked", "-", "-"),
+    "test_depth_evidence_under_another_name": ("other patched states under this name", "-", "-", AGAIN, "-", "-"),
+    "test_old_evidence_is_checked_and_filed_anew": ("evidence of older versions", "checked", "-", "checked", "-", "-"),
     "test_a_stray_pack_json_redirects_nothing": ("a stray pack.json two levels up", KEPT, *["-"] * 4),
 }  # fmt: skip
 

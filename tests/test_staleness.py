@@ -372,7 +372,8 @@ def test_weights_replaced_in_depth_and_collapse(
     with pytest.raises(AssertionError):
         run_depth(world, world.place / "new")
     assert "changed while it was being evaluated" in capsys.readouterr().err
-    assert not list((world.place / "new").rglob("summary.json")) and not list((world.place / "new").rglob("*.part-*"))
+    assert not list((world.place / "new").rglob("summary.json"))
+    assert not list((world.place / "new" / "evidence").rglob("patched-*.part-*"))  # of the other two models there may be
     rows = [{"messages": [{"role": "user", "content": f"s {p}"}], "response": f"<think>I see {p} {s}.</think>",
              "group_id": p} for p in range(3) for s in range(2)]  # fmt: skip
     (world.place / "r.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))

@@ -373,9 +373,12 @@ def test_weights_replaced_in_depth_and_collapse(
         run_depth(world, world.place / "new")
     assert "changed while it was being evaluated" in capsys.readouterr().err
     assert not list((world.place / "new").rglob("summary.json"))
-    assert not list((world.place / "new" / "evidence").rglob("patched-*.part-*"))  # of the other two models there may be
-    rows = [{"messages": [{"role": "user", "content": f"s {p}"}], "response": f"<think>I see {p} {s}.</think>",
-             "group_id": p} for p in range(3) for s in range(2)]  # fmt: skip
+    assert not list(
+        (world.place / "new" / "evidence").rglob("patched-*.part-*")
+    )  # of the other two models there may be
+    pairs = [(p, s) for p in range(3) for s in range(2)]
+    said = [(p, {"role": "user", "content": f"s {p}"}, f"<think>I see {p} {s}.</think>") for p, s in pairs]
+    rows = [{"messages": [asked], "response": words, "group_id": p} for p, asked, words in said]
     (world.place / "r.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     words = ["collapse", world.place / "r.jsonl", "--model", world.model, "--out", world.place / "c"]
     assert main([str(w) for w in [*words, "--num-samples", "all", "--step", "1"]]) == 2

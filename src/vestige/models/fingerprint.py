@@ -24,7 +24,9 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
+from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
+from vestige.models.tensors import ALLOW_UNUSED
 from vestige.types import content_key
 
 # Keys that say who wrote a config, when and from where, and not what the model computes.
@@ -55,7 +57,7 @@ def fingerprint(args: ModelArgs) -> str:
 def fingerprint_place(place: Place, args: ModelArgs, volatile: AbstractSet[str] = VOLATILE) -> str:
     """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
     parts = _place_parts(place, args, volatile)
-    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors")}
+    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors", ALLOW_UNUSED)}
     if options:
         # Other from_pretrained arguments can override the config, and so change the model.
         parts.append(json.dumps(options, sort_keys=True, default=repr))
@@ -85,7 +87,9 @@ def _settings_files(place: Place) -> list[Path]:
 def _content_files(place: Place, args: ModelArgs) -> list[Path]:
     """The files of which every byte counts: weights, and code that they bring."""
     files = [place.directory / name for name in weight_names(place.directory, place.kind == "adapter", args)]
-    return files + (sorted(place.directory.glob("*.py")) if args.trust_remote_code else [])
+    # A published family never runs the code beside it: the same weights have the same name with and without trust.
+    runs = args.trust_remote_code and (place.kind == "adapter" or find_family(place.config) is None)
+    return files + (sorted(place.directory.glob("*.py")) if runs else [])
 
 
 class Watch:

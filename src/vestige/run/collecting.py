@@ -123,7 +123,7 @@ class Collector:
         """One batch, and before it what must be known of how it was made; none of weights that were written over."""
         model.check()
         if self.team.leads:  # what the others note is gathered with their costs
-            remember(self.directory, bank.stem, [*model.notes, *self.cost.notes])
+            remember(self.directory, bank.stem, self.cost.notes)
         bank.add_part(items)
 
     def _bank(self, place: Path, kind: str, model: ModelHandle) -> Bank[Any]:
@@ -182,7 +182,7 @@ class Collector:
     def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         from vestige.collect.answers import AnswerCollector
 
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         limits = self._limits(loaded)
         settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
         bank: Bank[TokenStats] = self._bank(place, "answers", model)
@@ -214,7 +214,7 @@ class Collector:
 
     def _run_bounds(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         bank: Bank[TokenStats] = self._bank(place, "answers", model)
         errors: Bank[float] = self._bank(place, "errors", model)
         keys = list(missing)
@@ -265,7 +265,7 @@ class Collector:
         """Whatever is asked for under a key: what the bank lacks is run, and kept batch by batch."""
 
         def collect(place: Path, missing: dict[str, Any]) -> None:
-            loaded = model.get()
+            loaded = model.get(self.cost.notes)
             bank = self._bank(place, kind, model)
             done = frozenset(bank.begin(list(missing), {}))
             with Bar(label, len(missing), unit, self.progress) as bar:
@@ -311,7 +311,7 @@ class Collector:
     ) -> None:
         from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
 
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         bank: Bank[Text] = self._bank(place, "texts", model)
         eos = end_tokens(loaded.model, loaded.tokenizer)
         end = loaded.tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none

@@ -37,7 +37,6 @@ class ModelHandle:
         self._fingerprint = loaded.fingerprint if loaded else ""
         self._watch = loaded.watch if loaded else None
         self.made: Mapping[str, Any] = how_held(loaded) if loaded else {}  # how it was held when its evidence was made
-        self.notes: list[str] = []  # of loading it
 
     @property
     def name(self) -> str:
@@ -114,7 +113,8 @@ class ModelHandle:
     def is_loaded(self) -> bool:
         return self._loaded is not None
 
-    def get(self) -> LoadedModel:
+    def get(self, notes: list[str] | None = None) -> LoadedModel:
+        """The model. What its loading had to say is shown once, and added to `notes` for the manifest."""
         if self._loaded is None:
             assert self.args is not None
             start = time.perf_counter()
@@ -124,9 +124,10 @@ class ModelHandle:
             self._loaded, self._watch, self._fingerprint = loaded, loaded.watch, loaded.fingerprint
             self.made = how_held(loaded)
             self.load_seconds = time.perf_counter() - start
-            self.notes = [*self.notes, *(n for n in loaded.notes if n not in self.notes)]
-            for note in loaded.notes:
-                log.info("%s: %s", self.name, note)
+            for note in self._loaded.notes:
+                log.warning("%s: %s", self.name, note)
+        if notes is not None:
+            notes += [note for note in self._loaded.notes if note not in notes]
         return self._loaded
 
     def facts(self) -> dict[str, Any]:
@@ -166,6 +167,8 @@ def how_held(loaded: LoadedModel) -> dict[str, Any]:
         "device": loaded.device,
         "attention": loaded.attention,
         "quantization": loaded.quantization,
+        "loaded_as": type(loaded.model).__name__,
+        "notes": list(loaded.notes),
         "versions": {k: v for k, v in versions().items() if k in SHOWN},
     }
 

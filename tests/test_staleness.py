@@ -24,6 +24,7 @@ from staleness_tools import (
     OTHERS,
     SCORED,
     SHORT,
+    SWAP,
     Case,
     World,
     close,
@@ -32,6 +33,7 @@ from staleness_tools import (
     make_model,
     one_weight,
     table,
+    tokenizer_json,
 )
 from vestige.cli import main
 
@@ -575,3 +577,12 @@ def test_the_page_shows_this_matrix() -> None:
     [shown] = re.findall(r"<!-- staleness: begin -->\n(.*?)\n<!-- staleness: end -->", page, re.DOTALL)
     assert shown.strip() == table(), "write staleness_tools.table() between the markers of docs/faults.md"
     assert len(CASES) >= 30 and set(OTHERS) <= set(globals())
+
+
+def test_depth_wants_one_tokenizer_not_one_vocabulary(worlds: Worlds, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same vocabulary with another pre-tokeniser cuts the rows otherwise."""
+    world = worlds("model")
+    tokenizer_json(world, **SWAP)
+    with pytest.raises(AssertionError):
+        run_depth(world, world.place / "new")
+    assert "has another tokenizer than" in capsys.readouterr().err

@@ -131,19 +131,18 @@ class Collector:
 
     def _head(self, kind: str, model: ModelHandle) -> dict[str, Any]:
         """What a bank says of its evidence besides whose it is; models/identity.py has the table."""
-        out: dict[str, Any] = {"version": COLLECTED[kind]}
-        tokenizer = self.encoder.tokenizer
+        out: dict[str, Any] = {"version": COLLECTED[kind], **({"how": dict(model.made)} if model.made else {})}
         if kind == "texts" or model.is_diffusion:
-            out["tokens"] = special_ids(tokenizer)
+            out["tokens"] = special_ids(self.encoder.tokenizer)
         if kind == "texts" and model.is_diffusion:  # decoded without the mask token, which only the model knows
-            out["decoder"] = pipeline_key(tokenizer)
-        return out | ({"how": dict(model.made)} if model.made else {})
+            out["decoder"] = pipeline_key(self.encoder.tokenizer)
+        return out
 
     def _recall(self, bank: Bank[Any], model: ModelHandle) -> None:
         """What was noted when this evidence was made, by an earlier run, too; and how the model was held then."""
         self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]
-        self.made[bank.stem] = bank.head.get("how", {})
         model.made = model.made or bank.head.get("how", {})
+        self.made[bank.stem] = bank.head.get("how", {})
 
     # ---- answers --------------------------------------------------------------------------------------------
 
@@ -191,10 +190,9 @@ class Collector:
             self._score(bank, model, collector, group, settings, label)
 
     def _score(
-        self, bank: Bank[TokenStats], model: ModelHandle, collector: Any, targets: list[Target],
-        settings: Mapping[str, Any], label: str,
-    ) -> None:  # fmt: skip
-        done = bank.begin([t.key for t in targets], settings)
+        self, bank: Bank[TokenStats], model: ModelHandle, collector: Any, targets: list[Target], how: Any, label: str
+    ) -> None:
+        done = bank.begin([t.key for t in targets], how)
         self.cost.nodes += count_nodes(targets)
         with Bar(label, 0, "tok", self.progress) as bar:
             # What is ahead is known only once it is packed, and again after memory ran out.

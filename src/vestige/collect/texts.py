@@ -48,6 +48,17 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
 
 
+def cut_text(text: str, words: Sequence[str]) -> str:
+    """A text up to the first of some words.
+
+    >>> cut_text(" Paris. Question: and?", ("", "Question:"))
+    'Paris.'
+    """
+    for word in words:
+        text = text.split(word)[0] if word else text
+    return text.strip()
+
+
 def prove(
     requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
 ) -> dict[str, list[int]]:
@@ -208,9 +219,8 @@ class TextCollector:
     def _texts(self, rows: Sequence[_Row]) -> dict[str, Text]:
         out = {}
         for row, text in zip(rows, self.detokenise([[t for t in r.made if t != BROKEN] for r in rows]), strict=True):
-            for word in (self.end_text, *row.request.decoding.stopwords):
-                text = text.split(word)[0] if word else text
-            out[row.request.key] = Text(tuple(row.made), text.strip(), row.proven)
+            read = cut_text(text, (self.end_text, *row.request.decoding.stopwords))
+            out[row.request.key] = Text(tuple(row.made), read, row.proven)
             self.cost.tokens_produced += len(row.made)
             self.cost.tokens_proven += row.proven
         return out

@@ -11,6 +11,7 @@ from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
 from vestige.models.families import TOKENIZERS, find_family, native_config
 from vestige.models.foreign import explain_foreign
+from vestige.models.identity import pipeline_key
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -103,7 +104,8 @@ def _reader(directory: Path) -> str:
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
-    """What a manifest keeps of a tokenizer: names for its vocabulary and its chat template, and its special tokens.
+    """What a manifest keeps of a tokenizer: names for its vocabulary, for all that cuts text and puts it together, and
+    for its chat template, and its special tokens.
 
     Kept apart, so that two runs can be told to differ in one and not in the others.
     """
@@ -112,6 +114,7 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
     special = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
     facts = {
         "vocabulary": content_key(vocabulary.encode()),
+        "pipeline": pipeline_key(tokenizer),
         "special_tokens": special,
         "chat_template": content_key(json.dumps(template).encode()) if template else None,
     }

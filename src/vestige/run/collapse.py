@@ -21,6 +21,7 @@ from vestige.integrations.rollouts import Loaded, load_rollouts
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
+from vestige.run.handles import how_held
 from vestige.run.progress import Bar
 from vestige.run.tables import number, table
 from vestige.store.checksums import begin, seal
@@ -58,6 +59,7 @@ class Report:
     outcomes: list[Outcome]
     models: dict[int, str]
     formats: dict[int, str]
+    made: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> whose weights, and how they were held
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -120,8 +122,11 @@ def _collapse(ask: Ask) -> Report:
             scorer.progress = _watch(bar)
             detector.scorer = scorer
             outcome = detector.compute(trajectories, step)
+        if held.watch is not None:
+            held.watch.check(held.fingerprint)  # numbers of weights that were written over meanwhile are nobody's
         report.outcomes.append(outcome)
         report.models[step], report.formats[step] = held.name, loaded.format
+        report.made[step] = {"fingerprint": held.fingerprint, **how_held(held)}
         _note(report, [loaded.loss, *scorer.cost.notes])
         if ask.out is not None:
             rows.add(outcome, held.tokenizer)
@@ -270,6 +275,7 @@ def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
     return {
         "step": o.step,
         "model": report.models[o.step],
+        "made": report.made.get(o.step, {}),
         "format": report.formats[o.step],
         "turns": o.turns,
         "left_out": o.left_out,

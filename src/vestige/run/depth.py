@@ -29,14 +29,13 @@ from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import FILES, record, write_run
 from vestige.run.depth_kept import KEPT, Banks, save_kept
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
-from vestige.run.handles import ModelHandle
-from vestige.run.patching import Patching, Settings, Source, bank_identity
+from vestige.run.handles import ModelHandle, versions_of
+from vestige.run.patching import Patching, Settings, Source, bank_identity, patched_bank
 from vestige.run.team import Team, team
 from vestige.store.checksums import begin, seal
-from vestige.store.evidence import Bank, tidy
+from vestige.store.evidence import tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.store.results import versions
 from vestige.types import TokenStats
 from vestige.wants import PatchWant
 
@@ -156,7 +155,7 @@ class _DepthRun:
         """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
         if self.ask.cache.resolve().is_relative_to(Path(self.ask.out).resolve()):
             return False
-        have = Bank[TokenStats](self.ask.cache, "patched", bank_identity(self.full, self.retain, self.settings)).load()
+        have = patched_bank(self.ask.cache, self.full, self.retain, self.settings).load()
         self.shared = any(want.key not in have for want in self.contexts.wants.values())
         return self.shared
 
@@ -180,6 +179,8 @@ class _DepthRun:
         sources, evidence = self.evidence()
         baselines = self._baselines(sources) if self.ask.baselines else {}
         self.full.free()
+        for handle in (self.full, *(source.handle for source in sources)):
+            handle.check()
         results = [
             self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), self.cached)
             for path in self.names
@@ -207,7 +208,7 @@ class _DepthRun:
         handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
         banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
         retain = bank_identity(self.full, self.retain, settings)
-        Bank[TokenStats](place, "patched", retain).merge(s1)
+        patched_bank(place, self.full, self.retain, settings).merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
@@ -289,7 +290,7 @@ class _DepthRun:
             "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),
             "cost": self.cost.as_dict(),
             "notes": [*self.notes, *self.cost.notes],
-            "versions": versions(),
+            "versions": versions_of(self.full),
             "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "detailed_files": ["results.json", "results_detailed.jsonl", "layer_details.csv", "skipped_examples.json"],
         }

@@ -19,7 +19,7 @@ from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model
+from vestige.run.handles import ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
@@ -33,7 +33,7 @@ from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
-from vestige.store.results import versions, write_results
+from vestige.store.results import write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
@@ -161,6 +161,7 @@ class _Evaluation:
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
+        self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
 
     def _rewritten(self) -> list[str]:
@@ -216,7 +217,7 @@ class _Evaluation:
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=reads(suite))
-        notes = [*self.notes, *prepared.notes]
+        notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
 
@@ -242,12 +243,16 @@ class _Evaluation:
             "references": self.second_identities,
             "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
+            "classifiers": self.collector.classifiers,
+            "made": self.collector.made,
             "config": config_json(self.config),
             "processes": self.team.size,
-            "versions": versions(),
+            "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": list(dict.fromkeys([*self.notes, *prepared.notes, *self.collector.cost.notes])),
+            "notes": list(
+                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
+            ),
         }
 
 

@@ -27,7 +27,8 @@ def rescore(
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory), manifest.get("retain_logs"))
+    now = moved(directory)  # told by the seal, which is undone below
+    references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
@@ -40,7 +41,7 @@ def rescore(
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)

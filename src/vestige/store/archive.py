@@ -163,14 +163,51 @@ def _about(path: Path, file: Path) -> dict[str, Any]:
 
 
 def moved(directory: Path) -> dict[str, Path]:
-    """For a run out of an archive: where the files it names outside itself are now."""
-    for top in (directory.absolute().parent.parent, *directory.absolute().parent.parent.parents[:1]):
-        if (top / PACK).is_file():
-            body = read_ours(top / PACK)
-            names: Mapping[str, str] = body.get("references", {}) if isinstance(body, dict) else {}
-            both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
-            return {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
+    """For a run out of an archive: where the files it names outside itself are now.
+
+    Only a run that lies where an archive puts its runs, and is one of them by its seal, is such a one: a pack.json that
+    happens to lie above another directory says nothing about it.
+    """
+    here = directory.absolute()
+    for top in (here.parent.parent, here.parent.parent.parent):
+        if not (top / PACK).is_file():
+            continue
+        body = read_ours(top / PACK)
+        names = body.get("references") if isinstance(body, dict) else None
+        if not isinstance(names, dict) or not _unpacked(here.relative_to(top).parts, body):
+            return {}
+        both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
+        found = {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
+        return found if _is_the_one(here, top, body, found) else {}
     return {}
+
+
+def _unpacked(parts: Sequence[str], about: Mapping[str, Any]) -> bool:
+    """Whether a place below an archive's pack.json is one that the archive fills: runs/NAME or references/NAME."""
+    runs = about.get("runs")
+    if parts[0] == "runs":
+        return isinstance(runs, dict) and parts[1] in runs
+    within = {"/".join(str(name).split("/")[:2]) for name in about["references"].values()}
+    return "/".join(parts[:2]) in within
+
+
+def _is_the_one(run: Path, top: Path, about: Mapping[str, Any], now: Mapping[str, Path]) -> bool:
+    """Whether a run is the one that was packed, not another that was put in its place: by its root, or, once it was
+    scored again, by the files it was compared with."""
+    try:
+        seal = read_seal(run)
+    except ValueError:
+        return False
+    if seal is None or not seal.finished or run.parent.parent != top:  # nothing to tell it by
+        return True
+    known = seal.facts.get("reads") or {}
+    same = all(_digest_of(now[path]) == known[path] for path in now if path in known)
+    return (about["runs"].get(run.name) == seal.root) or same
+
+
+def _digest_of(place: Path) -> str:
+    files = sorted(place.glob("*_EVAL.json")) if place.is_dir() else [place]
+    return sha256(files[0]) if len(files) == 1 and files[0].is_file() else ""
 
 
 def is_archive(path: str | Path) -> bool:

@@ -210,7 +210,7 @@ def test_words() -> None:
     assert caveats(strong, 1e-3) == []
     assert "is noise" in caveats({"mi_estimate": -0.01}, 1e-3)[0]
     assert "different signs" in caveats({"mi_estimate": 0.1, "mi_seq_estimate": -4.0}, 1e-3)[0]
-    spans = {"mi_seq_distinct_columns": (-9.0, -2.0)}
+    spans = {"mi_seq_estimate": (-9.0, -2.0)}
     assert "did not write" in caveats({"mi_estimate": -0.2, "mi_seq_estimate": -4.0}, 1e-3, spans)[0]
     assert "only 1 distinct" in caveats({"n_columns": 3, "n_prompts_distinct": 1}, 1e-3)[0]
     assert verdict({}) == "cannot tell; cannot tell"

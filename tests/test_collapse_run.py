@@ -19,6 +19,7 @@ from vestige.cli import main
 from vestige.integrations.collapse_detector import CollapseSettings
 from vestige.metrics.collapse import SUFFIXES
 from vestige.run.collapse import settings_from
+from vestige.run.tables import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
 
@@ -66,6 +67,23 @@ def test_from_a_file_to_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert state["per_seq"]["collapse_first_turn_sample"] == pytest.approx(
         step["metrics"]["collapse_first_turn_sample/marginal_std_seq"]
     )
+
+
+def test_the_printed_interval_is_that_of_the_number_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Uneven groups: the trajectory sample repeats prompts, and information with every prompt once is another number."""
+    rows = turn_rows(2, 9) + turn_rows(4, 1)[2:]
+    flags = ["--num-samples", "all", "--out", str(tmp_path / "o"), "--step", "3"]
+    assert main(["collapse", str(write(tmp_path / "r.jsonl", rows)), "--model", str(TINY), *flags]) == 0
+    shown = capsys.readouterr().out
+    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert sum("MI, nats its 95 % interval" in line for line in lines) == 2
+    for label in ("collapse_first_turn_sample", "collapse_trajectory_sample"):
+        value, low, high = (step["metrics"][f"{label}/mi_seq_estimate{s}"] for s in ("", "_ci_low", "_ci_high"))
+        assert low <= value <= high
+        assert any(f" {number(value)} {number(low)} to {number(high)} " in line for line in lines)
 
 
 def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:

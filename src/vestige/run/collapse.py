@@ -318,7 +318,7 @@ def show(report: Report) -> str:
         rows = [(o, o.samples[label]) for o in report.outcomes if label in o.samples]
         if not rows:
             continue
-        heads = ["step", "rows", "prompts", *(head for head, _ in COLUMNS), "95 % interval of MI"]
+        heads = ["step", "rows", "prompts", COLUMNS[0][0], "its 95 % interval", *(head for head, _ in COLUMNS[1:])]
         body = [_row(o, s) for o, s in rows]
         lines += [f"{TITLES[label]} ({label})", "", table(body, heads, right=tuple(range(len(heads)))), ""]
         lines += [f"step {o.step}: {s.verdict}" for o, s in rows]
@@ -339,10 +339,10 @@ def show(report: Report) -> str:
 
 def _row(o: Outcome, s: Sampled) -> list[str]:
     prompts = len(np.unique(s.cross.prompts))
-    span = s.spans.get("mi_seq_distinct_columns")
+    span = s.spans.get(COLUMNS[0][1])
     words = "-" if span is None else f"{number(span[0])} to {number(span[1])}"
-    values = [number(s.metrics.get(key)) for _, key in COLUMNS]
-    return [str(o.step), str(len(s.turns)), str(prompts), *values, words]
+    first, *rest = [number(s.metrics.get(key)) for _, key in COLUMNS]
+    return [str(o.step), str(len(s.turns)), str(prompts), first, words, *rest]
 
 
 def _trend(first: tuple[Outcome, Sampled], last: tuple[Outcome, Sampled]) -> str:

@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "schema", "internal"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "wants": {"types"},
     "guard": {"errors"},
+    "schema": {"errors"},
+    "internal": {"errors"},
     "data": set(),
     "models": set(),
     "collect": {"models"},

@@ -370,9 +370,11 @@ def measure(
 ) -> Report:
     """`vestige.collapse`: the command line's work for a path or a model in memory."""
     from vestige.models.load import wrap_model
+    from vestige.models.undisturbed import undisturbed
 
     files = [rollouts] if isinstance(rollouts, (str, Path)) else list(rollouts)
-    held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
     used = settings or CollapseSettings()
     how = reasoning or reasoning_for(used)
-    return collapse(Ask(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more))
+    with undisturbed(model):
+        held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
+        return collapse(Ask(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more))

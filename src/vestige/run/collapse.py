@@ -74,6 +74,13 @@ def settings_from(
     overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
 ) -> CollapseSettings:
     """The `collapse_detection` group with overrides, then flags that were given."""
+    return scheduled_settings(overrides, flags, config_dir)[0]
+
+
+def scheduled_settings(
+    overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
+) -> tuple[CollapseSettings, bool]:
+    """The same, and whether somebody said how often to measure: a flag, an override, or a config file."""
     from omegaconf import OmegaConf
 
     with composing(config_dir) as directories:
@@ -81,7 +88,8 @@ def settings_from(
     block = OmegaConf.to_container(config.collapse_detection, resolve=True)
     assert isinstance(block, dict)
     given = {k: v for k, v in (flags or {}).items() if v is not None}
-    return CollapseSettings.from_config({**{str(k): v for k, v in block.items()}, **given})
+    merged = {**{str(k): v for k, v in block.items()}, **given}
+    return CollapseSettings.from_config(merged), merged.get("compute_freq") is not None
 
 
 def reasoning_for(settings: CollapseSettings, tokenization: str | None = None, **rules: Any) -> Reasoning:

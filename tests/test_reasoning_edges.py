@@ -93,8 +93,6 @@ def test_tags_that_end_in_a_space(rule: str) -> None:
     how = Reasoning(open="Because: ", close=" So")
     response = "Because: go up the box So up"
     by_text = Extractor(tokenizer, how).turn(Rollout("t", prompt="Where?", response=response))
-    by_ids = Extractor(tokenizer, how).turn(
-        Rollout("t", prompt="Where?", response_ids=ids_of(tokenizer, response))
-    )
+    by_ids = Extractor(tokenizer, how).turn(Rollout("t", prompt="Where?", response_ids=ids_of(tokenizer, response)))
     assert (by_text.x, by_text.z) == (by_ids.x, by_ids.z)
     assert tokenizer.decode(list(by_text.z)) == " up the box"

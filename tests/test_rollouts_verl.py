@@ -95,7 +95,9 @@ def test_a_conversation_that_cannot_be_told_apart_is_refused(tmp_path: Path) -> 
 
 
 def test_turns_of_tools_inside_an_output(tmp_path: Path) -> None:
-    output = "Let me look.\nuser\nUse <think>tags</think> please\nassistant\n<think>a</think>1\ntool\n9\nassistant\nso 9"
+    output = (
+        "Let me look.\nuser\nUse <think>tags</think> please\nassistant\n<think>a</think>1\ntool\n9\nassistant\nso 9"
+    )
     first, second, third = load_rollouts(write(tmp_path / "1.jsonl", [{"input": "Q", "output": output}])).rollouts
     assert (first.response, first.prompt, first.turn) == ("Let me look.", "Q", 0)
     assert (second.response, second.turn) == ("<think>a</think>1", 1)

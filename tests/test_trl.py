@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def rows_of(chat: bool, words: tuple[str, ...] = WORDS) -> Any:
 
 
 class Witness:
-    """Reward functions that score what they are shown themselves, with a plain forward and the weights of that moment."""
+    """Reward functions that score themselves what they are shown, with a plain forward and the weights they have then."""
 
     def __init__(self) -> None:
         self.trainer: Any = None
@@ -112,9 +113,9 @@ def agree(entries: list[dict[str, Any]], witness: Witness) -> None:
 @pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
 def test_several_iterations_per_generation_and_evaluations(chat: bool, tmp_path: Path) -> None:
     """Rollouts serve two steps each; the weights move far at every step; evaluations come in between."""
-    trainer, callback, witness = grpo(
-        tmp_path, chat, freq=2, num_iterations=2, max_steps=6, learning_rate=0.5, logging_steps=2, eval_strategy="steps",
-        eval_steps=1, per_device_eval_batch_size=4, num_generations_eval=2,
+    trainer, _, witness = grpo(
+        tmp_path, chat, freq=2, num_iterations=2, max_steps=6, learning_rate=0.5, logging_steps=2,
+        eval_strategy="steps", eval_steps=1, per_device_eval_batch_size=4, num_generations_eval=2,
     )  # fmt: skip
     trainer.train()
     entries = logged(trainer)
@@ -158,7 +159,7 @@ def test_resuming_restores_the_running_means(tmp_path: Path) -> None:
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     entries = logged(resumed)
     assert [e["step"] for e in entries] == [1, 2, 3, 4] and entries[1] == before
-    for last, entry in zip(entries[1:], entries[2:], strict=False):
+    for last, entry in pairwise(entries[1:]):
         for kind in ("", "_seq"):
             mean, old, new = (
                 e[f"{FIRST}/{n}{kind}"] for e, n in
@@ -202,8 +203,8 @@ def sft(out: Path, callback: CollapseCallback, **more: Any) -> Any:
     model, tokenizer = parts()
     data = Dataset.from_list([{"text": f"Where is {w}? Up and left."} for w in WORDS])
     args = SFTConfig(
-        output_dir=str(out), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, max_steps=3, logging_steps=1,
-        save_strategy="no", per_device_train_batch_size=2, max_length=32, learning_rate=0.1, optim="sgd", **more,
+        output_dir=str(out), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, max_steps=3,
+        logging_steps=1, save_strategy="no", per_device_train_batch_size=2, max_length=32, learning_rate=0.1, optim="sgd", **more,
     )  # fmt: skip
     trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
     callback.install(trainer)

@@ -10,7 +10,24 @@ _RULE = (
 )
 RULES = {"llama3": _RULE.format(digits=r"\p{N}{1,3}"), "qwen2": _RULE.format(digits=r"\p{N}")}
 # Words of the tests, and what both vocabularies really join: `>` with newlines, a full stop with `</`.
-WORDS = ("<think", "think", ">Ċ", ">ĊĊ", ".Ċ", ".</", ".ĊĊ", "ĊĊ", "</", "Ġgo", "Ġup", "go", "up", "Ġthe", "Ġbox", "Ċgo")
+WORDS = (
+    "<think",
+    "think",
+    ">Ċ",
+    ">ĊĊ",
+    ".Ċ",
+    ".</",
+    ".ĊĊ",
+    "ĊĊ",
+    "</",
+    "Ġgo",
+    "Ġup",
+    "go",
+    "up",
+    "Ġthe",
+    "Ġbox",
+    "Ċgo",
+)
 
 
 def merges_of(words: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -150,7 +150,12 @@ class CollapseCallback(TrainerCallback):
                     return
             seen = theirs.prompt_tokens(self._trainer, prompts)
             rows = [
-                {"prompt": p, "prompt_ids": s, "response": c, "response_ids": None if i is None else [int(t) for t in i]}
+                {
+                    "prompt": p,
+                    "prompt_ids": s,
+                    "response": c,
+                    "response_ids": None if i is None else [int(t) for t in i],
+                }
                 for p, s, c, i in zip(prompts, seen, completions, ids or [None] * len(prompts), strict=True)
             ]
             self.record(rows)

@@ -72,7 +72,7 @@ def test_from_a_file_to_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_the_printed_interval_is_that_of_the_number_before_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Uneven groups: the trajectory sample repeats prompts, and information with every prompt once is another number."""
+    """Uneven groups: the trajectory sample repeats prompts; information with every prompt once is another number."""
     rows = turn_rows(2, 9) + turn_rows(4, 1)[2:]
     flags = ["--num-samples", "all", "--out", str(tmp_path / "o"), "--step", "3"]
     assert main(["collapse", str(write(tmp_path / "r.jsonl", rows)), "--model", str(TINY), *flags]) == 0
@@ -163,6 +163,30 @@ def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
     group.mkdir()
     (group / "mine.yaml").write_text("compute_freq: 3\nfirst_turn_enabled: false\n")
     assert settings_from(["collapse_detection=mine"], config_dir=tmp_path).compute_freq == 3
+    assert settings_from().compute_freq == settings_from(["collapse_detection=ragen"]).compute_freq == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [1, 2, 3, 4]),
+        (["collapse_detection=ragen"], [1, 2, 3, 4]),
+        (["--config-dir", "DIR", "collapse_detection=mine"], [1, 3]),
+        (["--config-dir", "DIR", "collapse_detection=mine", "collapse_detection.compute_freq=2"], [1, 2, 4]),
+        (["--compute-freq", "4"], [1, 4]),
+    ],
+)
+def test_compute_freq_counts_on_files_when_somebody_sets_it(
+    words: list[str], expected: list[int], tmp_path: Path
+) -> None:
+    """In a config file as in a flag or an override; our own file leaves it open."""
+    rows = [{**row, "step": step} for step in range(1, 5) for row in turn_rows(2, 2)]
+    file = write(tmp_path / "r.jsonl", rows)
+    (tmp_path / "collapse_detection").mkdir()
+    (tmp_path / "collapse_detection" / "mine.yaml").write_text("compute_freq: 3\nresamples: 5\n")
+    filled = [str(tmp_path) if w == "DIR" else w for w in words]
+    assert main(["collapse", str(file), "--model", str(TINY), "--out", str(tmp_path / "o"), "--quiet", *filled]) == 0
+    assert [s["step"] for s in json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]] == expected
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def rows_of(chat: bool, words: tuple[str, ...] = WORDS) -> Any:
 
 
 class Witness:
-    """Reward functions that score themselves what they are shown, with a plain forward and the weights they have then."""
+    """Reward functions that score what they are shown themselves, with a plain forward of the weights at hand."""
 
     def __init__(self) -> None:
         self.trainer: Any = None
@@ -144,6 +144,20 @@ def test_several_generations_per_step_and_accumulation(tmp_path: Path) -> None:
     agree(entries, witness)
 
 
+def test_the_callback_does_not_change_training(tmp_path: Path) -> None:
+    """Measured at every step or not at all: the same samples, the same weights."""
+    ends = []
+    for freq in (1, 1000):
+        trainer, callback, witness = grpo(tmp_path, True, freq=freq, max_steps=3, learning_rate=0.5)
+        if freq > 1:
+            trainer.remove_callback(callback)
+        trainer.train()
+        ends.append((witness.train, [p.detach().clone() for p in trainer.model.parameters()]))
+    (seen, weights), (others, others_weights) = ends
+    assert seen == others
+    assert all(torch.equal(a, b) for a, b in zip(weights, others_weights, strict=True))
+
+
 def test_the_trainers_own_temperature_is_used(tmp_path: Path) -> None:
     trainer, callback, _ = grpo(tmp_path, False, max_steps=1, temperature=0.5)
     trainer.train()
@@ -204,7 +218,8 @@ def sft(out: Path, callback: CollapseCallback, **more: Any) -> Any:
     data = Dataset.from_list([{"text": f"Where is {w}? Up and left."} for w in WORDS])
     args = SFTConfig(
         output_dir=str(out), report_to="none", use_cpu=True, bf16=False, disable_tqdm=True, max_steps=3,
-        logging_steps=1, save_strategy="no", per_device_train_batch_size=2, max_length=32, learning_rate=0.1, optim="sgd", **more,
+        logging_steps=1, save_strategy="no", per_device_train_batch_size=2, max_length=32, learning_rate=0.1,
+        optim="sgd", **more,
     )  # fmt: skip
     trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
     callback.install(trainer)

@@ -1,4 +1,4 @@
-"""Byte-level BPE tokenizers with the published pre-tokenisation rules of Llama 3 and Qwen 2, and a handful of merges."""
+"""Byte-level BPE tokenizers with the published pre-tokenisation rules of Llama 3 and Qwen 2, and few merges."""
 
 from __future__ import annotations
 

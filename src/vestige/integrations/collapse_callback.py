@@ -44,7 +44,7 @@ class Batch:
 
     updates: int  # of the weights, when they were written: they belong to the step after
     rollouts: list[Rollout] = field(default_factory=list)
-    heard: list[tuple[Any, Any, set[int]]] = field(default_factory=list)  # prompts, completions, who was shown them
+    heard: list[tuple[Any, Any, set[object]]] = field(default_factory=list)  # prompts, completions, who was shown them
     outcome: Outcome | None = None
     means: dict[str, Any] = field(default_factory=dict)  # running means that count this batch
     late: int = 0  # updates between the writing and the measuring
@@ -102,8 +102,8 @@ class CollapseCallback(TrainerCallback):
         """Turns of the step under way, in the fields of our JSONL (docs/collapse.md)."""
         batch = self._current()
         start = len(batch.rollouts)
-        for n, row in enumerate(rows):
-            batch.rollouts += native(dict(row), f"recorded row {start + n + 1}", start + n)
+        numbered = enumerate(rows, start=start)
+        batch.rollouts += [r for n, row in numbered for r in native(dict(row), f"recorded row {n + 1}", n)]
 
     def _current(self) -> Batch:
         """The batch of the weights as they are; another one once they have changed."""
@@ -124,23 +124,24 @@ class CollapseCallback(TrainerCallback):
                 "callback.listen wraps a reward function, not a reward model; add a function that returns 0.0 for each "
                 "completion beside the model, and wrap that."
             )
+        ear = object()
         if theirs.is_async(reward):
 
             @functools.wraps(reward)
             async def overheard(prompts: Sequence[Any], completions: Sequence[Any], **rest: Any) -> Any:
-                self._overhear(id(reward), prompts, completions, rest.get("completion_ids"))
+                self._overhear(ear, prompts, completions, rest.get("completion_ids"))
                 return await reward(prompts=prompts, completions=completions, **rest)
         else:
 
             @functools.wraps(reward)
             def overheard(prompts: Sequence[Any], completions: Sequence[Any], **rest: Any) -> Any:
-                self._overhear(id(reward), prompts, completions, rest.get("completion_ids"))
+                self._overhear(ear, prompts, completions, rest.get("completion_ids"))
                 return reward(prompts=prompts, completions=completions, **rest)
 
         overheard.__name__ = theirs.name_of(reward)
         return overheard
 
-    def _overhear(self, who: int, prompts: Sequence[Any], completions: Sequence[Any], ids: Any) -> None:
+    def _overhear(self, who: object, prompts: Sequence[Any], completions: Sequence[Any], ids: Any) -> None:
         if not theirs.is_training(self._trainer):
             return  # an evaluation's rollouts are of other prompts, and nothing is learned from them
         try:
@@ -149,16 +150,10 @@ class CollapseCallback(TrainerCallback):
                     listeners.add(who)
                     return
             seen = theirs.prompt_tokens(self._trainer, prompts)
-            rows = [
-                {
-                    "prompt": p,
-                    "prompt_ids": s,
-                    "response": c,
-                    "response_ids": None if i is None else [int(t) for t in i],
-                }
-                for p, s, c, i in zip(prompts, seen, completions, ids or [None] * len(prompts), strict=True)
-            ]
-            self.record(rows)
+            written = [None if i is None else [int(t) for t in i] for i in ids or [None] * len(prompts)]
+            names = ("prompt", "prompt_ids", "response", "response_ids")
+            columns = zip(prompts, seen, completions, written, strict=True)
+            self.record([dict(zip(names, values, strict=True)) for values in columns])
             self._current().heard.append((list(prompts), list(completions), {who}))
         except Exception as error:  # rollouts that do not fit
             self._failed("rollouts could not be recorded", error)

@@ -32,7 +32,7 @@ FORMATS = (*_ROWS, *_TABLES, *_FILES)
 # What a reader of the numbers must know about the file they came from.
 LOSSES = {
     "native": "",
-    "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and turns inside an output are "
+    "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and turns in an output are "
     "told apart by lines that are just the name of a role; prompts are equal texts, not token ids",
     "trl": "TRL logs only the last generation batch of a logging step, completions decoded without special tokens; "
     "prompts are equal texts or messages, not token ids",

@@ -2,9 +2,9 @@
 
     {input, output, gts, score, step, uid?}    one row per response; chat markers were lost in decoding
 
-Two things must be read from what is left. verl 0.9 names each row `<group>_<session>_<index>`: the prompt it belongs to,
-the sample of that prompt, and which of the sample's outputs. And a response may hold a whole conversation, told apart
-by lines that say `user` or `assistant`: only the assistant's turns can be reasoning.
+Two things must be read from what is left. verl 0.9 names each row `<group>_<session>_<index>`: the prompt it belongs
+to, the sample of that prompt, and which of the sample's outputs. And a response may hold a whole conversation, told
+apart by lines that say `user` or `assistant`: only the assistant's turns can be reasoning.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class Part:
 def parts_of(text: str, first: str = "") -> list[Part]:
     """A conversation decoded without its markers, by speaker. `first`: who speaks before any name is given.
 
-    >>> [(p.role, "user\\nHi\\nassistant\\nuser\\n"[p.start : p.end]) for p in parts_of("user\\nHi\\nassistant\\nuser\\n")]
+    >>> text = "user\\nHi\\nassistant\\nuser\\n"
+    >>> [(p.role, text[p.start : p.end]) for p in parts_of(text)]
     [('user', 'Hi'), ('assistant', ''), ('user', '')]
     """
     role, start, out = first, 0, []

@@ -13,7 +13,7 @@ import torch
 
 @contextmanager
 def undisturbed(model: Any = None) -> Iterator[None]:
-    """Random state (Python's, NumPy's, torch's on every device) and each module's train or eval mode, put back at the end.
+    """Random state (Python's, NumPy's, torch's on every device) and each module's train or eval mode, put back.
 
     Without it a training run that is looked at draws other dropout, other shuffles and other samples from then on.
 

@@ -121,6 +121,16 @@ def test_late_measurements_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert caplog.text.count("scored by weights updated since they were written") == 1
 
 
+def test_weights_that_deepspeed_has_updated_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vestige.integrations.collapse_trainer.updates_early", lambda trainer: True)
+    callback = callback_of()
+    with caplog.at_level(logging.WARNING):
+        [entry] = logged(train(tmp_path, 1, "none", lambda s: callback.record(rows(s)), callback))
+    assert entry["collapse/updates_since_rollout"] == 1 and "DeepSpeed updates them" in caplog.text
+
+
 def test_the_trainers_own_log_is_not_lost(tmp_path: Path) -> None:
     callback = callback_of(5)
     trainer = train(tmp_path, 10, "none", lambda s: callback.record(rows(s)), callback, logging_steps=5)

@@ -20,6 +20,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
@@ -152,12 +153,13 @@ class DenoiseCollector:
             width = longest + denoising.max_new_tokens
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
+        verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
         limits = self.limits
         while left:
             finished: set[str] = set()
             try:
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab):
+                for batch in batches(left, limits, self.predictor.vocab, 1 if self.predictor.alone else None):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
@@ -189,7 +191,9 @@ class DenoiseCollector:
         }
 
 
-def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterator[list[DenoiseWant]]:
+def batches(
+    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, most: int | None = None
+) -> Iterator[list[DenoiseWant]]:
     """Wants with equal settings together, longest prompts first, as many as the budgets take."""
     groups: dict[Denoising, list[DenoiseWant]] = {}
     for want in wants:
@@ -203,7 +207,7 @@ def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterato
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising)
-            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
             yield group[at : at + size]
             at += size
 

@@ -90,6 +90,8 @@ class MaskPredictor:
     masks: str = EITHER  # EITHER, ROWS or FULL
     cached: bool = False  # a key/value cache may hold what was read
     kind: str = "masked"
+    checked: bool = False  # padded batches were compared with single rows (collect/together.py)
+    alone: bool = False  # and differ, so that rows go one by one
     forwards: int = 0  # counted where they are spent
     tokens: int = 0
 

@@ -14,10 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
@@ -30,7 +29,7 @@ from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
-from vestige.models.tensors import ALLOW_UNUSED, check_report, refuse_doubles, some
+from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
@@ -70,7 +69,10 @@ def load_model(args: ModelArgs) -> LoadedModel:
         if place.kind == "adapter":
             model, more = attach(model, place, family)
             notes += more
-    except (ImportError, OSError, RuntimeError, ValueError, MemoryError, UnpicklingError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers makes of a configuration that it cannot build
+        reraise_ours(error)
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
@@ -177,7 +179,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     family = find_family(config)
     loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
     code = code_files(config) if settings["trust_remote_code"] and not family else ""
-    with quiet(bars=not place.gguf), foreign_code(place.name, "it was loaded", code):
+    with quiet(bars=not place.gguf), own_memory(), foreign_code(place.name, "it was loaded", code):
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
@@ -268,4 +270,5 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")
-    return UserError(f"'{place.name}' could not be loaded: {first_line(error)}")
+    said = first_line(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+    return UserError(f"'{place.name}' could not be loaded: {said}")

@@ -9,7 +9,8 @@ from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import TOKENIZERS
+from vestige.models.families import TOKENIZERS, find_family, native_config
+from vestige.models.foreign import explain_foreign
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -30,6 +31,7 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     while place is not None:
         for directory in dict.fromkeys((place.directory, place.root)):
             if place.gguf or has_tokenizer(directory):
+                _check_config(place)
                 return _read(directory, place.gguf, args), []
         place = place.base
     if not args.base:
@@ -48,6 +50,13 @@ def has_tokenizer(directory: Path) -> bool:
         return True
     config = directory / "tokenizer_config.json"
     return config.is_file() and "auto_map" in read_json(config)
+
+
+def _check_config(place: Place) -> None:
+    """transformers reads the model's config for its tokenizer, too, and would blame the tokenizer for what is in it."""
+    family = find_family(place.config) if place.kind == "model" else None
+    if family is not None:
+        native_config(family, place.config, place.name)
 
 
 def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
@@ -78,6 +87,8 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
         if gguf:
             trouble = "is damaged, cut short, or of a kind transformers cannot read"
             raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+        if told := explain_foreign(error, str(directory), "its tokenizer was read"):
+            raise told from None
         raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")

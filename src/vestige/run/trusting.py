@@ -17,7 +17,7 @@ import numpy as np
 from vestige.data.chat import Encoder
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_json
-from vestige.types import Text, TokenStats, Trace
+from vestige.types import BROKEN, Text, TokenStats, Trace
 from vestige.wants import Request
 
 T = TypeVar("T")
@@ -183,7 +183,7 @@ def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) 
     kept = {k: text for k, text in bank.load().items() if k in asked}
     eos = encoder.tokenizer.eos_token_id
     end = "" if eos is None else encoder.tokenizer.decode([eos])
-    words = encoder.decode([text.ids for text in kept.values()])
+    words = encoder.decode([[i for i in text.ids if i != BROKEN] for text in kept.values()])
     now = {k: cut_text(w, (end, *asked[k].decoding.stopwords)) for k, w in zip(kept, words, strict=True)}
     other = [k for k in kept if now[k] != kept[k].text]
     if not other:

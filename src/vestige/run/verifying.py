@@ -304,6 +304,7 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
     from vestige.integrations.collapse_detector import CollapseSettings
     from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
+    from vestige.metrics.collapse_extras import LATER_INTERVALS
 
     body = read_ours(path / "metrics.json", Collapse)
     with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
@@ -321,6 +322,9 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
             cross = Cross(**parts)
             made = _collapse_numbers(cross, label, step["step"], settings, ema)
+            later = {f"{name}_ci_{end}" for name in LATER_INTERVALS for end in ("low", "high")}
+            if not any(f"{label}/{k}" in step["metrics"] for k in later):
+                made = {k: v for k, v in made.items() if k not in later}
             stands = {k: step["metrics"].get(f"{label}/{k}") for k in made}
             yield compared(path / "metrics.json", made, stands, repair)
             mine = [r for r in rows if r["step"] == step["step"] and r["label"] == label]

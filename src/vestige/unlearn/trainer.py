@@ -27,6 +27,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
+from vestige.models.undisturbed import undisturbed
 from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
@@ -343,12 +344,9 @@ class Watching(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._on_epoch is None:
             return
-        was = model.training
-        model.eval()
-        try:
+        with undisturbed(model):  # looked at or not, training goes the same way
+            model.eval()
             self._on_epoch(float(state.epoch), model)
-        finally:
-            model.train(was)
 
 
 @contextmanager

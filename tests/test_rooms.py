@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "sums"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "wants": {"types"},
+    "sums": {"types"},
     "guard": {"errors"},
     "data": set(),
     "models": set(),

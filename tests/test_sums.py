@@ -78,7 +78,10 @@ def test_a_manifest_gives_parents_in_the_order_of_the_configuration(tmp_path: Pa
     """Keys are sorted in the file; a suite read from it must meet the same parents in the same order."""
     leaf = {"handler": "probability", "datasets": {}}
     parents = ("wf", "retain", "ra", "aa")
-    metrics = {**{p: leaf for p in parents}, "u": {"handler": "hm_aggregate", "pre_compute": {p: {} for p in parents}}}
+    metrics = {
+        **dict.fromkeys(parents, leaf),
+        "u": {"handler": "hm_aggregate", "pre_compute": {p: {} for p in parents}},
+    }
     write_json(tmp_path / "manifest.json", metrics)
     stored = json.loads((tmp_path / "manifest.json").read_text())
     first, second = (read_suite("s", {"metrics": m}, Named(m), only=["u"]) for m in (metrics, stored))

@@ -17,12 +17,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.12", "3.13")
-PACKAGES = ("numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm", "hydra-core", "matplotlib", "rouge-score", "scikit-learn")  # fmt: skip
-ROOMS = ("types.py", "errors.py", "wants.py", "guard.py", "sums.py", "metrics", "compare", "suites", "store", "meta", "report")  # fmt: skip
-TESTS = (
-    "bleu", "bootstrap", "collapse_formulas", "depth_formulas", "dialects", "exact", "meta", "metrics", "names", "rooms",
-    "sums", "types",
-)  # fmt: skip
+PACKAGES = ["numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm", "hydra-core", "matplotlib", "rouge-score", "scikit-learn"]
+ROOMS = ["types.py", "errors.py", "wants.py", "guard.py", "sums.py", "metrics", "compare", "suites", "store", "meta", "report"]
+TESTS = ["bleu", "bootstrap", "collapse_formulas", "depth_formulas", "exact", "meta", "metrics", "rooms", "sums", "types"]
 
 
 def places(version: str) -> Iterator[str]:
@@ -80,4 +77,5 @@ def run(version: str) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(0 if all([run(version) for version in PYTHONS]) else 1)
+    results = [run(version) for version in PYTHONS]  # every one, also after a red one
+    sys.exit(0 if all(results) else 1)

@@ -17,9 +17,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.12", "3.13")
-PACKAGES = ["numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm", "hydra-core", "matplotlib", "rouge-score", "scikit-learn"]
-ROOMS = ["types.py", "errors.py", "wants.py", "guard.py", "sums.py", "metrics", "compare", "suites", "store", "meta", "report"]
-TESTS = ["bleu", "bootstrap", "collapse_formulas", "depth_formulas", "exact", "meta", "metrics", "rooms", "sums", "types"]
+PACKAGES = (
+    *("numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm"),
+    *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
+)
+ROOMS = (
+    *("types.py", "errors.py", "wants.py", "guard.py", "sums.py"),
+    *("metrics", "compare", "suites", "store", "meta", "report"),
+)
+TESTS = (
+    *("bleu", "bootstrap", "collapse_formulas", "depth_formulas", "exact"),
+    *("meta", "metrics", "rooms", "sums", "types"),
+)
 
 
 def places(version: str) -> Iterator[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard", "sums"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "sums", "schema", "internal"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
@@ -16,6 +16,8 @@ ARROWS: dict[str, set[str]] = {
     "wants": {"types"},
     "sums": {"types"},
     "guard": {"errors"},
+    "schema": {"errors"},
+    "internal": {"errors"},
     "data": set(),
     "models": set(),
     "collect": {"models"},

@@ -16,7 +16,7 @@ import torch
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import causal_stats
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
@@ -150,7 +150,7 @@ class BoundCollector:
             size = _fitting(targets, left, tokens, cells // self.predictor.vocab)
             try:
                 out |= self._forward(targets, left[:size])
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or size == 1:
                     raise
                 free_memory()

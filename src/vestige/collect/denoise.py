@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from vestige.collect.cost import Cost
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers import Pass, Sampled, canvas_width, sample
@@ -162,7 +162,7 @@ class DenoiseCollector:
                     finished.update(result)
                     yield result
                 return
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or limits.tokens <= 1:
                     raise
             left = [w for w in left if w.key not in finished]
@@ -271,7 +271,8 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
         if path.suffix == ".pt":
             found = torch.load(path, map_location="cpu", weights_only=True)
             return dict(found) if isinstance(found, dict) else {"logits": found}
-    except Exception as error:  # every reader has its own exceptions; a sentence serves the user better
+    except Exception as error:  # of a broken file: every reader (torch, numpy, safetensors, zipfile) has its own
+        reraise_ours(error, "torch", "numpy", "zipfile")
         words = str(error).splitlines()
         raise UserError(
             f"'{path}' could not be read: {words[0] if words else repr(error)}; save the tensors again."

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
+from vestige.models.families import TOKENIZERS
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -63,15 +64,17 @@ def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
 
 
 def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
-    from transformers import AutoTokenizer
+    import transformers
 
     # The whole path, because transformers looks for a bare name in the current directory first.
     named = {"gguf_file": str(gguf)} if gguf else {}
+    reader = getattr(transformers, _reader(directory))
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
+            tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
+        reraise_ours(error)
         if gguf:
             trouble = "is damaged, cut short, or of a kind transformers cannot read"
             raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
@@ -79,6 +82,13 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return tokenizer
+
+
+def _reader(directory: Path) -> str:
+    """transformers' class for a folder: its own choice, but for classes that are known under another name."""
+    config = directory / "tokenizer_config.json"
+    said = read_json(config).get("tokenizer_class") if config.is_file() else None
+    return TOKENIZERS.get(str(said), "AutoTokenizer")
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""A family that was read into transformers' own class, written again in its published layout."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.models.families import Family, published_name
+from vestige.models.locate import SMALL_FILES
+
+SHARD = "5GB"  # as transformers cuts them
+WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The published files that a loaded model came from."""
+
+    family: Family
+    config: Mapping[str, Any]
+    directory: Path
+
+
+def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHARD) -> None:
+    """Config, tensors, tokenizer files and code as they were published, with this model's numbers.
+
+    What reads the original reads this: transformers' names and settings are nowhere in it.
+    """
+    if getattr(model, "is_quantized", False) or hasattr(model, "peft_config"):
+        raise UserError(
+            f"A {origin.family.title} model can only be saved in its published layout whole and unquantised; merge the "
+            "adapter, and leave `quantization` out."
+        )
+    directory.mkdir(parents=True, exist_ok=True)
+    _copy_files(origin.directory, directory)
+    (directory / "config.json").write_text(json.dumps(_config(model, origin), indent=2) + "\n", encoding="utf-8")
+    _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, directory, shard)
+
+
+def _config(model: Any, origin: Origin) -> dict[str, Any]:
+    """The published config; only what training may change is of this model: the rows of its table and the dtype."""
+    config = dict(origin.config)
+    dtype = str(model.dtype).removeprefix("torch.")
+    config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
+    rows = model.get_input_embeddings().num_embeddings
+    for key in ("embedding_size", "vocab_size"):
+        if config.get(key) is not None:
+            if config[key] != rows:
+                config[key] = rows
+            break
+    return config
+
+
+def _tensors(model: Any) -> dict[str, Any]:
+    """Every tensor once: a head that is the embedding table is not written, as its config says that it is tied."""
+    out = dict(model.state_dict())
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is not None and head.weight is table.weight:
+        out.pop("lm_head.weight", None)
+    return out
+
+
+def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> None:
+    from huggingface_hub import split_torch_state_dict_into_shards
+    from safetensors.torch import save_file
+
+    split = split_torch_state_dict_into_shards(
+        dict(tensors), filename_pattern="model{suffix}.safetensors", max_shard_size=shard
+    )
+    for file, names in split.filename_to_tensors.items():
+        save_file({n: tensors[n].contiguous() for n in names}, directory / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
+        path = directory / "model.safetensors.index.json"
+        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _copy_files(source: Path, directory: Path) -> None:
+    """Tokenizer, chat template, generation settings and code, byte for byte."""
+    for file in sorted(source.iterdir()):
+        kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
+        if kept and file.is_file():
+            shutil.copyfile(file, directory / file.name)

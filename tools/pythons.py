@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PYTHONS = ("3.12", "3.13")
 PACKAGES = (
-    *("numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm"),
+    *("numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm", "msgspec"),
     *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
 )
 ROOMS = (

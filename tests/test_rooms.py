@@ -8,13 +8,15 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "journal", "writing"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "wants": {"types"},
     "guard": {"errors"},
+    "journal": {"errors"},
+    "writing": {"errors", "journal"},
     "data": set(),
     "models": set(),
     "collect": {"models"},

@@ -33,6 +33,7 @@ from vestige.writing import (
     install,
     lock_file,
     one_file,
+    place_new,
     remove,
     remove_all,
     save_pretrained,
@@ -89,7 +90,7 @@ def _danger(node: ast.Call) -> str:
     if not isinstance(called, ast.Attribute):
         return ""
     owner = called.value.id if isinstance(called.value, ast.Name) else ""
-    if called.attr in METHODS and owner not in ("writing",) or (owner, called.attr) in FUNCTIONS:
+    if (called.attr in METHODS and owner not in ("writing",)) or (owner, called.attr) in FUNCTIONS:
         return called.attr
     if called.attr == "replace" and len(node.args) == 1 and not node.keywords:
         return "replace"  # of a path: those of strings have two arguments, those of records and dates have names
@@ -259,9 +260,9 @@ def test_new_files_and_copies(tmp_path: Path) -> None:
     copy_file(tmp_path / "x" / "a", tmp_path / "home" / "b")
     assert (tmp_path / "home" / "b").read_bytes() == b"1"
     with append_to(tmp_path / "home" / "log") as log:
-        log.write(b"a")
+        log.write("a")
     with append_to(tmp_path / "home" / "log") as log:
-        log.write(b"b")
+        log.write("b")
     assert (tmp_path / "home" / "log").read_bytes() == b"ab"
 
 
@@ -293,8 +294,10 @@ elif sys.argv[2] == "scratch":
         (place / "deep" / "file").write_text("half")
         die()
 else:
-    writing.write_bytes(home / "b", b"old b")
-    writing.write_bytes(home / "gone", b"old")
+    with writing.scratch(home) as place:
+        for name in ("b", "gone"):
+            (place / name).write_text("old")
+        writing.install(place, home)
     real, count = writing._move, [0]
     def move(half, path):
         count[0] += 1
@@ -340,18 +343,23 @@ def test_a_living_process_keeps_its_scratch(tmp_path: Path) -> None:
 
 def test_install_replaces_ours_and_leaves_others(tmp_path: Path) -> None:
     home = tmp_path
-    for name in ("config.json", "old.bin", "best/old.bin"):
-        write_bytes(home / name, b"old")
+    write_bytes(home / "results.json", b"of another command")
+    with scratch(home) as made:
+        for name in ("config.json", "old.bin", "best/old.bin"):
+            create_bytes(made / name, b"old")
+        claim(made / "evals" / "e1")
+        write_bytes(made / "evals" / "e1" / "m.json", b"old")
+        install(made, home)
+    write_bytes(home / "evals" / "e1" / "more.json", b"old")
+    claim(home / "evals" / "mine")
+    write_bytes(home / "evals" / "mine" / "m.json", b"another run")
     (home / "best" / "notes.txt").write_text("precious")
-    write_bytes(home / "evals" / "e1" / "m.json", b"old")
-    claim(home / "evals" / "e2")
-    write_bytes(home / "evals" / "e2" / "m.json", b"old")
     with scratch(home) as made:
         create_bytes(made / "config.json", b"new")
         create_bytes(made / "best" / "new.bin", b"new")
         install(made, home)
-    assert names(home) == ["best/new.bin", "best/notes.txt", "config.json"]
-    assert not (home / "evals").exists()
+    assert names(home) == ["best/new.bin", "best/notes.txt", "config.json", "evals/mine/m.json", "results.json"]
+    assert not (home / "evals" / "e1").exists()
     assert (home / "config.json").read_bytes() == b"new"
 
 
@@ -365,6 +373,37 @@ def test_install_refuses_before_it_moves_anything(tmp_path: Path) -> None:
             install(made, tmp_path)
     assert (tmp_path / "a").read_bytes() == b"old" and (tmp_path / "z").read_text() == "precious"
     assert names(tmp_path) == ["a", "z"]
+
+
+def test_a_patient_install_waits_for_the_way_to_be_free(tmp_path: Path) -> None:
+    (tmp_path / "z").write_text("precious")
+    code = (
+        "import sys; from pathlib import Path; from vestige.writing import *; home = Path(sys.argv[1])\n"
+        "with scratch(home) as made:\n"
+        "    create_bytes(made / 'model' / 'a', b'new'); create_bytes(made / 'model' / 'z', b'new')\n"
+        "    install(made / 'model', home, patient=True)"
+    )
+    claim(tmp_path)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "z was not written by vestige" in done.stderr
+    with pytest.raises(ForeignError):
+        claim(tmp_path, alone=True)
+    assert (tmp_path / "z").read_text() == "precious" and not (tmp_path / "a").exists()
+    (tmp_path / "z").rename(tmp_path / "mine")
+    claim(tmp_path, alone=True)
+    assert names(tmp_path) == ["a", "mine", "z"] and (tmp_path / "z").read_text() == "new"
+
+
+def test_a_new_folder_appears_whole(tmp_path: Path) -> None:
+    with scratch(tmp_path) as made:
+        create_bytes(made / "x" / "a", b"1")
+        assert place_new(made / "x", tmp_path / "held" / "x")
+        create_bytes(made / "x" / "a", b"2")
+        assert not place_new(made / "x", tmp_path / "held" / "x")
+        create_bytes(made / "file", b"1")
+        assert place_new(made / "file", tmp_path / "held" / "file")
+    assert names(tmp_path) == ["held/file", "held/x/a"]
+    assert all(is_ours(tmp_path / name) for name in names(tmp_path))
 
 
 def test_removing_all_leaves_what_is_not_ours(tmp_path: Path) -> None:
@@ -415,7 +454,7 @@ def test_inputs_are_apart_from_what_is_replaced(tmp_path: Path) -> None:
     model.mkdir(parents=True)
     (tmp_path / "link").symlink_to(model)
     for bad in (out, model, tmp_path / "link", f"{out}/../out/best"):
-        with pytest.raises(UserError, match="--model .* is in .*, which this command writes"):
+        with pytest.raises(UserError, match=r"--model .* is in .*, which this command writes"):
             keep_apart(out, {"--model": bad})
     keep_apart(out, {"--model": None, "--data": tmp_path, "--retain": "hub/name", "--file": "a\0b"})
     keep_apart(out, {"--model": model}, ["evals", "best2"])

@@ -5,7 +5,8 @@ exists, so that a killed process leaves nothing of ours unlisted. Lines:
 
     {"vestige": "journal", "version": 1}                the first one
     {"token": "1f0c...", "pid": 7, "host": "gpu1"}      a process that writes here; its temporary names carry the token
-    {"file": "evidence/notes.json"}                     ours from now on; with "sha256" when it must also be unchanged
+    {"file": "evidence/notes.json"}                     ours from now on; "sha256": and only while it is unchanged;
+                                                        "by": it came with an install, and goes with the next
     {"gone": "evidence/notes.json"}                     no longer there, by our hand
     {"beside": "notes.txt"}                             not ours, and there when the run was sealed
     {"install": ".1f0c...-3.tmp", "to": "best", ...}    a finished result about to be moved into place, and
@@ -73,7 +74,7 @@ class Journal:
         self._forget()
 
     def _forget(self) -> None:
-        self.files: dict[str, str | None] = {}  # name -> sha256, where it matters
+        self.files: dict[str, dict[str, Any]] = {}  # name -> its line
         self.tokens: dict[str, tuple[str, int]] = {}  # token -> host and process
         self.beside: set[str] = set()
         self.pending: dict[str, dict[str, Any]] = {}
@@ -113,7 +114,7 @@ class Journal:
 
     def _apply(self, said: dict[str, Any]) -> None:
         if "file" in said:
-            self.files[str(said["file"])] = said.get("sha256")
+            self.files[str(said["file"])] = said
             self.beside.discard(str(said["file"]))
         elif "gone" in said:
             self.files.pop(str(said["gone"]), None)
@@ -169,14 +170,23 @@ class Journal:
                 pass
             os.close(file)  # it was replaced or removed while we waited
 
-    def shortened(self) -> bytes:
-        """The same journal without what is over, for a writer that is alone here."""
-        lines: list[dict[str, Any]] = [HEADER]
-        lines += [{"token": t, "host": host, "pid": pid} for t, (host, pid) in self.tokens.items()]
-        lines += [{"file": n, **({"sha256": d} if d else {})} for n, d in self.files.items()]
-        lines += [{"beside": n} for n in sorted(self.beside)]
-        lines += list(self.pending.values())
-        return "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines).encode()
+    def shorten(self, over: set[str], half: Path) -> None:
+        """Leaves out dead writers and files that are not there: what appears under such a name later is not ours."""
+        with contextlib.suppress(OSError), _LOCK, self._held() as file:  # a long journal is as good
+            self._take_in(file)
+            lines: list[dict[str, Any]] = [HEADER]
+            lines += [{"token": t, "host": h, "pid": p} for t, (h, p) in self.tokens.items() if t not in over]
+            lines += [line for name, line in self.files.items() if os.path.lexists(self.home / name)]
+            lines += [{"beside": n} for n in sorted(self.beside)]
+            lines += list(self.pending.values())
+            text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
+            new = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+            try:
+                _write_all(new, text.encode())
+            finally:
+                os.close(new)
+            os.replace(half, self.path)  # noqa: PTH105
+        self.read()
 
 
 def foreign_journal(path: Path) -> UserError:
@@ -219,7 +229,7 @@ _session: Session | None = None
 
 def session() -> Session:
     """The writer that this process is; a forked child is another."""
-    global _session  # noqa: PLW0603 - one per process
+    global _session
     if _session is None or _session.process != os.getpid():
         _session = Session()
     return _session
@@ -320,12 +330,20 @@ def permit(*paths: Path) -> None:
             raise not_ours(path)
 
 
-def adopt(home: Path, names: Iterable[str]) -> None:
+def adopt(home: Path, names: Iterable[str], by: str | None = None) -> None:
     """Lists files that a version of vestige without journals wrote; the caller has seen that they are its own."""
     journal = own_journal(home)
     there = [journal.home / name for name in names]
     found = {name_in(journal, p) for p in there if is_plain(p) and link_above(journal, p) is None}
-    journal.add(*({"file": name} for name in sorted(found - set(journal.files))))
+    more = {} if by is None else {"by": by}
+    journal.add(*({"file": name, **more} for name in sorted(found - set(journal.files))))
+
+
+def adopt_file(path: Path) -> None:
+    """The same for one file, in the journal that answers for it."""
+    journal = journal_of(path)
+    if journal is not None and is_plain(path) and not is_ours(path) and link_above(journal, path) is None:
+        journal.add({"file": name_in(journal, path)})
 
 
 def strangers(directory: Path, names: Iterable[str]) -> list[str]:
@@ -344,22 +362,18 @@ def beside(directory: Path) -> set[str]:
 
 
 def ours_below(directory: Path) -> list[Path]:
-    """Our files in a directory, as its journal, one above it and those further down list them."""
+    """Our files in a directory, as the journal that answers for it lists them.
+
+    A directory further down with a journal of its own is another command's, unless that journal is listed as well.
+    """
     top = absolute(directory)
-    above = journal_of(top / JOURNAL)
-    homes = {*([above.home] if above is not None else []), *_homes_below(top)}
-    found = {home / name for home in homes for name in own_journal(home).files}
-    found |= {home / JOURNAL for home in homes if home != top}
-    return sorted(path for path in found if top in path.parents and os.path.lexists(path))
-
-
-def _homes_below(directory: Path) -> Iterator[Path]:
-    if directory.is_dir():
-        if has_journal(directory):
-            yield directory
-        for path in sorted(directory.iterdir()):
-            if path.is_dir() and not path.is_symlink() and not TEMPORARY.fullmatch(path.name):
-                yield from _homes_below(path)
+    journal = journal_of(top / JOURNAL)
+    if journal is None:
+        return sorted(p for p in top.rglob("*") if is_plain(p))
+    found = [journal.home / name for name in journal.files]
+    found = [path for path in found if top in path.parents and os.path.lexists(path)]
+    inner = [path for path in found if path.name == JOURNAL and path.parent != journal.home]
+    return sorted({*found, *(path for home in inner for path in ours_below(home.parent))})
 
 
 def keep_apart(out: Path, inputs: Mapping[str, Any], replaced: Sequence[str] = ("",)) -> None:
@@ -374,8 +388,12 @@ def keep_apart(out: Path, inputs: Mapping[str, Any], replaced: Sequence[str] = (
                 continue
         except (OSError, ValueError, RuntimeError):  # not a path; who reads it says so
             continue
+        if is_plain(place) and not is_ours(place):
+            continue  # it is not written over; if it is in the way, that is said
         for name in replaced:
             target = (out / name).resolve()
             if place == target or target in place.parents:
                 where = out / name if name else out
-                raise UserError(f"{said} {path} is in {where}, which this command writes; choose another place (--out).")
+                raise UserError(
+                    f"{said} {path} is in {where}, which this command writes; choose another place (--out)."
+                )

@@ -29,14 +29,15 @@ from vestige.journal import (
     TEMPORARY,
     ForeignError,
     Journal,
+    WriteError,
     absolute,
     adopt,
+    adopt_file,
     has_journal,
     is_ours,
     is_over,
     is_plain,
     journal_of,
-    link_above,
     name_in,
     not_ours,
     open_scratch,
@@ -75,13 +76,15 @@ def claim(directory: Path, alone: bool = False) -> None:
     if over:
         for path in list(_leftovers(journal.home, over)):
             _delete(path)
-        if alone:
-            _shorten(journal, over)
+        if alone or len(over) > 50:
+            half = journal.home / session().temporary()
+            journal.shorten(over, half)
+            _delete(half)
 
 
 def _token(name: str) -> str:
-    found = TEMPORARY.fullmatch(Path(name).name)
-    return found[1] if found else ""
+    """The token in a path of ours, if there is one."""
+    return next((found[1] for part in Path(name).parts if (found := TEMPORARY.fullmatch(part))), "")
 
 
 def _leftovers(place: Path, tokens: set[str]) -> Iterator[Path]:
@@ -93,19 +96,8 @@ def _leftovers(place: Path, tokens: set[str]) -> Iterator[Path]:
             yield from _leftovers(path, tokens)
 
 
-def _shorten(journal: Journal, over: set[str]) -> None:
-    """Drops dead tokens and names of files that are not there: what appears under such a name later is not ours."""
-    journal.files = {n: d for n, d in journal.files.items() if os.path.lexists(journal.home / n)}
-    journal.tokens = {t: who for t, who in journal.tokens.items() if t not in over}
-    half = journal.home / session().temporary()
-    try:
-        with contextlib.suppress(OSError):  # a long journal is as good
-            with _created(half) as out:
-                out.write(journal.shortened())
-            half.replace(journal.path)
-    finally:
-        _delete(half)
-    journal.read()
+class VanishedError(WriteError):
+    """Something that was there a moment ago."""
 
 
 def lock_file(directory: Path) -> Path:
@@ -149,31 +141,28 @@ def write_bytes(path: Path, data: bytes) -> None:
             with _becoming(path) as half, _created(half) as out:
                 out.write(data)
             return
-        except FileNotFoundError as error:  # another process took our half-written file for a dead one's
+        except VanishedError:  # another process took our half-written file for a dead one's
             if last:
-                raise write_error(error, path) from None
+                raise
 
 
 def _already(path: Path, data: bytes) -> bool:
     """A file that is not listed but is what would be written is listed and left: nothing can be lost with it."""
     if not is_plain(path) or is_ours(path) or path.stat().st_size != len(data) or path.read_bytes() != data:
         return False
-    journal = journal_of(path)
-    if journal is None or link_above(journal, path) is not None:
-        return False
-    journal.add({"file": name_in(journal, path)})
-    return True
+    adopt_file(path)
+    return is_ours(path)
 
 
 @contextlib.contextmanager
-def _becoming(path: Path, named: bool = False) -> Iterator[Path]:
+def _becoming(path: Path, named: bool = False, suffix: str = "") -> Iterator[Path]:
     """A temporary path beside the final one, moved there at the end if nothing of somebody else's is in the way.
 
     `named`: the user named the file, and the journal records what is in it.
     """
     permit(path)
     journal = journal_of(path)
-    half = absolute(path).parent / session().temporary(path.suffix if named else "")
+    half = absolute(path).parent / session().temporary(path.suffix if named else suffix)
     if journal is not None:
         session().begin(journal)
     try:
@@ -188,8 +177,9 @@ def _becoming(path: Path, named: bool = False) -> Iterator[Path]:
         if journal is not None and not os.path.lexists(path):
             with contextlib.suppress(UserError):  # the disk may be full
                 journal.add({"gone": name_in(journal, path)})
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise write_error(error, path) from None
+        if isinstance(error, OSError):
+            said = write_error(error, path)
+            raise VanishedError(str(said)) if isinstance(error, FileNotFoundError) else said from None
         raise
 
 
@@ -215,16 +205,22 @@ def one_file(path: Path) -> Iterator[Path]:
     make_directory(path.parent)
     journal = journal_of(path)
     if journal is not None and is_ours(path):
-        digest = journal.files[name_in(journal, path)]
+        digest = journal.files[name_in(journal, path)].get("sha256")
         if digest is not None and digest != _sha256(path):
             raise ForeignError(f"{path} is not as vestige wrote it; move it elsewhere, or name another file (-o).")
     with _becoming(path, named=True) as half:
         yield half
 
 
-def written_by(path: Path, save: Callable[..., Any], **settings: Any) -> Path:
-    """A file that another library writes, such as a picture."""
-    with one_file(path) as half:
+def one_file_bytes(path: Path, data: bytes) -> None:
+    with one_file(path) as half, _created(half) as out:
+        out.write(data)
+
+
+def written_by(path: Path, save: Callable[..., Any], named: bool = False, **settings: Any) -> Path:
+    """A file that another library writes, such as a picture. `named`: by the user, as in one_file."""
+    make_directory(path.parent)
+    with one_file(path) if named else _becoming(path, suffix=path.suffix) as half:
         save(half, **settings)
     return path
 
@@ -234,8 +230,8 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def append_to(path: Path) -> IO[bytes]:
-    """A log of ours, open at its end."""
+def append_to(path: Path) -> IO[str]:
+    """A log of ours, open at its end; every line is written at once."""
     make_directory(path.parent)
     permit(path)
     journal = journal_of(path)
@@ -243,7 +239,7 @@ def append_to(path: Path) -> IO[bytes]:
         journal.add({"file": name_in(journal, path)})
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        return os.fdopen(os.open(path, flags, 0o666), "ab")
+        return os.fdopen(os.open(path, flags, 0o666), "a", buffering=1, encoding="utf-8", errors="backslashreplace")
     except OSError as error:
         raise write_error(error, path) from None
 
@@ -291,7 +287,8 @@ def scratch(directory: Path) -> Iterator[Path]:
         yield place
     finally:
         open_scratch.discard(place)
-        if journal is None or name_in(journal, place) not in journal.read().pending:
+        waiting = () if journal is None else journal.read().pending
+        if not any(Path(name).is_relative_to(name_in(journal, place)) for name in waiting if journal is not None):
             _delete(place)
 
 
@@ -303,49 +300,78 @@ def save_pretrained(place: Path, *things: Any) -> None:
         return
     with scratch(place) as made:
         save_pretrained(made, *things)
-        install(made, place, drop=False)
+        install(made, place)
 
 
-def install(made: Path, target: Path, last: str = "", drop: bool = True) -> None:
-    """Moves the files of a scratch folder to where they belong. Files of ours from before go, others stay.
+def install(made: Path, target: Path, last: str = "", patient: bool = False) -> None:
+    """Moves the files of a scratch folder to where they belong. Those of the last install there go, all others stay.
 
-    If somebody else's file is in the way nothing is moved. Otherwise all names are recorded first, so that a killed
-    process's install is finished by the next one. `last` is moved last: it vouches for the others.
+    If somebody else's file is in the way nothing is moved; `patient`: and what was made waits for the next command
+    there. Names are recorded before anything moves, so that a killed process's install is finished by the next one.
+    `last` is moved last: it vouches for the others.
     """
+    make_directory(target)
     journal = journal_of(target / JOURNAL)
     names = sorted(p.relative_to(made).as_posix() for p in made.rglob("*") if is_plain(p))
     names = [*(n for n in names if n != last), *(n for n in names if n == last)]
-    make_directory(target)
     if journal is None:
         for name in names:
             make_directory((target / name).parent)
             (made / name).replace(target / name)
         return
-    permit(*(target / name for name in names))
     start = "" if absolute(target) == journal.home else f"{name_in(journal, target)}/"
-    new = {absolute(target) / name for name in names}
-    stays = {absolute(target) / name for name in (LOCK, HOLDER)}  # of this process, not of the result
-    old = [p for p in ours_below(target) if p not in new | stays] if drop else []
-    said = {"install": name_in(journal, made), "to": start, "names": names}
-    said["drop"] = [name_in(journal, p) for p in old]
-    journal.add(said, *({"file": f"{start}{name}"} for name in names))
+    said = {"install": name_in(journal, made), "to": start, "names": names, "drop": _before(journal, start, names)}
+    if not patient:
+        permit(*(target / name for name in names))
+    journal.add(said)
     _finish(journal, said)
+
+
+def _before(journal: Journal, start: str, names: list[str]) -> list[str]:
+    """What the last install to the same place brought and this one does not, runs among it with all they hold."""
+    old = [journal.home / name for name, line in journal.files.items() if line.get("by") == f"install:{start}"]
+    old += [path for home in old if home.name == JOURNAL for path in ours_below(home.parent)]
+    new = {f"{start}{name}" for name in names}
+    return sorted({name_in(journal, path) for path in old} - new)
 
 
 def _finish(journal: Journal, said: Mapping[str, Any]) -> None:
     """Every step may be done already, by the process that was killed or by another that finishes the same."""
-    made, target = journal.home / str(said["install"]), journal.home / str(said["to"])
+    start = str(said["to"])
+    made, target = journal.home / str(said["install"]), journal.home / start
+    left = [name for name in said["names"] if os.path.lexists(made / name)]
+    permit(*(target / name for name in left))
+    journal.add(*({"file": f"{start}{name}", "by": f"install:{start}"} for name in said["names"]))
     try:
         remove(*(journal.home / name for name in said["drop"]))
-        for name in said["names"] if made.is_dir() else ():
-            if os.path.lexists(made / name):
-                make_directory((target / name).parent)
-                permit(target / name)
-                with contextlib.suppress(FileNotFoundError):
-                    _move(made / name, target / name)
+        for name in left:
+            make_directory((target / name).parent)
+            with contextlib.suppress(FileNotFoundError):
+                _move(made / name, target / name)
     except OSError as error:
         raise write_error(error, target) from None
     journal.add({"installed": said["install"]})
+    _delete(made)
+
+
+def place_new(made: Path, target: Path) -> bool:
+    """A finished file or folder of a scratch, moved as a whole to where there is none. False: somebody was faster."""
+    make_directory(target.parent)
+    journal = journal_of(target)
+    inside = [p.relative_to(made) for p in made.rglob("*") if is_plain(p)] if made.is_dir() else [Path()]
+    if journal is not None:
+        permit(target / inside[0] if inside else target)
+        journal.add(*({"file": name_in(journal, target / name)} for name in inside))
+    if made.is_dir():
+        try:
+            made.rename(target)  # onto a folder that is not empty it fails
+        except OSError:
+            return False
+        return True
+    if os.path.lexists(target):
+        return False
+    _move(made, target)
+    return True
 
 
 # ---- removing ----------------------------------------------------------------------------------------------------

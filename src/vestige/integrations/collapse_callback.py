@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -24,6 +25,9 @@ from vestige.errors import UserError
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
 from vestige.integrations.rollouts import apart
 from vestige.integrations.rollouts_rows import native
+from vestige.journal import adopt_file
+from vestige.metrics.collapse import Ema
+from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")
 
@@ -107,8 +111,14 @@ class CollapseCallback(TrainerCallback):
         self._trainer.log(dict(self.last.metrics))
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(self.detector.state_dict()), encoding="utf-8")
+            self._adopt(place)
+            write_bytes(place, json.dumps(self.detector.state_dict()).encode())
+
+    def _adopt(self, place: Path) -> None:
+        """A file of a version that kept no journal: it reads as one."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
+            adopt_file(place)
 
     def _measure(self, rollouts: list[Rollout], model: Any, step: int) -> Outcome:
         trajectories = self.extractor.trajectories(apart(rollouts))

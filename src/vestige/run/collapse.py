@@ -18,6 +18,7 @@ from vestige.data.reasoning import Extractor, Reasoning, Rollout
 from vestige.errors import UserError
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
 from vestige.integrations.rollouts import Loaded, load_rollouts
+from vestige.journal import adopt_file, permit
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
@@ -107,6 +108,8 @@ def _collapse(ask: Ask) -> Report:
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
     before = _read_means(detector, ask.ema, due)
+    if ask.ema is not None:
+        permit(ask.ema)
     report = Report([], {}, {})
     model, rows = _Current(ask), _Rows()
     if ask.out is not None:
@@ -145,6 +148,7 @@ def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -
         if isinstance(begun, dict) and begun.get("steps") == due:
             kept = begun.get("means")
         detector.load_state_dict(kept)
+        adopt_file(file)
     return detector.state_dict()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import logging
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from vestige.store.results import versions, write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
+from vestige.writing import save_pretrained, temporary
 
 log = logging.getLogger("vestige.run")
 
@@ -175,9 +175,9 @@ class _Evaluation:
         tokenizer = self.context.encoder.tokenizer
         if not self.team.leads:
             return make_words(tokenizer)
-        with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
-            tokenizer.save_pretrained(scratch)
-            for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
+        with temporary() as scratch:  # its files are then written whole or not at all
+            save_pretrained(scratch, tokenizer)
+            for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from vestige.run.stored import read_manifest, suite_from_manifest
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME
 from vestige.store.files import read_ours
+from vestige.writing import temporary
 
 # Arguments of verbs that name a run; an archive there stands for the runs in it.
 SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)
@@ -87,7 +87,7 @@ def opened(paths: Sequence[str]) -> Iterator[list[Path]]:
             if not is_archive(path):
                 out.append(Path(path))
                 continue
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vestige-")))
+            place = stack.enter_context(temporary())
             out += extract(Path(path), place).values()
         yield out
 

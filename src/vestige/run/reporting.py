@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vestige.errors import UserError
+from vestige.journal import adopt, is_ours, permit
 from vestige.report.assemble import Ask, Work, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -89,11 +91,21 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
+    _adopt_earlier(ask.out)
+    permit(ask.out / REPORT, ask.out / PAGE)
     report = make_report(ask)
     with writing(ask.out):
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
     return report
+
+
+def _adopt_earlier(out: Path) -> None:
+    """A report of a version that kept no journal."""
+    if (out / REPORT).is_file() and not is_ours(out / REPORT):
+        with contextlib.suppress(UserError, OSError):
+            if read_report(out) is not None:
+                adopt(out, [REPORT, PAGE])
 
 
 def summary(report: Report, out: Path) -> str:

@@ -10,6 +10,7 @@ collected again), and refused by name when scores are made of it.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -21,8 +22,10 @@ import numpy as np
 
 from vestige.errors import first_line
 from vestige.guard import is_there
+from vestige.journal import adopt_file, is_ours, ours_below
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
+from vestige.writing import remove, remove_empty
 
 log = logging.getLogger("vestige.store")
 
@@ -248,6 +251,7 @@ class Bank(Generic[T]):
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
         plan = {"keys": sorted(keys), "settings": dict(settings)}
+        self._adopt_earlier()
         done = self._parts_done()
         if self.interrupted() != (plan["keys"], plan["settings"]):
             # Another question than last time: what parts there are is good evidence, but not these batches.
@@ -257,6 +261,15 @@ class Bank(Generic[T]):
             write_json(self.journal, plan, indent=None)
             return {}
         return done
+
+    def _adopt_earlier(self) -> None:
+        """What a version without journals was collecting: a plan that reads as one, and batches whose digests fit."""
+        if self.interrupted() is not None and not is_ours(self.journal):
+            adopt_file(self.journal)
+            for path in self.parts.glob(f"{self.stem}.part-*"):
+                with contextlib.suppress(ValueError):
+                    self._read(path)
+                    adopt_file(path)
 
     def interrupted(self) -> tuple[list[str], dict[str, Any]] | None:
         """The keys and settings an unfinished run was after, if there is one."""
@@ -282,7 +295,10 @@ class Bank(Generic[T]):
 
     def merge(self, items: Mapping[str, T]) -> dict[str, T]:
         """Folds items into the bank file."""
-        everything = {**self.load(), **items}
+        before = self.load()
+        if before:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
+            adopt_file(self.path)
+        everything = {**before, **items}
         write_bytes(self.path, self.format.dump(everything))
         return everything
 
@@ -295,14 +311,13 @@ class Bank(Generic[T]):
     def take_all(self) -> dict[str, T]:
         """All that is here, parts included; afterwards nothing is."""
         everything = {**self.load(), **self._parts_done()}
-        self.path.unlink(missing_ok=True)
+        remove(self.path)
         self.discard_parts()
         return everything
 
     def discard_parts(self) -> None:
-        for path in [*self.parts.glob(f"{self.stem}.part-*"), self.journal]:  # the journal last: it says what they are
-            path.unlink(missing_ok=True)
-        _remove_if_empty(self.parts)
+        remove(*self.parts.glob(f"{self.stem}.part-*"), self.journal)  # the journal last: it says what they are
+        remove_empty(self.parts)
 
 
 NOTES = "notes.json"  # how evidence came about, where that must be known: batches halved, the plain way used
@@ -339,18 +354,11 @@ def tidy(directory: Path) -> None:
                 bank.discard_parts()
     for part in sorted((directory / "parts").glob("*.part-*")):
         if not (part.parent / f"{part.name.partition('.part-')[0]}.plan.json").exists():
-            part.unlink()
-    _remove_if_empty(directory / "parts")
-
-
-def _remove_if_empty(place: Path) -> None:
-    if place.is_dir() and not any(place.iterdir()):
-        place.rmdir()
+            remove(part)
+    remove_empty(directory / "parts")
 
 
 def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:
     """Forgets the evidence of a run (overwrite=true)."""
     kept = set(keep)
-    for path in directory.rglob("*"):
-        if path.is_file() and path.name not in kept:
-            path.unlink()
+    remove(*(path for path in ours_below(directory) if path.name not in kept))

@@ -27,6 +27,7 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
+from vestige.writing import save_pretrained
 
 # Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
 LORA_TARGETS = "all-linear"
@@ -159,8 +160,7 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
     with _quiet():
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
+        save_pretrained(directory, loaded.model, loaded.tokenizer)
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:

@@ -24,6 +24,7 @@ from vestige import guard
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.integrations.rollouts import load_rollouts
+from vestige.journal import JOURNAL
 from vestige.run.config import compose_runs
 from vestige.run.importing import import_file
 from vestige.store.evidence import discard_all
@@ -325,7 +326,7 @@ def test_importing_writes_only_its_own_files(tmp_path: Path) -> None:
     body = {**eval_file(), "../../escape": {"agg_value": 1.0}}
     (tmp_path / "in.json").write_text(json.dumps(body))
     import_file(tmp_path / "in.json", tmp_path / "a" / "b")
-    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p.name != JOURNAL}
     assert made == {"in.json", "a/b/TOFU_EVAL.json", "a/b/TOFU_SUMMARY.json"}
 
 

@@ -1,7 +1,8 @@
-"""The record of what vestige wrote in a directory: `.vestige.journal`, one JSON object per line, only ever appended to.
+"""The record of what vestige wrote in a directory: `.vestige.journal`, one record per line, only ever appended to.
 
 A file is ours because the journal lists it, never because of its name. A line is written before the file it names
-exists, so that a killed process leaves nothing of ours unlisted. Lines:
+exists, so that a killed process leaves nothing of ours unlisted. A line is JSON and its own checksum; one that does
+not fit counts for nothing. Lines:
 
     {"vestige": "journal", "version": 1}                the first one
     {"token": "1f0c...", "pid": 7, "host": "gpu1"}      a process that writes here; its temporary names carry the token
@@ -27,6 +28,7 @@ import secrets
 import socket
 import stat
 import threading
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,8 @@ class Journal:
         self.tokens: dict[str, tuple[str, int]] = {}  # token -> host and process
         self.beside: set[str] = set()
         self.pending: dict[str, dict[str, Any]] = {}
-        self._inode, self._offset = -1, 0
+        self.damaged = self.cut = False  # a line is not as it was written; the last one has no end
+        self._stamp, self._offset = (-1, -1, -1), 0
 
     def read(self) -> Journal:
         """Takes in what was added since the last look. No journal: nothing is ours."""
@@ -90,7 +93,7 @@ class Journal:
                 return self
             if not stat.S_ISREG(found.st_mode):
                 raise foreign_journal(self.path)
-            if (found.st_ino, found.st_size) != (self._inode, self._offset):
+            if (found.st_ino, found.st_size, found.st_mtime_ns) != self._stamp:
                 file = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW)
                 try:
                     self._take_in(file)
@@ -100,17 +103,22 @@ class Journal:
 
     def _take_in(self, file: int) -> None:
         found = os.fstat(file)
-        if found.st_ino != self._inode or found.st_size < self._offset:
+        if (found.st_ino, found.st_size, found.st_mtime_ns) == self._stamp:
+            return
+        if found.st_ino != self._stamp[0] or found.st_size <= self._stamp[1]:
             self._forget()
         data = os.pread(file, max(0, found.st_size - self._offset), self._offset)
         whole = data[: data.rfind(b"\n") + 1]
-        lines = whole.split(b"\n")
-        if self._offset == 0 and whole and _parsed(lines[0]) != HEADER:
+        lines = [line for line in whole.split(b"\n") if line]
+        if self._offset == 0 and lines and _parsed(lines[0]) != HEADER:
             raise foreign_journal(self.path)
-        self._inode = found.st_ino
+        self._stamp = (found.st_ino, found.st_size, found.st_mtime_ns)
         self._offset += len(whole)
+        self.cut = len(whole) < len(data)
         for line in lines:
-            self._apply(_parsed(line))
+            said = _parsed(line)
+            self.damaged = self.damaged or not said
+            self._apply(said)
 
     def _apply(self, said: dict[str, Any]) -> None:
         if "file" in said:
@@ -135,7 +143,7 @@ class Journal:
             with _LOCK, self._held() as file:
                 size = os.fstat(file).st_size
                 head = [] if size else [HEADER]
-                text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in (*head, *lines))
+                text = "".join(map(_line, (*head, *lines)))
                 if size and os.pread(file, 1, size - 1) != b"\n":  # a full disk cut the last line short
                     text = "\n" + text
                 _write_all(file, text.encode())
@@ -179,7 +187,7 @@ class Journal:
             lines += [line for name, line in self.files.items() if os.path.lexists(self.home / name)]
             lines += [{"beside": n} for n in sorted(self.beside)]
             lines += list(self.pending.values())
-            text = "".join(json.dumps(line, ensure_ascii=True) + "\n" for line in lines)
+            text = "".join(map(_line, lines))
             new = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
             try:
                 _write_all(new, text.encode())
@@ -193,11 +201,16 @@ def foreign_journal(path: Path) -> UserError:
     return UserError(f"{path} is not a journal of vestige; move it elsewhere, or choose another --out.")
 
 
+def _line(said: dict[str, Any]) -> str:
+    text = json.dumps(said, ensure_ascii=True)
+    return f"{text} {zlib.crc32(text.encode()):08x}\n"
+
+
 def _parsed(line: bytes) -> dict[str, Any]:
-    try:
-        said = json.loads(line)
-    except ValueError:
+    text, _, check = line.rpartition(b" ")
+    if check != f"{zlib.crc32(text):08x}".encode():
         return {}
+    said = json.loads(text)
     return said if isinstance(said, dict) else {}
 
 
@@ -355,6 +368,15 @@ def note_beside(directory: Path, names: Sequence[str]) -> None:
     """Remembers strangers in a run that is being sealed: they are no part of it, and no damage."""
     journal = own_journal(directory)
     journal.add(*({"beside": name} for name in names if name not in journal.beside))
+
+
+def fault(directory: Path) -> str:
+    """What is wrong with the journal of a directory, if there is one and something is."""
+    try:
+        found = Journal(absolute(directory)).read()
+        return "a line does not fit its checksum" if found.damaged or found.cut else ""
+    except UserError:
+        return "it does not begin as one"
 
 
 def beside(directory: Path) -> set[str]:

@@ -17,7 +17,18 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.journal import JOURNAL, TEMPORARY, adopt, beside, has_journal, is_ours, note_beside, permit, strangers
+from vestige.journal import (
+    JOURNAL,
+    TEMPORARY,
+    adopt,
+    beside,
+    fault,
+    has_journal,
+    is_ours,
+    note_beside,
+    permit,
+    strangers,
+)
 from vestige.store.files import LEFTOVER, damaged, write_bytes
 from vestige.writing import claim
 
@@ -191,6 +202,8 @@ def check(directory: Path, found: Seal) -> list[str]:
     files, runs = contents(directory)
     lost = [name for name in found.files if name not in files] + [name for name in found.runs if name not in runs]
     out = [f"{directory / name} is missing; run the command that made it again." for name in lost]
+    if why := fault(directory):
+        return [*out, str(damaged(directory / JOURNAL, why))]
     others = beside(directory)
     for name, path in files.items():
         if name in others and name not in found.files:

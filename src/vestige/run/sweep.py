@@ -195,8 +195,7 @@ def listing(plan: Plan) -> str:
     """The plan's tasks and where they stand, from disk."""
     tasks = collect(plan)["tasks"]
     rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
-    held = [t["run"] for t in tasks if held(Path(t["run"]))]
-    rows = [[r[0], "running" if r[3] in held else r[1], *r[2:]] for r in rows]
+    rows = [[r[0], "running" if held(Path(r[3])) else r[1], *r[2:]] for r in rows]
     return table(rows, ["task", "status", "time", "where"], [2])
 
 
@@ -216,9 +215,6 @@ def clean(plan: Plan, everything: bool) -> str:
 
     Of each directory only what its journal or its seal lists; what somebody else put there stays.
     """
-    adopt_earlier(plan)
-    if not has_journal(plan.out):
-        raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     tasks = make_tasks(plan)
     wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
     wanted |= set() if everything else {Path(p) for p in plan.held.values()}
@@ -226,6 +222,9 @@ def clean(plan: Plan, everything: bool) -> str:
     found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
+    adopt_earlier(plan)
+    if not has_journal(plan.out):
+        raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     gone = [p for p in found if p not in wanted and _is_made(p)]
     for place in gone:
         if held(place):

@@ -39,6 +39,7 @@ PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT 
 DIFFUSION = LAB.parent / "lab_diffusion"
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
+    "LLADA": LAB.parent / "families" / "llada",
     "RETAIN_MODEL": LAB / "models" / "retain",
     "FULL_MODEL": LAB / "models" / "full",
     "DIR": LAB / "data",

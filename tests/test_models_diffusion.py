@@ -164,7 +164,7 @@ def test_modernbert_uses_its_own_local_attention() -> None:
         sample(found, [Prompt((10, 11))], (), Denoising("bd3lm", **denoising))
 
 
-# A family that brings its own code: a BERT that calls itself LLaDA or Dream.
+# A relative of a family that brings its own code: a BERT that calls itself a kind of LLaDA or Dream.
 CODE = """
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -200,7 +200,7 @@ def own_code(directory: Path, model_type: str, name: str, dimensions: int) -> Pa
 
 @pytest.mark.parametrize(
     ("model_type", "name", "masks", "shift"),
-    [("llada", "LLaDAModelLM", ROWS, False), ("Dream", "DreamModel", FULL, True)],
+    [("llada", "LLaDAMoEModelLM", ROWS, False), ("Dream", "DreamOnModel", FULL, True)],
 )
 def test_families_with_their_own_code_need_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, name: str, masks: str, shift: bool

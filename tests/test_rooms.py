@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard", "journal", "writing"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "schema", "internal", "journal", "writing"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
@@ -17,6 +17,8 @@ ARROWS: dict[str, set[str]] = {
     "guard": {"errors"},
     "journal": {"errors"},
     "writing": {"errors", "journal"},
+    "schema": {"errors"},
+    "internal": {"errors"},
     "data": set(),
     "models": set(),
     "collect": {"models"},

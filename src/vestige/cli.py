@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vestige import __version__
 from vestige.errors import UserError, one_line
+from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.run.mishaps import archives_opened, mishaps_said
 from vestige.verbs import (
     auditing,
@@ -64,12 +65,36 @@ def parser() -> argparse.ArgumentParser:
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
     for module in VERBS:
         module.add_verbs(verbs)
+    for verb in verbs.choices.values():
+        verb.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a verb. User errors are one sentence and exit status 2; an interrupt loses at most one batch."""
-    args = parse(argv)
+    """Runs a verb. User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an
+    interrupt loses at most one batch."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    try:
+        args = parse(words)
+        with debugging(args.debug):
+            return _run(args)
+    except Exception as error:  # whatever nothing below expected: a bug, and it must look like one
+        print(internal_error(error, words, "--debug" in words), file=sys.stderr)
+        return STATUS
+
+
+@contextmanager
+def debugging(asked: bool) -> Iterator[None]:
+    """--debug for workers, too: they see the environment and not our arguments."""
+    before = os.environ.get(DEBUG, "")
+    os.environ[DEBUG] = "1" if asked else before
+    try:
+        yield
+    finally:
+        os.environ[DEBUG] = before
+
+
+def _run(args: argparse.Namespace) -> int:
     # Importing torch and transformers makes half a million objects that stay; looking through them again and again for
     # garbage took a sixth of the start-up.
     gc.set_threshold(20_000, 10, 100)
@@ -116,10 +141,10 @@ def speaking(verb: str) -> Iterator[None]:
         yield
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
     top = parser()
-    mine, carried = sweep.split_command(sys.argv[1:] if argv is None else argv)
+    mine, carried = sweep.split_command(argv)
     args, rest = top.parse_known_args(mine)
     if carried:
         args.command = carried

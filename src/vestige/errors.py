@@ -1,9 +1,13 @@
-"""The one exception a user should ever meet."""
+"""The one exception a user should ever meet, and how to tell our own mistakes from everybody else's."""
 
 from __future__ import annotations
 
 import difflib
+import re
+import sys
 from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType, TracebackType
 
 MANY = 20  # more names than this are not listed in an error
 LONGEST = 1000  # characters of a message: values from files are quoted in it, and they may be of any size
@@ -73,3 +77,65 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     lowered = {n.lower(): n for n in known}
     close = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
     return f" Did you mean '{lowered[close[0]]}'?" if close else ""
+
+
+# What Python raises when a program is wrong. A ValueError is not among them: readers raise it about what they read.
+PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError, ZeroDivisionError)
+# Called with wrong arguments they fail in frames of their own, and the mistake is the caller's. A module that is called
+# is another matter: torch.nn hands our arguments to an architecture, and says so when it does not take them.
+TOOLS = frozenset({*sys.stdlib_module_names, "numpy", "scipy", "torch"})
+NOT_TOOLS = "torch.nn.modules"
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
+_HERE = str(Path(__file__).parent)
+
+
+def reraise_ours(error: Exception, *foreign: str) -> None:
+    """At every `except Exception`: raises the error again if it is a mistake in our own code.
+
+    `foreign` names modules that are not tools at this place, such as a parser that reads a user's file or a plug-in.
+    """
+    if is_ours(error, foreign):
+        raise error
+
+
+def is_ours(error: BaseException, foreign: Iterable[str] = ()) -> bool:
+    """Whether an exception is a programming error of vestige: its type, and whose frame it was raised in.
+
+    >>> try: undefined_here
+    ... except NameError as error: is_ours(error), is_ours(ValueError("no frames"))
+    (False, False)
+    """
+    if isinstance(error, NameError):  # no file, however broken, takes a name away
+        foreign = [name for name in foreign if name.partition(".")[0] != "vestige"]
+    if isinstance(error, ImportError):
+        return (error.name or "").partition(".")[0] == "vestige"
+    return isinstance(error, PROGRAMMING) and _raised_by_us(error.__traceback__, tuple(foreign))
+
+
+def _raised_by_us(trace: TracebackType | None, foreign: tuple[str, ...]) -> bool:
+    """The innermost frame that is not a tool's decides.
+
+    A frame that belongs to nobody (not ours, not installed: a callback, a function replaced in a test) counts as ours
+    if our code called it; below an architecture's or a library's frames it is theirs.
+    """
+    frames = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    owners = [owner for owner in (_owner(f, foreign) for f in frames) if owner != "tool"]
+    if not owners:
+        return False
+    return owners[-1] == "ours" or (owners[-1] == "nobody" and owners[-2:-1] == ["ours"])
+
+
+def _owner(frame: FrameType, foreign: tuple[str, ...]) -> str:
+    name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+    if any(name == f or name.startswith(f"{f}.") for f in (*foreign, NOT_TOOLS)):
+        return "foreign"
+    if file.startswith(_HERE):
+        return "ours"
+    if name.startswith("vestige_plugin_"):
+        return "foreign"
+    if name.partition(".")[0] in TOOLS:
+        return "tool"
+    return "foreign" if _INSTALLED.search(file) or name.startswith("transformers_modules") else "nobody"

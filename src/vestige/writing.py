@@ -292,15 +292,23 @@ def scratch(directory: Path) -> Iterator[Path]:
             _delete(place)
 
 
-def save_pretrained(place: Path, *things: Any) -> None:
-    """Weights and tokenizers by their own methods, which write over what is there: in a folder of our own first."""
+@contextlib.contextmanager
+def filling(place: Path) -> Iterator[Path]:
+    """Where libraries that write over what is there may write: `place` if it is in a scratch, else one of its own."""
     if journal_of(place / JOURNAL) is None:
-        for thing in things:
-            thing.save_pretrained(place)
+        make_directory(place)
+        yield place
         return
     with scratch(place) as made:
-        save_pretrained(made, *things)
+        yield made
         install(made, place)
+
+
+def save_pretrained(place: Path, *things: Any) -> None:
+    """Weights and tokenizers by their own methods."""
+    with filling(place) as made:
+        for thing in things:
+            thing.save_pretrained(made)
 
 
 def install(made: Path, target: Path, last: str = "", patient: bool = False) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Batch, Limits, Packing, pack
-from vestige.errors import named
+from vestige.errors import named, reraise_ours
 from vestige.types import Target, TokenStats
 
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
@@ -114,7 +114,7 @@ class AnswerCollector:
                     finished.update(result)
                     yield result
                 return
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or limits.tokens <= 1:
                     raise
             left = [t for t in left if t.key not in finished and t.key not in done]
@@ -172,6 +172,7 @@ class AnswerCollector:
             if not broken and not gap <= tolerance(self.model):
                 problem = f"log-probabilities differ by {gap:.2g} on average"
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
+            reraise_ours(error)
             if out_of_memory(error):
                 free_memory()
             problem = named(error)

@@ -16,9 +16,10 @@ import torch
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import causal_stats
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
@@ -132,6 +133,7 @@ class BoundCollector:
         if ordered:
             check_fit(self.predictor.model, len(ordered[0].ids), "A prompt with its answer")
             check_tokens(self.predictor.model, (t.ids for t in ordered))
+            verify_padding(self.predictor, [t.ids for t in ordered], self.limits.tokens, self.cost)
         at = 0
         while at < len(ordered):
             # Shorter ones that follow may need more rows than the first, so each is counted.
@@ -147,10 +149,10 @@ class BoundCollector:
         left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
         out: dict[tuple[int, int], dict[str, Array]] = {}
         while left:
-            size = _fitting(targets, left, tokens, cells // self.predictor.vocab)
+            size = 1 if self.predictor.alone else _fitting(targets, left, tokens, cells // self.predictor.vocab)
             try:
                 out |= self._forward(targets, left[:size])
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or size == 1:
                     raise
                 free_memory()

@@ -18,12 +18,12 @@ import torch
 from vestige.collect.answers import default_limits, tolerance
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, Stretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
 from vestige.collect.tree import Row, Tree, build_tree, split_rows
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 from vestige.types import Array, Target
 
 Ids = tuple[int, ...]
@@ -95,6 +95,7 @@ class CrossScorer:
             except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
                 if out_of_memory(error) or isinstance(error, UserError):
                     raise
+                reraise_ours(error)
                 self._fall_back(error)
         return self._plainly(xs, zs)
 
@@ -126,7 +127,7 @@ class CrossScorer:
             try:
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
                 return self._rows(cache, x, forest)
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or forest.limit <= 1 or forest.single:
                     raise
             free_memory()

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 
 from vestige.collect.cost import Cost
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers import Pass, Sampled, canvas_width, sample
@@ -152,17 +153,18 @@ class DenoiseCollector:
             width = longest + denoising.max_new_tokens
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
+        verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
         limits = self.limits
         while left:
             finished: set[str] = set()
             try:
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab):
+                for batch in batches(left, limits, self.predictor.vocab, 1 if self.predictor.alone else None):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
                 return
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or limits.tokens <= 1:
                     raise
             left = [w for w in left if w.key not in finished]
@@ -189,7 +191,9 @@ class DenoiseCollector:
         }
 
 
-def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterator[list[DenoiseWant]]:
+def batches(
+    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, most: int | None = None
+) -> Iterator[list[DenoiseWant]]:
     """Wants with equal settings together, longest prompts first, as many as the budgets take."""
     groups: dict[Denoising, list[DenoiseWant]] = {}
     for want in wants:
@@ -203,7 +207,7 @@ def batches(wants: Sequence[DenoiseWant], limits: Limits, vocab: int) -> Iterato
         at = 0
         while at < len(group):
             width = canvas_width(len(group[at].prompt.ids), denoising)
-            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells))
+            size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
             yield group[at : at + size]
             at += size
 
@@ -271,7 +275,8 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
         if path.suffix == ".pt":
             found = torch.load(path, map_location="cpu", weights_only=True)
             return dict(found) if isinstance(found, dict) else {"logits": found}
-    except Exception as error:  # every reader has its own exceptions; a sentence serves the user better
+    except Exception as error:  # of a broken file: every reader (torch, numpy, safetensors, zipfile) has its own
+        reraise_ours(error, "torch", "numpy", "zipfile")
         words = str(error).splitlines()
         raise UserError(
             f"'{path}' could not be read: {words[0] if words else repr(error)}; save the tensors again."

@@ -6,6 +6,9 @@ import gc
 
 import torch
 
+# How it shows: what a handler that waits for it catches, and then asks out_of_memory about.
+SIGNS = (MemoryError, RuntimeError)
+
 
 def out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):

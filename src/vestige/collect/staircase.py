@@ -25,7 +25,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.patch import (
     Plan,
     States,
@@ -40,7 +40,7 @@ from vestige.collect.patch import (
 )  # fmt: skip
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
-from vestige.errors import named
+from vestige.errors import named, reraise_ours
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
@@ -309,7 +309,7 @@ class Patcher:
     def _one(self, batch: list[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
         try:
             return self._plain(batch, sources) if self.plain else self._fast(batch, sources)
-        except Exception as error:
+        except SIGNS as error:
             if not out_of_memory(error) or len(batch) == 1:
                 raise
         free_memory()
@@ -355,6 +355,7 @@ class Patcher:
             if not gap <= tolerance(self.model):
                 problem = f"scores differ by {gap:.2g}"
         except Exception as error:  # whatever a foreign architecture does with short rows, the plain way is there
+            reraise_ours(error)
             if out_of_memory(error):
                 free_memory()
             problem = named(error)

@@ -16,11 +16,11 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.cache import SlotCache
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import free_memory, out_of_memory
+from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 from vestige.types import Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
 
@@ -217,7 +217,7 @@ class TextCollector:
                 finished += self._decode(part)
                 rows = rows[len(part) :]
                 continue
-            except Exception as error:
+            except SIGNS as error:
                 if not out_of_memory(error) or len(part) == 1:
                     raise
             free_memory()
@@ -235,9 +235,10 @@ class TextCollector:
             problem = "" if self.verified else self._disagreement(finished)
         except UserError:
             raise
-        except Exception as error:
+        except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
             if out_of_memory(error):
                 raise
+            reraise_ours(error)
             problem = named(error)
         # Rows of one length have no padding between them; the check goes on until it has seen some.
         self.verified = self.verified or len({r.begin for r in rows}) > 1

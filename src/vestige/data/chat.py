@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.guard import whole_characters
 
 log = logging.getLogger("vestige.data")
@@ -147,6 +147,7 @@ class Encoder:
                 self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=answer is None, **extra)
             )
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
+            reraise_ours(error)
             raise UserError(
                 f"The chat template refused the conversation: {error}; does it take a system prompt?"
             ) from None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.data.chat import Encoder, Ids, Template
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, reraise_ours, unknown_name
 
 Messages = tuple[Mapping[str, str], ...]
 
@@ -276,6 +276,7 @@ class Extractor:
             turns = [dict(m) for m in messages]
             return str(self.tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
         except Exception as error:  # jinja's errors have many types; all mean the same to the user
+            reraise_ours(error)
             raise UserError(
                 f"The chat template refused the conversation: {error}; give prompts as text instead."
             ) from None

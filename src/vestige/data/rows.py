@@ -19,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.guard import most_bytes, parse_json, read_text
 
 Row = dict[str, Any]
@@ -308,7 +308,8 @@ def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
     try:
         with _no_waiting():
             loaded = datasets.load_dataset(**options)
-    except Exception as error:
+    except Exception as error:  # datasets names many causes: the hub, the network, the files, their script
+        reraise_ours(error)
         raise _explain(path, label, error) from None
     return [dict(row) for row in loaded], label
 

@@ -21,10 +21,11 @@ from typing import Any
 from transformers import TrainerCallback
 
 from vestige.data.reasoning import Extractor, Reasoning, Rollout
-from vestige.errors import UserError
+from vestige.errors import UserError, is_ours
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
 from vestige.integrations.rollouts import apart
 from vestige.integrations.rollouts_rows import native
+from vestige.internal import in_short
 from vestige.journal import adopt_file
 from vestige.metrics.collapse import Ema
 from vestige.writing import write_bytes
@@ -101,10 +102,10 @@ class CollapseCallback(TrainerCallback):
             return
         try:
             self.last = self._measure(rollouts, model, step)
-        except Exception as error:
+        except Exception as error:  # of the model, or of rollouts that do not fit; a bug of ours is called one
             if self.settings.on_error == "raise":
                 raise
-            log.warning("no collapse metrics at step %d: %s", step, error)
+            log.warning("no collapse metrics at step %d: %s", step, in_short(error) if is_ours(error) else error)
             return
         for label, why in self.last.reasons.items():
             log.warning("step %d: %s: not computed: %s", step, label, why)

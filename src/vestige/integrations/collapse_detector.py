@@ -20,7 +20,7 @@ import numpy as np
 from vestige.collect.cross import CrossLogProbs, CrossScorer, PairLogProbs, pairwise_scorer
 from vestige.data import sampling
 from vestige.data.reasoning import Trajectory, Turn
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, reraise_ours, unknown_name
 from vestige.metrics.collapse import (
     FIRST_TURN,
     TRAJECTORY,
@@ -224,7 +224,8 @@ class CollapseDetector:
     def _label(self, out: Outcome, label: str, turns: list[Turn], seed: int) -> None:
         try:
             done = self._sampled(label, turns, out.step, seed)
-        except Exception as error:
+        except Exception as error:  # of the model that scores, or of rollouts that do not fit; a trainer goes on
+            reraise_ours(error)
             swallowed = self.settings.parity and isinstance(error, GroupMismatch)
             if not swallowed and self.settings.on_error == "raise":
                 raise

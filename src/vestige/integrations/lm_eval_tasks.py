@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.models.quiet import first_line
 
 WRAPPER = "vestige_overrides"  # the name of a group that exists for a moment, see _over_known
@@ -106,6 +106,7 @@ def _load(spec: str | dict[str, Any], manager: Any) -> list[Any]:
     try:
         loaded = manager.load(wanted)
     except Exception as error:  # a task file can fail in any way: its data, its functions, its packages
+        reraise_ours(error)
         raise _explain(label, error) from error
     return _outermost(loaded)
 

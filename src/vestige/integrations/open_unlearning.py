@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.models.load import LoadedModel
 from vestige.suites.registry import HANDLERS, Handler, Inputs
 from vestige.suites.spec import MetricSpec
@@ -79,6 +79,7 @@ def run_live(
         result = handler.live(loaded.model, **kwargs)
     except Exception as error:
         # The plug-in is the user's code: its failure is one metric's, and what is computed stays.
+        reraise_ours(error, str(handler.live.__module__))
         return Score(None, reason=f"plug-in metric '{spec.name}' failed: {type(error).__name__}: {error}")
     if not isinstance(result, Mapping) or "agg_value" not in result:
         raise UserError(f"Plug-in metric '{spec.name}' must return a dict with 'agg_value'.")

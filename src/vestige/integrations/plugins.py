@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.integrations.open_unlearning import install_import_names
 
 GROUP = "vestige.plugins"
@@ -35,7 +35,8 @@ def load_file(path: Path) -> None:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except Exception as error:  # the plug-in is the user's code, and may fail in any way
+        reraise_ours(error)
         at = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None
         )

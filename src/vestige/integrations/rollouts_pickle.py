@@ -20,7 +20,7 @@ import numpy as np
 
 from vestige.data.chat import Ids
 from vestige.data.reasoning import Rollout
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 from vestige.guard import read_bytes, shaped
 from vestige.integrations.rollouts_ragen import ragen_history
 from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
@@ -224,7 +224,8 @@ def safe_load(path: Path) -> Any:
         raise UserError(
             f"{path} asks for {error}, which has no place in rollouts; nothing of it was run. Do not open this file."
         ) from None
-    except Exception as error:  # a pickle can be broken in any way
+    except Exception as error:  # a pickle is a program that calls what is above, with whatever arguments it likes
+        reraise_ours(error, "pickle", __name__)
         raise UserError(f"{path} cannot be read as a pickle ({named(error)}).") from None
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.reasoning import Rollout
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 from vestige.guard import check_zip
 from vestige.integrations.rollouts_rows import integer, token_ids
 
@@ -21,6 +21,7 @@ def slime(path: Path) -> list[Rollout]:
         check_zip(path)
         data = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch names many causes, all of them: this is not such a file, or not a safe one
+        reraise_ours(error, "torch", "zipfile")
         raise UserError(f"{path} cannot be read as plain data ({named(error)[:200]}).") from None
     samples = data.get("samples") if isinstance(data, Mapping) else None
     if not isinstance(samples, list) or not samples:

@@ -16,7 +16,7 @@ QUANTIZATIONS = ("4bit", "8bit")
 # Keys of `extra` that say how to fetch files, not what the model is.
 HUB_KEYS = ("cache_dir", "token", "local_files_only", "force_download")
 # Keys of `extra` that are ours and not for from_pretrained.
-OWN_KEYS = ("diffusion",)
+OWN_KEYS = ("diffusion", "allow_unused_tensors")
 
 
 @dataclass(frozen=True)

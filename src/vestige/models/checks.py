@@ -9,6 +9,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.diffusion import auto_class, diffusion_kind
+from vestige.models.families import find_family, native_settings
 from vestige.models.locate import Place, listing, read_json, weight_names
 from vestige.models.quiet import quiet
 
@@ -70,6 +71,10 @@ def _check_diffusion(name: str, config: dict[str, Any], trusted: bool, family: s
             f"Model does not have a sampler: '{name}' is a diffusion language model ({kind}) of a family that cannot "
             "be sampled here; LLaDA, Dream, masked language models and causal models adapted to diffusion can."
         )
+    published = find_family(config)
+    if published is not None:
+        native_settings(published, config, name)  # refuses what the translation does not cover
+        return
     wanted = auto_class(family, config)
     if _has_head(kind, wanted):
         return
@@ -153,6 +158,16 @@ def check_safetensors(path: Path) -> None:
     if pointer:
         raise UserError(f"'{path}' is a git-lfs pointer, not the weights; run `git lfs pull` there.")
     raise UserError(f"'{path}' is damaged or cut short; copy or download it again.")
+
+
+def tensor_names(path: Path) -> list[str]:
+    """The names of the tensors in a weight file, from its header; nothing for files that have none (pickles)."""
+    from safetensors import safe_open
+
+    if path.suffix != ".safetensors":
+        return []
+    with safe_open(path, framework="numpy") as file:
+        return list(file.keys())
 
 
 def _check_adapter(place: Place) -> None:

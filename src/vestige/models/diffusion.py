@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
+from vestige.models.families import FAMILIES as PUBLISHED
 
 if TYPE_CHECKING:  # the command line asks diffusion_kind and should not wait for torch
     import torch
@@ -36,6 +37,7 @@ FAMILIES = [
 # Mask tokens of published families whose tokenizers do not name one.
 MASK_IDS = {"llada": 126336, "dream": 151666}
 # The setting that marks a causal model as adapted to diffusion.
+NATIVE = {family.native for family in PUBLISHED} | {"qwen2"}
 KINDS = ("masked", "llada", "dream", "adapted")
 
 
@@ -88,6 +90,8 @@ class MaskPredictor:
     masks: str = EITHER  # EITHER, ROWS or FULL
     cached: bool = False  # a key/value cache may hold what was read
     kind: str = "masked"
+    checked: bool = False  # padded batches were compared with single rows (collect/together.py)
+    alone: bool = False  # and differ, so that rows go one by one
     forwards: int = 0  # counted where they are spent
     tokens: int = 0
 
@@ -199,7 +203,8 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     ) or _ids(getattr(tokenizer, "sep_token_id", None))
     pad = _first(getattr(tokenizer, "pad_token_id", None), getattr(config, "pad_token_id", None), *eos[:1], mask_id)
     bos = _first(*(getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")))
-    causal = kind == "adapted" and hasattr(model, "prepare_inputs_for_generation")
+    # A causal architecture of transformers' own, however published: masks by hand, and its cache works.
+    causal = kind == "adapted" or (kind != "masked" and _type_name(model) in NATIVE)
     return MaskPredictor(
         model=model,
         mask_id=int(mask_id),
@@ -207,8 +212,8 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
         pad_id=int(pad or 0),
         bos_id=bos,
         shift=bool(getattr(config, "right_shift_logits", kind == "dream")),
-        masks={"masked": EITHER, "llada": ROWS}.get(kind, FULL),
-        cached=causal,
+        masks=EITHER if kind == "masked" else ROWS if kind == "llada" and not causal else FULL,
+        cached=causal and hasattr(model, "prepare_inputs_for_generation"),
         kind=kind,
     )
 

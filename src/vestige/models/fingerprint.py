@@ -23,7 +23,9 @@ from vestige.errors import UserError
 from vestige.journal import adopt
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
+from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
+from vestige.models.tensors import ALLOW_UNUSED
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
 
@@ -53,7 +55,7 @@ def fingerprint(args: ModelArgs) -> str:
 def fingerprint_place(place: Place, args: ModelArgs) -> str:
     """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
     parts = _place_parts(place, args)
-    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors")}
+    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors", ALLOW_UNUSED)}
     if options:
         # Other from_pretrained arguments can override the config, and so change the model.
         parts.append(json.dumps(options, sort_keys=True, default=repr))
@@ -67,7 +69,8 @@ def _place_parts(place: Place, args: ModelArgs) -> list[str]:
     adapter = place.kind == "adapter"
     check_weights(place, args)
     files = [place.directory / name for name in weight_names(place.directory, adapter, args)]
-    if args.trust_remote_code:
+    # A published family never runs the code beside it: the same weights have the same name with and without trust.
+    if args.trust_remote_code and (adapter or find_family(place.config) is None):
         files += sorted(place.directory.glob("*.py"))
     parts = [place.kind]
     for name in ("adapter_config.json",) if adapter else ("config.json", "generation_config.json"):

@@ -11,20 +11,25 @@ torch, transformers and peft are imported inside functions: the command line imp
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pickle import UnpicklingError
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
+from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
-from vestige.models.checks import check_place
+from vestige.models.checks import check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
+from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, weight_names
+from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
+from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
@@ -43,6 +48,7 @@ class LoadedModel:
     attention: str
     quantization: str | None = None
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
+    origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
     notes: list[str] = field(default_factory=list)
 
 
@@ -53,21 +59,26 @@ def load_model(args: ModelArgs) -> LoadedModel:
     place = locate(args)
     check_place(place, args)
     tokenizer, notes = load_tokenizer(args)
-    kind = _diffusion(place.base or place, args)
-    settings, more = _settings(place.base or place, args, device)
+    whole = place.base or place
+    kind, family = _diffusion(whole, args), None if whole.gguf else find_family(whole.config)
+    settings, more = _settings(whole, args, device)
     notes += more
     try:
-        model, more = _load_weights(place.base or place, settings, kind)
+        model, more = _load_weights(whole, args, _native(whole, args, settings), kind)
         notes += more
         if place.kind == "adapter":
-            model, more = _attach(model, place)
+            model, more = attach(model, place, family)
             notes += more
-    except (ImportError, OSError, RuntimeError, ValueError, MemoryError, UnpicklingError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # whatever transformers makes of a configuration that it cannot build
+        reraise_ours(error)
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
     loaded.notes = notes
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
+    loaded.origin = Origin(family, whole.config, whole.directory) if family else None
     return loaded
 
 
@@ -126,7 +137,7 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
     dtype = choose.choose_dtype(args.dtype, device)
     attention, notes = choose.choose_attention(args.attention)
-    files = [place.gguf] if place.gguf else [place.directory / n for n in weight_names(place.directory, False, args)]
+    files = weight_files(place, args)
     config = {} if place.gguf else place.config
     needed = choose.needed_bytes(sum(f.stat().st_size for f in files), config, args)
     device_map, more = choose.choose_device_map(args, device, needed)
@@ -147,6 +158,10 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     return settings, notes + more
 
 
+def weight_files(place: Place, args: ModelArgs) -> list[Path]:
+    return [place.gguf] if place.gguf else [place.directory / n for n in weight_names(place.directory, False, args)]
+
+
 def _unpack_gguf() -> dict[str, Any]:
     """Ask for dense weights: newer transformers would keep some files packed, and compute otherwise."""
     try:
@@ -156,24 +171,27 @@ def _unpack_gguf() -> dict[str, Any]:
     return {"quantization_config": GgufConfig(dequantize=True)}
 
 
-def _load_weights(place: Place, settings: dict[str, Any], kind: str | None) -> tuple[Any, list[str]]:
+def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind: str | None) -> tuple[Any, list[str]]:
     import torch
     import transformers
 
-    loader = getattr(transformers, auto_class(kind, {} if place.gguf else place.config))
-    with quiet(bars=not place.gguf):
+    config = {} if place.gguf else place.config
+    family = find_family(config)
+    loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
+    code = code_files(config) if settings["trust_remote_code"] and not family else ""
+    with quiet(bars=not place.gguf), own_memory(), foreign_code(place.name, "it was loaded", code):
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both
-    mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys", ())]
-    refuse_gaps(place.name, report.get("missing_keys", ()), mismatched)
-    notes = []
-    if unused := sorted(report.get("unexpected_keys", ())):
-        notes.append(f"some tensors of '{place.name}' have no place in the model: {_some(unused)}.")
+    theirs = partial(published_name, family) if family else str
+    notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
+    notes += _check_head(place.name, model, family)
+    if is_foreign(model):
+        watch_forward(model, place.name)
     if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):
-        notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {_some(repaired)}.")
+        notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}.")
     if settings["dtype"] is torch.float32:
         _keep_float32(model)
     if place.gguf:
@@ -182,27 +200,36 @@ def _load_weights(place: Place, settings: dict[str, Any], kind: str | None) -> t
     return model, notes
 
 
-def refuse_gaps(
-    name: str,
-    missing: Iterable[str],
-    mismatched: Iterable[str] = (),
-    hint: str = "save the whole model, head included",
-) -> None:
-    """Weights that did not come from the checkpoint are random numbers: never evaluate them."""
-    missing, mismatched = sorted(missing), sorted(mismatched)
-    if missing:
-        raise UserError(
-            f"'{name}' lacks tensors that its configuration calls for, which would be random: {_some(missing)}; {hint}."
-        )
-    if mismatched:
-        raise UserError(
-            f"Some tensors of '{name}' have another shape than its config.json says: {_some(mismatched)}; "
-            "save the model and its config together."
-        )
+def _native(place: Place, args: ModelArgs, settings: dict[str, Any]) -> dict[str, Any]:
+    """What from_pretrained needs to read a published family into transformers' own class."""
+    config = {} if place.gguf else place.config
+    family = find_family(config)
+    if family is None:
+        return settings
+    # As for other models, settings of the configuration may be given by hand.
+    said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
+    stored = [n for file in weight_files(place, args) for n in tensor_names(file)]
+    refuse_doubles(place.name, stored, partial(native_name, family))
+    return {
+        **settings,
+        "config": native_config(family, {**config, **said}, place.name),
+        "key_mapping": renamings(family),
+        "trust_remote_code": False,
+    }
 
 
-def _some(names: list[str], most: int = 4) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
+    """transformers keeps a head of its own beside one that the config calls tied, when their numbers differ."""
+    tied = getattr(model.config, "tie_word_embeddings", False)
+    head, table = model.get_output_embeddings(), model.get_input_embeddings()
+    if not tied or head is None or getattr(head, "weight", None) is getattr(table, "weight", None):
+        return []
+    if family is None:
+        return [f"the config of '{name}' ties the head to the embeddings, its tensors do not; they were kept apart."]
+    raise UserError(
+        f"'{name}' holds a head of its own ({published_name(family, 'lm_head.weight')}), though its config.json ties "
+        "it to the embeddings; correct its config.json."
+    )
 
 
 def _keep_float32(model: Any) -> None:
@@ -224,29 +251,6 @@ def _forget_packing(model: Any) -> None:
     model.is_quantized = False
 
 
-def _attach(model: Any, place: Place) -> tuple[Any, list[str]]:
-    """Put the adapter on its base and leave it separate, since merging rounds in low precision."""
-    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
-
-    assert place.base is not None
-    with quiet():
-        model = PeftModel.from_pretrained(model, str(place.directory), is_trainable=False)
-        expected = set(get_peft_model_state_dict(model, save_embedding_layers=False))
-        saved = set(load_peft_weights(str(place.directory), device="cpu"))
-    refuse_gaps(place.name, expected - saved, hint="check it against its adapter_config.json")
-    # An adapter may also carry whole layers of the base (resized embeddings).
-    own = {name.replace(".base_layer.", ".") for name in model.get_base_model().state_dict()}
-    stray = sorted(
-        key for key in saved - expected if key.removeprefix("base_model.model.").replace(".base_layer.", ".") not in own
-    )
-    if stray:
-        raise UserError(
-            f"Some tensors of the adapter '{place.name}' fit nowhere in '{place.base.name}': "
-            f"{_some(stray)}; check base_model_name_or_path in its adapter_config.json."
-        )
-    return model, [f"adapter '{place.name}' on base '{place.base.name}', not merged."]
-
-
 def _vocabulary_note(model: Any, tokenizer: Any) -> list[str]:
     table = model.get_input_embeddings()
     rows = getattr(table, "num_embeddings", None)
@@ -266,4 +270,5 @@ def _explain(error: BaseException, place: Place, device: str) -> UserError:
         )
     if isinstance(error, ImportError):
         return UserError(f"'{place.name}' needs a package that is not installed: {first_line(error)}")
-    return UserError(f"'{place.name}' could not be loaded: {first_line(error)}")
+    said = first_line(error) if isinstance(error, OSError | RuntimeError | ValueError) else f"{named(error)}."
+    return UserError(f"'{place.name}' could not be loaded: {said}")

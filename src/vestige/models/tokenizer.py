@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
+from vestige.models.families import TOKENIZERS, find_family, native_config
+from vestige.models.foreign import explain_foreign
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -29,6 +31,7 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     while place is not None:
         for directory in dict.fromkeys((place.directory, place.root)):
             if place.gguf or has_tokenizer(directory):
+                _check_config(place)
                 return _read(directory, place.gguf, args), []
         place = place.base
     if not args.base:
@@ -49,6 +52,13 @@ def has_tokenizer(directory: Path) -> bool:
     return config.is_file() and "auto_map" in read_json(config)
 
 
+def _check_config(place: Place) -> None:
+    """transformers reads the model's config for its tokenizer, too, and would blame the tokenizer for what is in it."""
+    family = find_family(place.config) if place.kind == "model" else None
+    if family is not None:
+        native_config(family, place.config, place.name)
+
+
 def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
     """The place of a tokenizer named on its own; the model's revision and subfolder are not its own."""
     plain = replace(args, path=str(Path(path).expanduser()) if path.startswith("~") else path)
@@ -63,22 +73,33 @@ def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
 
 
 def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
-    from transformers import AutoTokenizer
+    import transformers
 
     # The whole path, because transformers looks for a bare name in the current directory first.
     named = {"gguf_file": str(gguf)} if gguf else {}
+    reader = getattr(transformers, _reader(directory))
     try:
         with quiet():
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
+            tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
+        reraise_ours(error)
         if gguf:
             trouble = "is damaged, cut short, or of a kind transformers cannot read"
             raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+        if told := explain_foreign(error, str(directory), "its tokenizer was read"):
+            raise told from None
         raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
     return tokenizer
+
+
+def _reader(directory: Path) -> str:
+    """transformers' class for a folder: its own choice, but for classes that are known under another name."""
+    config = directory / "tokenizer_config.json"
+    said = read_json(config).get("tokenizer_class") if config.is_file() else None
+    return TOKENIZERS.get(str(said), "AutoTokenizer")
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

@@ -153,7 +153,7 @@ class Collector:
     def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         from vestige.collect.answers import AnswerCollector
 
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         limits = self._limits(loaded)
         settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
         bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
@@ -184,7 +184,7 @@ class Collector:
 
     def _run_bounds(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
         errors: Bank[float] = Bank(place, "errors", model.identity)
         keys = list(missing)
@@ -235,7 +235,7 @@ class Collector:
         """Whatever is asked for under a key: what the bank lacks is run, and kept batch by batch."""
 
         def collect(place: Path, missing: dict[str, Any]) -> None:
-            loaded = model.get()
+            loaded = model.get(self.cost.notes)
             bank: Bank[Any] = Bank(place, kind, model.identity)
             done = frozenset(bank.begin(list(missing), {}))
             with Bar(label, len(missing), unit, self.progress) as bar:
@@ -279,7 +279,7 @@ class Collector:
     ) -> None:
         from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
 
-        loaded = model.get()
+        loaded = model.get(self.cost.notes)
         bank: Bank[Text] = Bank(place, "texts", model.identity)
         eos = end_tokens(loaded.model, loaded.tokenizer)
         end = loaded.tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none

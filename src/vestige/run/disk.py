@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
 from vestige.run.pool import State
 from vestige.run.tasks import Task, check_space, checkpoints_of, is_done
@@ -109,6 +109,7 @@ class Prefetcher:
         self.fetched: list[str] = []  # in the order in which it was begun
         self.said: list[str] = []
         self.ended = False
+        self.bug: Exception | None = None
         self.change = threading.Condition()
         self.thread = threading.Thread(target=self._work, daemon=True)
 
@@ -151,8 +152,10 @@ class Prefetcher:
             words = f"fetched {path}"
         except UserError as error:
             words = f"did not fetch {path} ahead: {error}"
-        except Exception as error:  # a thread that dies would fetch no more
-            words = f"did not fetch {path} ahead: {type(error).__name__}: {error}"
+        except Exception as error:  # of the hub and the network; a thread that dies would fetch no more
+            if is_ours(error):
+                self.bug = error
+            words = f"did not fetch {path} ahead: {named(error)}"
         with self.change:
             self.said.append(words)
 
@@ -161,6 +164,8 @@ class Prefetcher:
             self.ended = True
             self.change.notify()
         self.thread.join()
+        if self.bug is not None:
+            raise self.bug  # here, where it ends the command, after the tasks have had their turn
 
 
 def cache_directory(args: ModelArgs) -> Path:

@@ -241,7 +241,7 @@ class _Evaluation:
             "versions": versions(),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
+            "notes": list(dict.fromkeys([*self.notes, *prepared.notes, *self.collector.cost.notes])),
         }
 
 

@@ -77,14 +77,17 @@ class ModelHandle:
     def is_loaded(self) -> bool:
         return self._loaded is not None
 
-    def get(self) -> LoadedModel:
+    def get(self, notes: list[str] | None = None) -> LoadedModel:
+        """The model. What its loading had to say is shown once, and added to `notes` for the manifest."""
         if self._loaded is None:
             assert self.args is not None
             start = time.perf_counter()
             self._loaded = load_model(self.args)
             self.load_seconds = time.perf_counter() - start
             for note in self._loaded.notes:
-                log.info("%s: %s", self.name, note)
+                log.warning("%s: %s", self.name, note)
+        if notes is not None:
+            notes += [note for note in self._loaded.notes if note not in notes]
         return self._loaded
 
     def facts(self) -> dict[str, Any]:
@@ -98,6 +101,7 @@ class ModelHandle:
         if self._loaded is not None:
             m = self._loaded
             out |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
+            out |= {"loaded_as": type(m.model).__name__, "notes": list(m.notes)}
         elif self.args:  # all evidence was there already: what the model would have been loaded as
             out |= {**self.held(), "quantization": self.args.quantization}
         if self.args:

@@ -165,7 +165,7 @@ class Patching:
         from vestige.collect.patch import make_plan
         from vestige.collect.staircase import collect_states
 
-        loaded = item.source.handle.get()
+        loaded = item.source.handle.get(self.cost.notes)
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)
         with Bar(f"reading {item.source.name}", len(item.wants), "row", self.settings.progress) as bar:
             for part in collect_states(loaded.model, item.wants, plan, self.settings.batch_size, needed):
@@ -182,7 +182,7 @@ class Patching:
         from vestige.collect.patch import check_identity, make_plan
         from vestige.collect.staircase import Patcher
 
-        loaded = self.target.get()
+        loaded = self.target.get(self.cost.notes)
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)
         self._check_shapes(pending, len(plan.layers), loaded)
         if not self.checked:

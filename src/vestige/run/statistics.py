@@ -21,8 +21,9 @@ from vestige.compare.bootstrap import Sample, Statistic
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.run.references import data_fingerprints
 from vestige.run.scoring import Reference, family, references_of
-from vestige.store.files import WriteError, write_json
-from vestige.suites.handlers.common import row_mean
+from vestige.schema import number
+from vestige.store.files import write_json
+from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Array, Score
@@ -151,13 +152,16 @@ def _averaged(spec: MetricSpec, by_index: Mapping[str, Mapping[str, Any]], value
         return {i: float(fold(np.asarray(v))) for i, v in _numbers(by_index, "score").items()}
     # Otherwise it is the field whose mean is the value: this holds for plug-ins as well as for our own.
     for field in next(iter(by_index.values())):
-        try:
-            numbers = _numbers(by_index, field)
-        except (KeyError, TypeError, ValueError):
+        if not all(_has_numbers(entry, field) for entry in by_index.values()):
             continue  # a text, or a field that not every row has
+        numbers = _numbers(by_index, field)
         if numbers and math.isclose(float(np.mean(list(numbers.values()))), value, rel_tol=1e-9, abs_tol=1e-12):
             return numbers
     raise NoInterval("its value is not the mean of its rows' values")
+
+
+def _has_numbers(entry: Mapping[str, Any], field: str) -> bool:
+    return field in entry and all(v is None or number(v) is not None for v in as_list(entry[field]))
 
 
 def _harmonic(run: Run, spec: MetricSpec) -> Estimate:
@@ -255,17 +259,11 @@ def stats_file(directory: Path, suite: SuiteSpec) -> Path:
 
 
 def write_statistics(directory: Path, run: Run, resamples: int) -> dict[str, dict[str, Any]]:
-    """NAME_STATS.json beside the results. Whatever goes wrong here, the run and its numbers stand."""
+    """NAME_STATS.json beside the results. It comes last: whatever goes wrong here, the run and its numbers stand."""
     path = stats_file(directory, run.suite)
     remove(path)  # intervals of earlier numbers must not stand beside these
     if resamples == 0:
         return {}
-    try:
-        stats = intervals(run, resamples)
-        write_json(path, stats)
-    except WriteError:
-        raise
-    except Exception as error:
-        log.warning("No intervals: %s: %s", type(error).__name__, error)
-        return {}
+    stats = intervals(run, resamples)
+    write_json(path, stats)
     return stats

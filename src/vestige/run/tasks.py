@@ -14,13 +14,13 @@ import os
 import shutil
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
@@ -223,9 +223,10 @@ def perform(task: Task) -> Finished:
         except UserError as error:
             print(f"vestige: error: {error}", flush=True)
             return finished("failed", str(error))
-        except Exception as error:
-            traceback.print_exc(file=sys.stdout)
-            return finished("failed", f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever nothing below expected: reported as a bug, and the other tasks go on
+            words = in_short(error)
+            print(masked(described(error)), f"vestige: {words}", sep="\n", flush=True)
+            return finished("failed", words)
         return finished("done")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import threading
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -15,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.internal import internal_error
 from vestige.report.gather import traces_of
 from vestige.report.page import render_page
 from vestige.run.reporting import ReportAsk, make_report
@@ -59,7 +61,7 @@ class Viewer:
         self.shown = show(ask)
         self.stopped = threading.Event()
         try:
-            self.server = ThreadingHTTPServer((LOOPBACK, port), _handler(self))
+            self.server = _Server((LOOPBACK, port), _handler(self))
         except OSError as error:
             raise UserError(f"Port {port} cannot be used ({error.strerror}); choose another, or none.") from None
         self.port = int(self.server.server_address[1])
@@ -90,11 +92,22 @@ class Viewer:
             return False
         try:
             self.shown = show(self.ask)
-        except Exception as error:  # whatever it is, the page that is there stays, and the next look tries again
-            log.warning("The report was not made anew: %s", error)
+        except (UserError, OSError) as error:  # a run half written: the page stays, and the next look tries again
+            log.warning("The report was not updated: %s", error)
+            return False
+        except Exception as error:  # a bug: the page stays, and is tried again when the files change
+            log.error("%s", internal_error(error))
+            self.seen = now
             return False
         self.seen = now
         return True
+
+
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        error = sys.exception()
+        if error is not None and not isinstance(error, OSError):  # a reader who left is nobody's mistake
+            log.error("%s", internal_error(error))
 
 
 def _handler(viewer: Viewer) -> type[BaseHTTPRequestHandler]:

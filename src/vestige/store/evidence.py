@@ -16,13 +16,14 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
-from vestige.errors import first_line
+from vestige.errors import first_line, named, reraise_ours
 from vestige.guard import is_there
 from vestige.journal import adopt_file, is_ours, ours_below
+from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
 from vestige.writing import remove, remove_empty
@@ -43,14 +44,49 @@ def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str]) -> bytes:
     return save(dict(arrays), metadata={"bank": json.dumps({"keys": list(keys), "sha256": _digest(arrays, keys)})})
 
 
-def _unpack_arrays(data: bytes) -> tuple[dict[str, Array], list[str]]:
+class _Header(TypedDict):
+    __metadata__: dict[str, str]
+
+
+class _BankHeader(TypedDict):
+    keys: list[str]
+    sha256: str
+
+
+class _Plan(TypedDict):
+    keys: list[str]
+    settings: dict[str, Any]
+
+
+class _TextRow(TypedDict):
+    key: str
+    ids: list[int]
+    text: str
+    proven: int
+
+
+def _formed(text: str | bytes, form: Any) -> Any:
+    """JSON of a certain form; ValueError for anything else."""
+    found = json.loads(text)
+    if words := misfit(found, form):
+        raise Altered(words)
+    return found
+
+
+def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array], list[str]]:
     from safetensors.numpy import load
 
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
-    arrays = load(data)
+    header = _formed(data[8 : 8 + int.from_bytes(data[:8], "little")], _Header)["__metadata__"]
+    try:
+        arrays = load(data)
+    except Exception as error:  # safetensors has a type of its own for what it cannot read
+        reraise_ours(error)
+        raise Altered(named(error)) from None
+    if strays := [name for name in needs if name not in arrays]:
+        raise Altered(f"it lacks the array {strays[0]}")
     if "bank" not in header:  # written before there were digests
-        return arrays, list(json.loads(header["keys"]))
-    bank = json.loads(header["bank"])
+        return arrays, list(_formed(header.get("keys", ""), list[str]))
+    bank = _formed(header["bank"], _BankHeader)
     if bank["sha256"] != _digest(arrays, bank["keys"]):
         raise Altered("its content does not fit its digest")
     return arrays, list(bank["keys"])
@@ -94,7 +130,9 @@ class AnswerFormat:
         return _pack_arrays(arrays, keys)
 
     def load(self, data: bytes) -> dict[str, TokenStats]:
-        arrays, keys = _unpack_arrays(data)
+        arrays, keys = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
+        if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
+            raise Altered("its offsets do not fit its keys")
         out = {}
         for i, key in enumerate(keys):
             a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
@@ -129,7 +167,9 @@ class TraceFormat:
         return _pack_arrays(arrays, keys)
 
     def load(self, data: bytes) -> dict[str, Trace]:
-        arrays, keys = _unpack_arrays(data)
+        arrays, keys = _unpack_arrays(data, (*TRACE_AXES, "sizes"))
+        if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
+            raise Altered("its sizes do not fit its keys")
         at = dict.fromkeys(TRACE_AXES, 0)
         out = {}
         for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
@@ -158,19 +198,13 @@ class TextFormat:
 
     def load(self, data: bytes) -> dict[str, Text]:
         head, _, body = data.partition(b"\n")
-        said = json.loads(head) if head else {}
+        said = _formed(head, dict[str, Any]) if head else {}
         if "sha256" in said:
             if said["sha256"] != hashlib.sha256(body).hexdigest():
                 raise Altered("its content does not fit its digest")
             data = body  # otherwise: written before there were digests
-        rows = [json.loads(line) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
-        return {str(row["key"]): _text(row) for row in rows}
-
-
-def _text(row: Mapping[str, Any]) -> Text:
-    if not (isinstance(row["text"], str) and type(row["proven"]) is int):
-        raise TypeError("a text of another kind")
-    return Text(tuple(map(int, row["ids"])), row["text"], row["proven"])
+        rows = [_formed(line, _TextRow) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
+        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}
 
 
 class NumberFormat:
@@ -183,11 +217,13 @@ class NumberFormat:
         return json.dumps({"sha256": self._digest(clean), "values": clean}, sort_keys=True, indent=0).encode()
 
     def load(self, data: bytes) -> dict[str, float]:
-        body = json.loads(data)
+        body = _formed(data, dict[str, Any])
         if "values" in body:  # absent: written before there were digests
-            if body["sha256"] != self._digest(body["values"]):
+            if body.get("sha256") != self._digest(body["values"]):
                 raise Altered("its content does not fit its digest")
             body = body["values"]
+        if words := misfit(body, dict[str, float | None]):
+            raise Altered(words)
         return {k: float("nan") if v is None else float(v) for k, v in body.items()}
 
     def _digest(self, values: Mapping[str, float | None]) -> str:
@@ -245,7 +281,7 @@ class Bank(Generic[T]):
             return {}
         try:
             return self.format.load(path.read_bytes())
-        except Exception as error:  # whatever a parser makes of a broken file; safetensors has a type of its own
+        except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, arrays that do not have their size
             raise Altered(first_line(error) or type(error).__name__) from None
 
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
@@ -275,9 +311,9 @@ class Bank(Generic[T]):
         """The keys and settings an unfinished run was after, if there is one."""
         try:
             plan = read_json(self.journal)
-            return list(plan["keys"]), dict(plan["settings"])
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError):
             return None
+        return None if misfit(plan, _Plan) else (list(plan["keys"]), dict(plan["settings"]))
 
     def _parts_done(self) -> dict[str, T]:
         out: dict[str, T] = {}

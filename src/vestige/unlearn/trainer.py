@@ -23,6 +23,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
+from vestige.models.publish import save_published
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
@@ -31,8 +32,8 @@ from vestige.writing import save_pretrained
 
 # Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
 LORA_TARGETS = "all-linear"
-# Mask predictors whose logits stand at the hidden token's own place and which look both ways by themselves.
-TRAINABLE_DIFFUSION = ("masked", "llada")
+# Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
+TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
             f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
         )
     length = window or getattr(loaded.model.config, "diffusion_window", None)
-    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length)
+    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length, asked=predictor)
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,11 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
-    """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
+    """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
     with _quiet():
+        if loaded.origin is not None:
+            save_published(loaded.model, loaded.origin, directory)
+            return
         save_pretrained(directory, loaded.model, loaded.tokenizer)
 
 
@@ -230,8 +234,8 @@ class WithoutAdapter:
         with self._model.disable_adapter():
             return self._model(**inputs)
 
-    def named_modules(self) -> Any:
-        return self._model.named_modules()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 class Work:
@@ -240,6 +244,7 @@ class Work:
     def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
         self.objective, self.pad_id, self.method = objective, pad_id, lesson.method
         self.knobs, self.retain_loss_type = split_knobs(lesson.method, lesson.knobs) if lesson.method else ({}, "NLL")
+        self.forgetting = method_named(lesson.method).forgetting(objective, self.knobs) if lesson.method else objective
         self.noise = Random(f"{seed}/noise")
         self.reference: Any = None
         self.memory: dict[str, Any] = {}
@@ -262,11 +267,11 @@ class Work:
             self.reference = copy.deepcopy(model).eval().requires_grad_(False)
 
     def loss(self, model: Any, pairs: Sequence[Pair], device: Any, epoch: float) -> Tensor:
-        def collate(rows: Sequence[ChatRow | None]) -> Any:
+        def collate(rows: Sequence[ChatRow | None], objective: Objective = self.objective) -> Any:
             there = [row for row in rows if row is not None]
-            return self.objective.collate(there, self.pad_id, self.noise, device) if there else None
+            return objective.collate(there, self.pad_id, self.noise, device) if there else None
 
-        batch = collate([pair.row for pair in pairs])
+        batch = collate([pair.row for pair in pairs], self.forgetting)
         if self.method is None:
             return self.objective.loss(self.objective.logits(model, batch), batch)
         retain, other = collate([pair.retain for pair in pairs]), collate([pair.alternate for pair in pairs])

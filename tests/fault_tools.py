@@ -179,7 +179,7 @@ def differences(clean: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def watch(out: Path, act: Callable[[int, str, str], None]) -> None:
     """Calls `act(n, event, path)` before the n-th file operation below `out` that changes something."""
     top, seen, busy = str(out), [0], [False]
-    changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
+    changing = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if busy[0] or not (event == "open" or event in changing) or not args:

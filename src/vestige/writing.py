@@ -205,8 +205,8 @@ def one_file(path: Path) -> Iterator[Path]:
     make_directory(path.parent)
     journal = journal_of(path)
     if journal is not None and is_ours(path):
-        digest = journal.files[name_in(journal, path)].get("sha256")
-        if digest is not None and digest != _sha256(path):
+        digest = journal.files[name_in(journal, path)].get("sha256")  # None: a file of a run
+        if digest != _sha256(path):
             raise ForeignError(f"{path} is not as vestige wrote it; move it elsewhere, or name another file (-o).")
     with _becoming(path, named=True) as half:
         yield half

@@ -137,7 +137,7 @@ def verbs(shelf: Path) -> dict[str, Verb]:
 
     return {
         "eval": Verb(lambda out: eval_args(MODELS / "full", out, *few)),
-        "eval overwrite=true": Verb(lambda out: eval_args(MODELS / "full", out, *few, "overwrite=true"), "", scored),
+        "eval --overwrite": Verb(lambda out: eval_args(MODELS / "full", out, *few, "--overwrite"), "", scored),
         "score": Verb(lambda out: ["score", str(out), "dialect=strict"], "", scored),
         "sweep": Verb(lambda out: ["sweep", str(plan_of(out))]),
         "sweep attacks": Verb(lambda out: ["sweep", str(plan_of(out, attacks=ATTACK))]),
@@ -235,7 +235,7 @@ def test_failure_leaves_them_alone(name: str, shelf: Path, tmp_path: Path, capsy
     assert lost(before, out.parent) == [] and lost(ours, out) == []
 
 
-STRUCK = ("eval", "eval overwrite=true", "sweep", "sweep --clean all", "stress --held-out --keep",
+STRUCK = ("eval", "eval --overwrite", "sweep", "sweep --clean all", "stress --held-out --keep",
           "unlearn --overwrite", "report", "pack", "depth", "collapse")  # fmt: skip
 
 
@@ -434,7 +434,7 @@ def test_runs_of_earlier_versions_keep_working(shelf: Path, tmp_path: Path, caps
     theirs = {k: v for k, v in before.items() if k not in ours}
     few = ["--limit", "2", "--quiet", "--metrics", METRIC]
     assert main(eval_args(MODELS / "full", run, *few)) == 0
-    assert main(eval_args(MODELS / "full", run, *few, "overwrite=true")) == 0
+    assert main(eval_args(MODELS / "full", run, *few, "--overwrite")) == 0
     assert main(["score", str(run)]) == 0
     assert main(["verify", str(run)]) == 0, capsys.readouterr().out
     assert lost(theirs, tmp_path) == []

@@ -49,6 +49,7 @@ from vestige.journal import (
 )
 
 LOCK, HOLDER = ".lock", ".holder.json"
+STAYS = (LOCK, HOLDER, JOURNAL)  # of a process at work in a directory, not of what it holds
 
 
 # ---- directories -------------------------------------------------------------------------------------------------
@@ -204,6 +205,10 @@ def one_file(path: Path) -> Iterator[Path]:
     """Where to write one file that the user named. An earlier one is replaced only if it is as vestige left it."""
     make_directory(path.parent)
     journal = journal_of(path)
+    if journal is not None:
+        over = {t for t, who in journal.tokens.items() if is_over(t, *who)}
+        for half in [p for p in path.parent.iterdir() if _token(p.name) in over and is_plain(p)]:
+            _delete(half)
     if journal is not None and is_ours(path):
         digest = journal.files[name_in(journal, path)].get("sha256")  # None: a file of a run
         if digest != _sha256(path):

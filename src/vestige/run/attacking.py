@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.errors import UserError
 from vestige.run.config import RunConfig
-from vestige.writing import copy_file, create_bytes
+from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
@@ -78,7 +78,7 @@ def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
 def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None) -> Path:
     """Fills a new folder like the user's, with only those forget rows that a held-out lesson does not teach."""
     for file in data.iterdir():
-        if file.is_file() and not file.name.startswith("forget."):
+        if file.is_file() and not file.name.startswith("forget.") and file.name not in STAYS:
             copy_file(file, folder / file.name)
     write_untaught(rows_file(data, "forget"), taught_keys(data) if taught is None else taught, folder / "forget.jsonl")
     return folder

@@ -114,10 +114,10 @@ def _keep_apart(config: RunConfig) -> None:
 
 
 def _logs(config: RunConfig) -> Iterator[tuple[str, Path]]:
-    for name, spec in config.suite.metrics.items():
-        for path in (p for reference in spec.references for p in reference.paths):
-            with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
-                yield name, result_file(Path(path))
+    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
+    for path, name in {**named, **({config.retain_logs: "as given"} if config.retain_logs else {})}.items():
+        with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
+            yield name, result_file(Path(path))
 
 
 def _wants_retain_logs(config: RunConfig) -> bool:

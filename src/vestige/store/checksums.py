@@ -100,6 +100,8 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
     adopt_earlier(directory, rewritten)
     permit(directory / NAME, *(directory / name for name in rewritten if not name.endswith(("/", "-"))))
     before = _sealed(directory)
+    if before is not None and before.kind != kind:
+        raise UserError(f"{directory} holds a finished run of another kind ({before.kind}); choose another --out.")
     if before is not None:
         for name, digest in before.files.items():
             path = directory / name

@@ -39,12 +39,14 @@ PAGES = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT 
 DIFFUSION = LAB.parent / "lab_diffusion"
 STANDS_FOR = {
     "PATH_TO_MODEL": LAB / "models" / "unlearned",
+    "LLADA": LAB.parent / "families" / "llada",
     "RETAIN_MODEL": LAB / "models" / "retain",
     "FULL_MODEL": LAB / "models" / "full",
     "DIR": LAB / "data",
     "DIFFUSION_MODEL": DIFFUSION / "models" / "full",
     "DIFFUSION_RETAIN": DIFFUSION / "models" / "retain",
     "DIFFUSION_DATA": DIFFUSION / "data",
+    "LLADA_MODEL": LAB.parent / "families" / "llada",
 }
 COMMENT = r"(?:^<!-- (?P<mark>[a-z ]+): (?P<word>[^\n]*) -->\n)?"
 FENCE = re.compile(COMMENT + r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)

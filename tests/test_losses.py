@@ -257,7 +257,7 @@ def test_rmu_moves_forget_states_and_spares_retain_states(model: LlamaForCausalL
 
 
 def test_both_spellings_and_mistakes() -> None:
-    names = ["GradAscent", "GradDiff", "NPO", "SimNPO", "DPO", "RMU", "UNDIAL", "CEU", "SatImp", "WGA", "PDU"]
+    names = ["GradAscent", "GradDiff", "NPO", "SimNPO", "DPO", "RMU", "UNDIAL", "CEU", "SatImp", "WGA", "PDU", "MDU"]
     assert [method_key(name) for name in names] == list(METHODS)
     assert split_knobs("NPO", {"beta": 0.3, "retain_loss_type": "KL"}) == ({"beta": 0.3}, "KL")
     with pytest.raises(UserError, match="beta"):

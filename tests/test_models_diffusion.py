@@ -41,7 +41,7 @@ from vestige.wants import Denoising
         ({"model_type": "a2d-qwen3", "architectures": ["A2DQwen3LMHeadModel"]}, "adapted"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": 0}, "adapted"),
         ({"model_type": "sdar", "architectures": ["SDARForCausalLM"]}, "other"),
-        ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "other"),
+        ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "diffusion_gemma"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, None),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": None}, None),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"], "mask_token_id": 4}, None),
@@ -164,7 +164,7 @@ def test_modernbert_uses_its_own_local_attention() -> None:
         sample(found, [Prompt((10, 11))], (), Denoising("bd3lm", **denoising))
 
 
-# A family that brings its own code: a BERT that calls itself LLaDA or Dream.
+# A relative of a family that brings its own code: a BERT that calls itself a kind of LLaDA or Dream.
 CODE = """
 import torch
 from transformers import BertConfig, BertForMaskedLM
@@ -200,7 +200,7 @@ def own_code(directory: Path, model_type: str, name: str, dimensions: int) -> Pa
 
 @pytest.mark.parametrize(
     ("model_type", "name", "masks", "shift"),
-    [("llada", "LLaDAModelLM", ROWS, False), ("Dream", "DreamModel", FULL, True)],
+    [("llada", "LLaDAMoEModelLM", ROWS, False), ("Dream", "DreamOnModel", FULL, True)],
 )
 def test_families_with_their_own_code_need_trust(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_type: str, name: str, masks: str, shift: bool

@@ -412,16 +412,25 @@ def test_random_weights_are_never_measured(tmp_path: Path) -> None:
     path = save(tmp_path / "shapes")
     edit(path / "config.json", intermediate_size=32)
     assert "another shape than its config.json says" in fails(str(path))
+
+
+@pytest.mark.parametrize("layers", [1, 0, -3])
+def test_tensors_that_nobody_reads_are_an_error(tmp_path: Path, layers: int) -> None:
     path = save(tmp_path / "shallow")
-    edit(path / "config.json", num_hidden_layers=1)
-    assert "have no place in the model" in load_model(ModelArgs(str(path))).notes[0]
+    edit(path / "config.json", num_hidden_layers=layers)
+    words = fails(str(path))
+    assert "holds tensors that its configuration has no place for: model.layers." in words
+    assert "allow_unused_tensors=true" in words
+    loaded = load_model(ModelArgs(str(path), extra={"allow_unused_tensors": True}))
+    assert len(loaded.model.model.layers) == max(layers, 0)
+    assert any("were left out (allow_unused_tensors): model.layers." in note for note in loaded.notes)
 
 
 def test_other_kinds_of_models_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "m")
     config = path / "config.json"
     code = {"AutoConfig": "a.C", "AutoModelForCausalLM": "a.M"}
-    edit(config, model_type="llada", architectures=["LLaDAModelLM"], auto_map=code)
+    edit(config, model_type="llada", architectures=["LLaDAMoEModelLM"], auto_map=code)
     assert "diffusion language model (llada) that brings its own Python code" in fails(str(path))
     edit(config, model_type="sdar", architectures=["SDARForCausalLM"])
     assert "Model does not have a sampler" in fails(ModelArgs(str(path), trust_remote_code=True))

@@ -105,7 +105,7 @@ def test_llada_schedule() -> None:
 
 ERRORS = {
     "remasking": ({"remasking": "entropy"}, "low_confidence, random"),
-    "sampler": ({"sampler": "gibbs"}, "bd3lm, mdlm"),
+    "sampler": ({"sampler": "gibbs"}, "bd3lm, diffusion_gemma, mdlm"),
     "scheduler": ({"scheduler": "quadratic"}, "cosine, linear"),
     "mode": ({"mode": "guided"}, "guided_native"),
     "steps": ({"steps": 0}, "steps must be a whole number of at least 1"),

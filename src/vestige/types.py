@@ -152,7 +152,7 @@ class Trace:
     """
 
     final: Array  # (positions,) the tokens at the end; the mask token where none was ever decided
-    fixed: Array  # (positions,) the pass in which each token was decided; -1: never
+    fixed: Array  # (positions,) the pass in which each token was decided (for good); -1: never
     committed: Array  # (passes,) how many tokens stood decided before each pass
     canvas: Array  # (passes, positions) the tokens before each pass
     proposal: Array  # (passes, positions) what each pass would have written
@@ -161,19 +161,41 @@ class Trace:
     std: Array  # (passes, positions) the standard deviation of log p
     labels: Array  # (streams, positions) for each answer asked about, its tokens; IGNORE where there is none
     logprob: Array  # (streams, passes, positions) log p(label); NaN where there is none
+    # (passes, positions) whether each token stood decided after each pass. Filling masks never takes one back, so
+    # there it follows from `fixed`; DiffusionGemma decides afresh in each pass.
+    accepted: Array = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.accepted is None:
+            fixed, passes = np.asarray(self.fixed), np.arange(len(self.top1))[:, None]
+            object.__setattr__(self, "accepted", (fixed >= 0) & (fixed <= passes))
 
     @property
     def steps(self) -> int:
         return int(self.top1.shape[0])
+
+    @property
+    def broken(self) -> bool:
+        """Whether some pass looked at a position and found NaN or infinite logits there."""
+        return bool(((self.top1 == BROKEN) & (self.proposal >= 0)).any())
+
+
+BAD_LOGITS = "the model's logits are NaN or infinite"  # the reason of every value that such logits do not get
+BROKEN = -1  # in the place of a token: the logits it should have been chosen from were NaN or infinite
 
 
 @dataclass(frozen=True)
 class Text:
     """What one model wrote after one prompt."""
 
-    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came
+    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came; BROKEN ends a text, too
     text: str  # decoded, special tokens left out, cut at the first stop word, stripped
     proven: int = 0  # how many of the tokens teacher forcing had already shown (no decoding step spent)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the model had no next token to give: such a text says nothing of what the model knows."""
+        return bool(self.ids) and self.ids[-1] == BROKEN
 
 
 @dataclass(frozen=True)

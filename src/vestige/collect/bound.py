@@ -19,8 +19,10 @@ from vestige.collect.forward import causal_stats
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
+from vestige.models.canvas import NO_LIKELIHOOD, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 
@@ -88,6 +90,8 @@ class BoundCollector:
     """Scores answers with a mask predictor: the Monte-Carlo bound, or one look at the visible text."""
 
     def __init__(self, predictor: MaskPredictor, limits: Limits, cost: Cost) -> None:
+        if isinstance(predictor, CanvasPredictor):
+            raise UserError(f"{NO_LIKELIHOOD}.")
         self.predictor = predictor
         self.limits = limits
         self.cost = cost
@@ -132,6 +136,7 @@ class BoundCollector:
         if ordered:
             check_fit(self.predictor.model, len(ordered[0].ids), "A prompt with its answer")
             check_tokens(self.predictor.model, (t.ids for t in ordered))
+            verify_padding(self.predictor, [t.ids for t in ordered], self.limits.tokens, self.cost)
         at = 0
         while at < len(ordered):
             # Shorter ones that follow may need more rows than the first, so each is counted.
@@ -147,7 +152,7 @@ class BoundCollector:
         left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
         out: dict[tuple[int, int], dict[str, Array]] = {}
         while left:
-            size = _fitting(targets, left, tokens, cells // self.predictor.vocab)
+            size = 1 if self.predictor.alone else _fitting(targets, left, tokens, cells // self.predictor.vocab)
             try:
                 out |= self._forward(targets, left[:size])
             except SIGNS as error:

@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
 from vestige.meta.numbers import Model, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
+from vestige.schema import check_form
 
 Values = dict[str, Any]
+
+
+class _Attack(TypedDict, total=False):
+    auc: float | None
+    retain_auc: float | None
+    s_mia: float | None
+
+
+class _Summary(TypedDict, total=False):
+    attacks: dict[str, _Attack] | None
+    metrics: dict[str, Any] | None
 
 
 def _memorization(data: Mapping[str, Any]) -> Values:
@@ -103,8 +114,8 @@ def read_tree(path: Path) -> Tree:
 def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     read, protocol = READERS[axis]
     data = read_file(summary)
-    with shaped(str(summary)):
-        values = read(data)
+    check_form(data, _Summary, str(summary))
+    values = read(data)
     wrong = next((k for k, v in values.items() if v is not None and not isinstance(v, (int, float))), None)
     if wrong is not None:
         raise UserError(f"{summary}: {wrong} is {values[wrong]!r}; a number or null was expected.")

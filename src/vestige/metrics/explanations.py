@@ -190,3 +190,26 @@ EXPLANATIONS: dict[str, Explanation] = {
         "One missing parent makes it missing, not smaller.",
     ),
 }
+
+# Numbers that stand inside a handler's result (trajectory_metrics -> revocations), not metrics of their own.
+PARTS: dict[str, Explanation] = {
+    "revoked": Explanation(
+        "count: how often a position accepted by one pass was not accepted by the next; share: positions taken back at "
+        "least once / positions accepted at least once",
+        "the sampler changes its mind often: what a single pass accepted says little about the final text",
+        "0: what is accepted stays; always so for samplers that fill masks",
+        "every position of the window that the sampler came to, labelled or not, in every pass",
+        "Only DiffusionGemma takes decisions back. Its position's fixation pass F is F_last, the first pass of the "
+        "final unbroken run of acceptances; F_first is the first acceptance of all.",
+    ),
+    "ever_accepted": Explanation(
+        "tokens: answer tokens whose true token was accepted by some pass and later taken back (not accepted any more, "
+        "another token accepted, or another one in the final text) / answer tokens; rows: rows with at least one such "
+        "token / rows; hidden_tokens, hidden_rows: the same, counting only tokens that the final text does not show",
+        "the answer came up on the way and was dropped: knowledge that the final text hides",
+        "0: no true token was accepted that the text does not keep",
+        "the answer's tokens inside the window, at their own positions",
+        "A token can come up by chance: compare with the retain model. Tokens that were accepted and kept do not "
+        "count; exact_memorization sees those.",
+    ),
+}

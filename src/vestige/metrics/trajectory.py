@@ -162,9 +162,9 @@ class Path:
 
     @cached_property
     def decided(self) -> Array:
-        """Where the pass shown already saw its own token: it came after the pass that wrote it."""
-        written = self.trace.fixed >= 0
-        return written & (self.source > self.trace.fixed)
+        """Where the pass shown already saw a decided token: the pass before it left one standing there."""
+        before = np.maximum(self.source - 1, 0)
+        return (self.source > 0) & np.take_along_axis(self.trace.accepted, before, axis=0)
 
     def stats(self, stream: int = 0, length: int | None = None) -> TokenStats:
         """What the model thought of one answer at every step: (steps, tokens), labelled positions only."""

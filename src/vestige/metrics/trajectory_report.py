@@ -46,6 +46,7 @@ def thin(trace: Trace, interval: int | None) -> Trace:
         trace,
         fixed=np.where(trace.fixed < 0, -1, written),
         committed=trace.committed[kept],
+        accepted=trace.accepted[np.append(kept[1:] - 1, trace.steps - 1)],  # as it stood when the next capture came
         logprob=trace.logprob[:, kept],
         **{name: getattr(trace, name)[kept] for name in ("canvas", "proposal", "top1", "mean", "std")},
     )

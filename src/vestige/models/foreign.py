@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError, named
+from vestige.errors import UserError, named, reraise_ours
 
 OURS = str(Path(__file__).parent.parent)
 
@@ -22,9 +22,10 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
+    except Exception as error:  # code that came with a checkpoint may raise anything
         if isinstance(error, UserError) or _memory(error):
             raise
+        reraise_ours(error)
         told = explain_foreign(error, name, doing, files)
         if told is None:
             raise
@@ -36,11 +37,9 @@ def explain_foreign(error: BaseException, name: str, doing: str, files: str = ""
     import transformers
 
     frames = traceback.extract_tb(error.__traceback__)
-    if not frames or frames[-1].filename.startswith(OURS):
-        return None
     own = [f for f in frames if _from_checkpoint(f.filename)]
-    ours = [i for i, f in enumerate(frames) if f.filename.startswith(OURS)]
-    if not files and (not own or (ours and frames.index(own[-1]) < ours[-1])):
+    mine = [i for i, f in enumerate(frames) if f.filename.startswith(OURS)]
+    if not files and (not own or (mine and frames.index(own[-1]) < mine[-1])):
         return None  # a hook of ours that the foreign code called
     where = f"{Path(own[-1].filename).name}, line {own[-1].lineno}" if own else files
     return UserError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
 from collections.abc import Mapping
@@ -32,15 +33,37 @@ def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHA
 
     What reads the original reads this: transformers' names and settings are nowhere in it.
     """
-    if getattr(model, "is_quantized", False) or hasattr(model, "peft_config"):
+    if getattr(model, "is_quantized", False):
         raise UserError(
-            f"A {origin.family.title} model can only be saved in its published layout whole and unquantised; merge the "
-            "adapter, and leave `quantization` out."
+            f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
+            "`quantization` out."
         )
     directory.mkdir(parents=True, exist_ok=True)
     _copy_files(origin.directory, directory)
+    if hasattr(model, "peft_config"):
+        _write_adapter(model, origin.family, directory)
+        return
     (directory / "config.json").write_text(json.dumps(_config(model, origin), indent=2) + "\n", encoding="utf-8")
     _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, directory, shard)
+
+
+def _write_adapter(model: Any, family: Family, directory: Path) -> None:
+    """The adapter alone, under the names that the published code gives its modules.
+
+    The configuration lists every module by its full published name: short ones can mean two things there (`ff_out` is
+    an MLP's output and the head).
+    """
+    from peft import get_peft_model_state_dict
+    from safetensors.torch import save_file
+
+    prefix = "base_model.model."
+    tensors = get_peft_model_state_dict(model)
+    named = {prefix + published_name(family, key.removeprefix(prefix)): value for key, value in tensors.items()}
+    save_file({key: value.contiguous() for key, value in named.items()}, directory / "adapter_model.safetensors")
+    config = copy.deepcopy(model.peft_config[model.active_adapter])
+    config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
+    config.inference_mode = True
+    config.save_pretrained(str(directory))
 
 
 def _config(model: Any, origin: Origin) -> dict[str, Any]:

@@ -6,7 +6,8 @@ weights are not of the same model (a layer too few, say). Both are errors that n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from vestige.errors import UserError
@@ -55,6 +56,63 @@ def refuse_doubles(name: str, stored: Iterable[str], native: Callable[[str], str
             raise UserError(
                 f"'{name}' holds two tensors for the same place, {other} and {theirs}; save the checkpoint again."
             )
+
+
+@contextmanager
+def own_memory() -> Iterator[None]:
+    """Tensors are copied from their files into memory of the process, one at a time.
+
+    transformers leaves them mapped, so that a model on a CPU is a view of its files: whoever writes over a checkpoint
+    changes the numbers of a model that was loaded long before, and pages count twice while they are converted.
+    """
+    import transformers
+
+    modeling_utils: Any = transformers.modeling_utils
+    real = modeling_utils.safe_open
+
+    def opened(file: Any, *args: Any, **how: Any) -> Any:
+        found = real(file, *args, **how)
+        return _Shard(found, lambda: real(file, *args, **how)) if how.get("device", "cpu") == "cpu" else found
+
+    modeling_utils.safe_open = opened
+    try:
+        yield
+    finally:
+        modeling_utils.safe_open = real
+
+
+class _Shard:
+    """An open weight file whose tensors do not hold on to it."""
+
+    def __init__(self, file: Any, again: Callable[[], Any]) -> None:
+        self.file, self.again = file, again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+    def __enter__(self) -> _Shard:
+        self.file.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.file.__exit__(*error)
+
+    def get_slice(self, name: str) -> Any:
+        return _Slice(self.file.get_slice(name), name, self.again)
+
+
+class _Slice:
+    """A tensor that is read when it is indexed, over a mapping of its own: its pages are given back at once."""
+
+    def __init__(self, slice: Any, name: str, again: Callable[[], Any]) -> None:
+        self.slice, self.name, self.again = slice, name, again
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.slice, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        with self.again() as file:
+            return file.get_slice(self.name)[index].clone()
 
 
 def some(names: Sequence[str], most: int = 4) -> str:

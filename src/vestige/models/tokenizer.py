@@ -9,7 +9,9 @@ from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import TOKENIZERS
+from vestige.models.families import TOKENIZERS, find_family, native_config
+from vestige.models.foreign import explain_foreign
+from vestige.models.identity import pipeline_key
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -30,6 +32,7 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     while place is not None:
         for directory in dict.fromkeys((place.directory, place.root)):
             if place.gguf or has_tokenizer(directory):
+                _check_config(place)
                 return _read(directory, place.gguf, args), []
         place = place.base
     if not args.base:
@@ -48,6 +51,13 @@ def has_tokenizer(directory: Path) -> bool:
         return True
     config = directory / "tokenizer_config.json"
     return config.is_file() and "auto_map" in read_json(config)
+
+
+def _check_config(place: Place) -> None:
+    """transformers reads the model's config for its tokenizer, too, and would blame the tokenizer for what is in it."""
+    family = find_family(place.config) if place.kind == "model" else None
+    if family is not None:
+        native_config(family, place.config, place.name)
 
 
 def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
@@ -78,6 +88,8 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
         if gguf:
             trouble = "is damaged, cut short, or of a kind transformers cannot read"
             raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+        if told := explain_foreign(error, str(directory), "its tokenizer was read"):
+            raise told from None
         raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
@@ -92,7 +104,8 @@ def _reader(directory: Path) -> str:
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
-    """What a manifest keeps of a tokenizer: names for its vocabulary and its chat template, and its special tokens.
+    """What a manifest keeps of a tokenizer: names for its vocabulary, for all that cuts text and puts it together, and
+    for its chat template, and its special tokens.
 
     Kept apart, so that two runs can be told to differ in one and not in the others.
     """
@@ -101,6 +114,7 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
     special = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
     facts = {
         "vocabulary": content_key(vocabulary.encode()),
+        "pipeline": pipeline_key(tokenizer),
         "special_tokens": special,
         "chat_template": content_key(json.dumps(template).encode()) if template else None,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,12 +13,15 @@ from typing import Any
 
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
+from vestige.models.args import OWN_KEYS
+from vestige.secrets import note_environment, note_tree, note_words
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
+OPTIONAL = tuple(f"model.model_args.{name}=" for name in OWN_KEYS)
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
 
 
@@ -36,6 +40,20 @@ def _register_search_path() -> None:
         Plugins.instance().register(UserDirectoryFirst)
 
 
+def _watch_environment() -> None:
+    """Tells OmegaConf's `oc.env` to say what it read: such values are kept out of files (secrets.py)."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def watched(key: str, *default: Any) -> Any:
+        value = oc.env(key, *default)
+        if key in os.environ:
+            note_environment(key, os.environ[key])
+        return value
+
+    OmegaConf.register_new_resolver("oc.env", watched, replace=True)
+
+
 @contextmanager
 def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
@@ -45,6 +63,7 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     if config_dir is not None and not config_dir.is_dir():
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
     _register_search_path()
+    _watch_environment()
     _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
     for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
         check_yaml(path)
@@ -60,19 +79,32 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
     import yaml
     from hydra import compose
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    note_words(overrides)
     try:
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            return compose(config_name, overrides=list(overrides))
+            cfg = compose(config_name, overrides=[_optional(word) for word in overrides])
+        note_tree(OmegaConf.to_container(cfg, resolve=False))
+        return cfg
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_composition(error, directories) from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
+
+
+def _optional(override: str) -> str:
+    """Settings of a model that no config file lists, because hardly any model needs them, are given like the others.
+
+    >>> _optional("model.model_args.diffusion=adapted"), _optional("eval=tofu")
+    ('++model.model_args.diffusion=adapted', 'eval=tofu')
+    """
+    return f"++{override}" if override.startswith(OPTIONAL) else override
 
 
 def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
     "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
+)
+
+CANVAS_NOTE = (
+    "DiffusionGemma: texts come from its own sampler with the checkpoint's settings, also where a metric asks for "
+    "greedy decoding; random numbers belong to a prompt and its seed"
 )
 
 
@@ -86,16 +92,23 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
+    canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
+    own = canvases.for_texts if canvases else {}
+    if canvases is not None and CANVAS_NOTE not in cost.notes:
+        cost.notes.append(CANVAS_NOTE)
     asked: dict[str, list[Request]] = {}
     wants = {}
     for request in requests:
         if request.key not in done:
-            want = text_want(request, {})
+            want = text_want(request, own)
             wants[want.key] = want
             asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
-        out = {}
+        out: dict[str, Text] = {}
         for key, trace in found.items():
+            if trace.broken:
+                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                continue
             ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]

@@ -12,10 +12,9 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.metrics import depth
 from vestige.sums import mean
-from vestige.types import Array, TokenStats
+from vestige.types import BAD_LOGITS, Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 NO_KNOWLEDGE = "at no layer do the retain model's states cost more than the threshold"
 
 
@@ -64,12 +63,17 @@ class ExampleDepth:
         return [layer for layer, yes in zip(self.layers, mask, strict=True) if yes]
 
     @property
+    def broken(self) -> bool:
+        """Whether some layer's logits are NaN: then nothing is said of this example, not even at other layers."""
+        return bool(np.isnan(self.s1.logprob).any() or np.isnan(self.s2.logprob).any())
+
+    @property
     def uds(self) -> float | None:
-        return _number(depth.uds(self.s1_drops, self.s2_drops, self.tau))
+        return None if self.broken else _number(depth.uds(self.s1_drops, self.s2_drops, self.tau))
 
     @property
     def unclipped(self) -> float | None:
-        return _number(depth.unclipped(self.s1_drops, self.s2_drops, self.tau))
+        return None if self.broken else _number(depth.unclipped(self.s1_drops, self.s2_drops, self.tau))
 
 
 def _number(x: Any) -> float | None:
@@ -91,7 +95,7 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
     values = {e.index: e.uds for e in examples}
     good = {k: v for k, v in values.items() if v is not None}
     out: dict[str, Any] = {"uds": None, "interval": None, "unclipped": None, "n": len(good), "evaluable": len(values)}
-    broken = [e.index for e in examples if np.isnan(e.s1.logprob).any() or np.isnan(e.s2.logprob).any()]
+    broken = [e.index for e in examples if e.broken]
     if broken:  # leaving these examples out would flatter a broken model
         out["reason"] = f"{BAD_LOGITS} on {len(broken)} of {len(examples)} rows (first: {broken[0]})"
         return out
@@ -109,8 +113,11 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
 
 
 def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0) -> list[dict[str, Any]]:
-    """For each layer the mean drop of both stages over examples, with intervals: where the knowledge sits."""
-    if not examples:
+    """For each layer the mean drop of both stages over examples, with intervals: where the knowledge sits.
+
+    Nothing when some example's logits are broken: a mean over the others would flatter a broken model.
+    """
+    if not examples or any(e.broken for e in examples):
         return []
     layers = examples[0].layers
     rows = tuple(e.index for e in examples)

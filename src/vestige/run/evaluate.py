@@ -13,27 +13,30 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model
+from vestige.run.handles import ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
+from vestige.schema import misfit
+from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
+from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
-from vestige.store.results import versions, write_results
+from vestige.store.results import write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, content_key
 
 log = logging.getLogger("vestige.run")
 
@@ -94,8 +97,7 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and write a damaged manifest anew
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        with shaped(str(path)):
-            suite = before["config"]["suite"]
+        suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )
@@ -109,7 +111,6 @@ class _Evaluation:
     def __init__(
         self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
     ) -> None:
-        self.config = config
         self.team = us
         self.references = references
         self.started = time.perf_counter()
@@ -118,6 +119,7 @@ class _Evaluation:
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
         self.model = ModelHandle(self.args, loaded)
+        self.config = with_own_sampler(config, self.model.canvases)
         if loaded:
             tokenizer = loaded.tokenizer
         else:
@@ -125,6 +127,7 @@ class _Evaluation:
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        self.context.longest = self.model.context_length
         encoder = self.context.encoder
         self.collector = Collector(
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
@@ -134,7 +137,7 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context)
+        prepared = prepare(self.config, self.context, self.model.canvases)
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:
@@ -158,6 +161,7 @@ class _Evaluation:
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
+        self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
 
     def _rewritten(self) -> list[str]:
@@ -176,6 +180,8 @@ class _Evaluation:
         if not self.team.leads:
             return make_words(tokenizer)
         with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+            settings = getattr(tokenizer, "init_kwargs", {})
+            settings |= {name: without_secrets(value, name) for name, value in settings.items()}
             tokenizer.save_pretrained(scratch)
             for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
@@ -211,7 +217,7 @@ class _Evaluation:
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=reads(suite))
-        notes = [*self.notes, *prepared.notes]
+        notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
 
@@ -235,13 +241,18 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
+            "classifiers": self.collector.classifiers,
+            "made": self.collector.made,
             "config": config_json(self.config),
             "processes": self.team.size,
-            "versions": versions(),
+            "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": [*self.notes, *prepared.notes, *self.collector.cost.notes],
+            "notes": list(
+                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
+            ),
         }
 
 
@@ -271,9 +282,18 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
+
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def _hidden(prepared: Prepared) -> int:

@@ -6,7 +6,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from vestige.collect.windows import text_want
+from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
+from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import count_nodes
 from vestige.run.config import RunConfig
 from vestige.run.handles import ModelHandle, second_model
@@ -16,7 +19,7 @@ from vestige.run.prepare import Prepared, make_encoder_context, model_args, prep
 from vestige.run.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
-from vestige.wants import Wants
+from vestige.wants import DenoiseWant, Wants
 
 BESIDES = 512 * 2**20  # libraries, activations, caches
 
@@ -38,6 +41,7 @@ class Plan:
     windows: int  # to be denoised
     windows_cached: int
     denoise_tokens: int  # to be pushed in their passes
+    canvas_cells: int  # of the logits that one pass over a canvas holds; 0: the model has none
     depth: DepthPlan
     seconds: float
 
@@ -45,15 +49,19 @@ class Plan:
     def memory(self) -> int:
         """One model is in memory at a time; a reference model whose answers are all there is never loaded."""
         loaded = [self.answers, *(r for r in self.references if r.pushed)]
-        return max(one.memory for one in loaded) + BESIDES
+        return max(one.memory for one in loaded) + 4 * self.canvas_cells + BESIDES
 
 
 def make_plan(config: RunConfig) -> Plan:
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes))
     handle = ModelHandle(args)
+    canvases = handle.canvases
+    config = with_own_sampler(config, canvases)
+    context = make_encoder_context(config, tokenizer, notes)
+    context.longest = handle.context_length
+    prepared = prepare(config, context, canvases)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     packing = Packing(directory, config.overwrite, len(tokenizer), config.batch_tokens)
@@ -65,11 +73,16 @@ def make_plan(config: RunConfig) -> Plan:
     windows = {w.key: w for w in wants.denoised if not w.logits}
     have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not config.overwrite else {}
     undone = [w for k, w in windows.items() if k not in have_windows]
-    # Every pass reads the prompt and the whole window.
-    denoised = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
-    text_passes = 0
+    denoised = sum(pushed_by(w, canvases) for w in undone)
+    text_passes, canvas_cells = 0, 0
     if handle.is_diffusion:  # a text is denoised
-        text_passes = sum((len(r.prompt.ids) + r.decoding.max_new_tokens) * r.decoding.max_new_tokens for r in new)
+        asked = [text_want(r, canvases.for_texts if canvases else {}) for r in new]
+        text_passes = sum(pushed_by(w, canvases) for w in asked)
+        undone += asked
+    if canvases is not None:  # logits of whole canvases are what takes the memory
+        from vestige.collect.denoise import pass_cells
+
+        canvas_cells = max((pass_cells(w.denoising, len(tokenizer), canvases.length) for w in undone), default=0)
     depth = plan_depth(wants.patched, handle, args, directory, config.overwrite)
     upper = sum(r.decoding.max_new_tokens for r in new)
     steps = max((r.decoding.max_new_tokens for r in new), default=0) * -(-len(new) // config.max_rows)
@@ -90,9 +103,21 @@ def make_plan(config: RunConfig) -> Plan:
         windows=len(windows),
         windows_cached=len(windows) - len(undone),
         denoise_tokens=denoised,
+        canvas_cells=canvas_cells,
         depth=depth,
         seconds=_estimate(work, steps * answers.parameters * 4),
     )
+
+
+def pushed_by(want: DenoiseWant, canvases: Canvases | None) -> int:
+    """Tokens that one window pushes through the model at most: a canvas may be finished early, and text end."""
+    prompt, length = len(want.prompt.ids), want.denoising.max_new_tokens
+    if canvases is None:  # every pass reads the prompt and the whole window
+        return (prompt + length) * want.denoising.steps
+    from vestige.models.samplers.gemma import canvases as shared
+
+    count, passes = shared(want.denoising, canvases.length)
+    return prompt + count * canvases.length * passes + (count - 1) * canvases.length  # each earlier one is read again
 
 
 def _references(wants: Wants, model: ModelHandle, packing: Packing) -> tuple[AnswersPlan, ...]:

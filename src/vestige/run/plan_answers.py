@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vestige.models.canvas import VISION, has_pictures
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate, weight_names
 from vestige.run.handles import ModelHandle
@@ -81,8 +83,11 @@ def _packed(targets: list[Target], how: Packing) -> tuple[int, int, int]:
     return packing.tokens, len(packing.batches), min(cells * how.vocab, limits.logit_cells)
 
 
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}  # of safetensors' names
+
+
 def weight_size(args: ModelArgs) -> tuple[int, int]:
-    """Parameters and bytes of a checkpoint, from the headers of its files."""
+    """Parameters and bytes of a checkpoint, from the headers of its files; what is never read does not count."""
     from safetensors import safe_open
 
     place = locate(args)
@@ -90,14 +95,17 @@ def weight_size(args: ModelArgs) -> tuple[int, int]:
     if place.gguf:
         size = place.gguf.stat().st_size
         return size, size * 4  # near one byte a parameter in the common formats; unpacked to float32
+    unread = VISION if has_pictures(place.config) else ()
     total = size = 0
     for name in weight_names(place.directory, False, args):
         file = Path(place.directory) / name
         size += file.stat().st_size
         with safe_open(str(file), framework="np") as handle:
             for key in handle.keys():  # noqa: SIM118 - safe_open is no mapping
-                n = 1
-                for d in handle.get_slice(key).get_shape():
-                    n *= d
-                total += n
+                part = handle.get_slice(key)
+                n = math.prod(part.get_shape())
+                if any(word in key for word in unread):
+                    size -= n * BYTES.get(part.get_dtype(), 2)
+                else:
+                    total += n
     return total, size

@@ -202,7 +202,7 @@ class Subject:
             run.suite, top=(LEAK_METRIC,), metrics={LEAK_METRIC: replace(spec, generation={**spec.generation, **more})}
         )
         score = _only(evaluate_config(replace(run, suite=suite)))
-        if score.value_by_index is None:
+        if score.value_by_index is None or score.agg_value is None:
             raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
         kind = str(spec.params.get("rouge_type") or "rougeL_recall")
         return {index: float(values[kind]) for index, values in score.value_by_index.items()}

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from filelock import FileLock, Timeout
 
@@ -29,7 +29,8 @@ from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, check_space, is_done
-from vestige.store.files import leftovers, read_json, write_json
+from vestige.schema import misfit
+from vestige.store.files import leftovers, read_json, read_ours, write_json
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -152,11 +153,21 @@ def collect(plan: Plan) -> dict[str, Any]:
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 
+class _Note(TypedDict, total=False):
+    """How a task ended."""
+
+    status: Required[str]
+    attempts: int | None
+    seconds: float | None
+    error: str | None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(read_json(path))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
+    return {} if misfit(found, _Note) else dict(found)
 
 
 def _numbers(task: Task) -> dict[str, Any]:
@@ -165,7 +176,7 @@ def _numbers(task: Task) -> dict[str, Any]:
         return depth_numbers(Path(task.out))
     out: dict[str, Any] = {}
     for file in sorted(Path(task.out).glob("*_SUMMARY.json")):
-        out |= read_json(file)
+        out |= read_ours(file, dict[str, Any])
     return out
 
 

@@ -23,9 +23,11 @@ from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.run.composing import compose_config, composing, explain_value, seed_of
 from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
+from vestige.run.handles import ModelHandle
 from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
+from vestige.secrets import masked
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
@@ -221,6 +223,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "versions": versions(),
             "notes": [*notes, *trained.notes],
         }
+        record = masked(record)
         write_json(config.output_dir / "training.json", record)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 
@@ -244,6 +247,7 @@ def _make_room(config: TrainConfig) -> None:
 def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
     template = make_template(config.template_args, loaded.tokenizer, notes)
     context = make_context(loaded.tokenizer, template, "none", "count")
+    context.longest = ModelHandle(None, loaded).context_length
     reading = Reading(context, config.local, config.limit, config.seed)
     kinds = ("train",) if config.method is None else ("forget", "retain")
     out = {kind: read_training_rows(config.data[kind], reading) for kind in kinds if config.data.get(kind)}

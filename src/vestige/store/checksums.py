@@ -12,8 +12,9 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, leftovers, write_bytes
 
 NAME = "checksums.json"
@@ -84,7 +85,7 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
                 raise damaged(path, "its checksum does not fit")
     for path in leftovers(directory):
         path.unlink(missing_ok=True)
-    write_bytes(directory / NAME, _dump(Seal(kind, finished=False)))
+    write_bytes(directory / NAME, sealed_bytes(Seal(kind, finished=False)))
 
 
 def _sealed(directory: Path) -> Seal | None:
@@ -100,7 +101,7 @@ def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     """Names every file. The last thing a command does to its run directory."""
     files, runs = contents(directory)
     made = Seal(kind, {name: sha256(path) for name, path in files.items() if not path.is_symlink()}, runs, facts)
-    write_bytes(directory / NAME, _dump(made))
+    write_bytes(directory / NAME, sealed_bytes(made))
     return made
 
 
@@ -109,11 +110,18 @@ def add(directory: Path, name: str) -> None:
     before = _sealed(directory)
     if before is not None:
         before.files[name] = sha256(directory / name)
-        write_bytes(directory / NAME, _dump(before))
+        write_bytes(directory / NAME, sealed_bytes(before))
 
 
-def _dump(made: Seal) -> bytes:
+def sealed_bytes(made: Seal) -> bytes:
     return json.dumps(made.to_json(), indent=1, sort_keys=True).encode()
+
+
+class _Form(TypedDict):
+    kind: str
+    files: dict[str, str]
+    runs: list[str]
+    facts: dict[str, Any]
 
 
 def read_seal(directory: Path) -> Seal | None:
@@ -127,11 +135,10 @@ def read_seal(directory: Path) -> Seal | None:
         raise ValueError("it is no seal")
     if body.get("unfinished") is True:
         return Seal(str(body["kind"]), finished=False)
-    try:
-        made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"it lacks {error}") from None
-    if body.get("root") != made.root or data != _dump(made):
+    if words := misfit(body, _Form):
+        raise ValueError(words)
+    made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
+    if body.get("root") != made.root or data != sealed_bytes(made):
         raise ValueError("its root hash does not fit")
     return made
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.schema import misfit
+from vestige.secrets import hide
 
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")  # what mkstemp calls a file that a killed process did not rename
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -85,19 +87,25 @@ def _umask() -> int:
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
-    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null."""
+    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
+
+    Secrets are replaced (secrets.py).
+    """
     text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, text.encode("utf-8"))
+    write_bytes(path, hide(text).encode("utf-8"))
 
 
-def read_ours(path: Path) -> Any:
-    """JSON that we wrote. If it is none, it is damaged, and the sentence says what to delete."""
+def read_ours(path: Path, form: Any = Any) -> Any:
+    """JSON that we wrote, of a form. If it is none, it is damaged, and the sentence says what to delete."""
     try:
-        return read_json(path)
+        found = read_json(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError, UserError) as error:
         raise damaged(path, str(error)) from None
+    if words := misfit(found, form):
+        raise damaged(path, words)
+    return found
 
 
 def damaged(path: Path, why: str) -> DamagedError:

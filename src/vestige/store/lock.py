@@ -10,10 +10,12 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.schema import misfit
 from vestige.store.files import make_directory, write_error, write_json
 
 
@@ -47,9 +49,17 @@ def writing(directory: Path) -> Iterator[None]:
         lock.release()
 
 
+class _Holder(TypedDict):
+    pid: int
+    host: str
+    since: str
+
+
 def _who(holder: Path) -> str:
     try:
         data = json.loads(holder.read_text())
-        return f"process {data['pid']} on {data['host']} (since {data['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return "another process"
+    if misfit(data, _Holder):
+        return "another process"
+    return f"process {data['pid']} on {data['host']} (since {data['since']})"

@@ -10,9 +10,10 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from vestige.errors import UserError, unknown_name
+from vestige.schema import check_form
 from vestige.suites import trajectory
 from vestige.suites.registry import HANDLERS, canonical
 
@@ -100,6 +101,27 @@ RESERVED = {
 }  # fmt: skip
 
 
+class _ReferenceForm(TypedDict, total=False):
+    path: str | list[str] | None
+    include: dict[str, dict[str, Any] | None] | None
+
+
+class _SamplingForm(TypedDict, total=False):
+    sampler_kwargs: dict[str, Any] | None
+
+
+class MetricForm(TypedDict, total=False):
+    """What a metric's configuration looks like; its own settings are beside these."""
+
+    handler: str | None
+    datasets: dict[str, dict[str, Any] | None] | None
+    pre_compute: dict[str, dict[str, Any] | None] | None
+    reference_logs: dict[str, _ReferenceForm | None] | None
+    generation_args: dict[str, Any] | None
+    collators: dict[str, Any] | None
+    trajectory_config: _SamplingForm | None
+
+
 class _Reader:
     def __init__(self, library: Library, settings: Mapping[str, Any]) -> None:
         self.library = library
@@ -110,6 +132,7 @@ class _Reader:
     def read(self, name: str, given: Config | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
         config = self._config(name, given)
+        check_form(config, MetricForm, f"Metric '{name}'", "correct its settings")
         if name in self.metrics:
             return name
         if name in self.open:
@@ -187,7 +210,7 @@ class _Reader:
         if not config.get("handler"):
             source = str(config.pop("from", name))
             found = self.library.dataset(source)
-            if found is None or name not in found:
+            if found is None or not isinstance(found.get(name), Mapping):
                 raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
             config = dict(merged(found[name], config))
         return DataSpec(name, str(config.pop("access_key", name)), config)
@@ -197,7 +220,8 @@ def _bare(given: Config | None) -> bool:
     return bool(given) and (given or {}).get("handler") == trajectory.HANDLER
 
 
-def _reference(name: str, config: Config) -> ReferenceSpec:
+def _reference(name: str, given: Config | None) -> ReferenceSpec:
+    config = given or {}
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
     listed = [] if path is None else [path] if isinstance(path, (str, Path)) else list(path)
@@ -222,8 +246,10 @@ def merged(base: Config, over: Config) -> dict[str, Any]:
 def read_suite(name: str, config: Config, library: Library, only: Iterable[str] | None = None) -> SuiteSpec:
     """The suite under `eval.<name>`; `only` replaces its list of metrics."""
     metrics = config.get("metrics") or {}
-    if not isinstance(metrics, Mapping):
+    if isinstance(metrics, list):
         metrics = {str(m): {} for m in metrics}
+    form = dict[str, dict[str, Any] | None]
+    check_form(metrics, form, f"eval.{name}.metrics", "write a name and its settings for each metric")
     wanted = dict.fromkeys(only if only is not None else metrics)
     reader = _Reader(library, metrics)
     top = tuple(reader.read(m, metrics.get(m)) for m in wanted)

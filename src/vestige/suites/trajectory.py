@@ -61,8 +61,15 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     notes = tuple(
         f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False
     )
+    denoising = read_denoising({**sampling, "mode": mode}, metric)
+    if denoising.takes_back and interval > 1:
+        notes += (
+            f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: "
+            "every pass is reported",
+        )
+        interval = 1
     config = TrajectoryConfig(
-        denoising=read_denoising({**sampling, "mode": mode}, metric),
+        denoising=denoising,
         views=views(given.pop("include_views", None)),
         trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
         alignment=alignment,

@@ -73,6 +73,7 @@ def unlearn(
     chosen = method_named(lesson.method)
     own, kind = split_knobs(lesson.method, lesson.knobs)
     forget, alternates = lesson.rows, lesson.alternates
+    forgetting = chosen.forgetting(objective, own)
     reference = copy.deepcopy(model).eval().requires_grad_(False) if chosen.reads_reference(kind) else None
     draw, noise = Random(f"{training.seed}/retain"), Random(f"{training.seed}/retain noise")
     other = {id(row): answer for row, answer in zip(forget, alternates, strict=True)} if alternates else {}
@@ -89,7 +90,7 @@ def unlearn(
         return Step(model, batch, beside, reference, objective, preferred, kind, epoch, memory)
 
     def batch_losses() -> Iterator[Tensor]:
-        for number, (rows, batch) in enumerate(_epochs(forget, training, model, objective)):
+        for number, (rows, batch) in enumerate(_epochs(forget, training, model, forgetting)):
             yield chosen.loss(step(number, rows, batch), **own)
 
     return _descend(model, batch_losses(), training, total, on_step)

@@ -230,6 +230,34 @@ def dual_price(price: float, retain_loss: float, retain_loss_eps: float, dual_st
     return max(0.0, price + dual_step_size * (retain_loss - retain_loss_eps))
 
 
+def mdu(
+    logits: Tensor,
+    anchor: Tensor,
+    retain_loss: Tensor,
+    eta: float = 0.0,
+    tau: float = 1.0,
+    gamma: float = 1.0,
+    alpha: float = 1.0,
+) -> Tensor:
+    """Masked diffusion unlearning: answer as if the prompt had not been read.
+
+    gamma mean KL(softmax l_c || softmax(tau (l_u - eta (l_c - l_u)))) + alpha retain, over hidden tokens. l_c are the
+    logits with the prompt, `anchor` (l_u) those of the starting model behind a prompt of masks; the goal is a constant
+    of the step. eta > 0 pushes past the anchor, away from what the prompt adds; tau = 0 makes the goal uniform:
+
+    >>> import torch
+    >>> round(float(mdu(torch.tensor([[0.0, 9.0]]), torch.tensor([[0.0, 9.0]]), torch.tensor(0.5))), 4)
+    0.5
+    >>> round(float(mdu(torch.tensor([[0.0, 99.0]]), torch.zeros(1, 2), torch.tensor(0.0), tau=0.0)), 4)  # log 2
+    0.6931
+    """
+    given, told_nothing = logits.float(), anchor.float()
+    goal = (tau * (told_nothing - eta * (given.detach() - told_nothing))).log_softmax(dim=-1)
+    ours = given.log_softmax(dim=-1)
+    distance = F.kl_div(goal, ours, reduction="sum", log_target=True) / max(1, len(given))  # KL(ours || goal)
+    return gamma * distance + alpha * retain_loss
+
+
 def divergence(logits: Tensor, reference: Tensor) -> Tensor:
     """KL(reference || model), averaged over every place of the batch, padding included, as in open-unlearning."""
     ours, theirs = (x.flatten(0, -2).float().log_softmax(dim=-1) for x in (logits, reference))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from vestige.errors import UserError, unknown_name
 from vestige.unlearn import losses
 from vestige.unlearn.activations import Watched, layer_of
-from vestige.unlearn.objectives import Batch, Causal, MaskedBatch, Objective
+from vestige.unlearn.objectives import Batch, Causal, MaskedBatch, MaskedDiffusion, Objective
 
 RETAIN_LOSSES = ("NLL", "KL")
 
@@ -64,6 +64,13 @@ class Step:
     def reference_nll(self) -> Tensor:
         with torch.no_grad():
             return self.objective.nll(self.reference_logits, self.forget)
+
+    @cached_property
+    def anchor_logits(self) -> Tensor:
+        """What the starting model says of the hidden tokens when it is not told the prompt."""
+        assert isinstance(self.objective, MaskedDiffusion) and isinstance(self.forget, MaskedBatch)
+        with torch.no_grad():
+            return self.objective.logits(self.reference, self.objective.without_prompt(self.forget))
 
     @cached_property
     def alternate_nll(self) -> Tensor:
@@ -120,6 +127,7 @@ class Method:
     needs_reference: bool = False  # a frozen copy of the starting model
     needs_retain: bool = True
     needs_alternate: bool = False
+    needs_masks: bool = False  # defined for masked diffusion models only; its knob `eps` says how tokens are hidden
     more_knobs: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -131,6 +139,20 @@ class Method:
 
     def reads_reference(self, retain_loss_type: str) -> bool:
         return self.needs_reference or retain_loss_type == "KL"
+
+    def forgetting(self, objective: Objective, knobs: Mapping[str, Any]) -> Objective:
+        """The objective for the rows to be forgotten; others (retain rows) keep the model's own."""
+        if not self.needs_masks:
+            return objective
+        if not isinstance(objective, MaskedDiffusion):
+            raise UserError(
+                f"{self.formula.__name__} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this "
+                "model reads left to right, so choose another method."
+            )
+        eps = knobs.get("eps", self.more_knobs["eps"])
+        if not isinstance(eps, int | float) or not 0 <= eps < 1:
+            raise UserError(f"The knob eps must be at least 0 and below 1, it is {eps}.")
+        return replace(objective, eps=float(eps))
 
 
 def _grad_ascent(step: Step) -> Tensor:
@@ -231,6 +253,10 @@ def _pdu(
     return loss
 
 
+def _mdu(step: Step, eps: float = 1e-3, **knobs: Any) -> Tensor:
+    return losses.mdu(step.forget_logits, step.anchor_logits, step.retain_loss, **knobs)
+
+
 PDU_KNOBS = {
     "alpha": 1.0,
     "primal_dual": True,
@@ -253,6 +279,7 @@ METHODS: dict[str, Method] = {
     "satimp": Method(_satimp, losses.satimp),
     "wga": Method(_wga, losses.wga),
     "pdu": Method(_pdu, losses.pdu, more_knobs=PDU_KNOBS),
+    "mdu": Method(_mdu, losses.mdu, needs_reference=True, needs_masks=True, more_knobs={"eps": 1e-3}),
 }
 
 

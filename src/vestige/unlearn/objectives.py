@@ -10,7 +10,7 @@ become a batch and how logits become a loss:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from vestige.errors import UserError
+from vestige.models.diffusion import MaskPredictor
 from vestige.models.logits import logits_at
 from vestige.unlearn import losses
 
@@ -45,6 +46,7 @@ class MaskedBatch(Batch):
     attention: Tensor  # (batch, length) 0 on the padding, which a model that looks both ways would see
     hidden: Tensor  # (batch,) how many tokens of each answer are hidden
     sizes: Tensor  # (batch,) how many tokens each answer has
+    prompt: Tensor  # (batch, length) True on the tokens before the answer
 
 
 class Objective(Protocol):
@@ -87,6 +89,12 @@ class MaskedDiffusion:
 
     `kept` is the share of the trained tokens that stay visible, as in BERT. A sampler shows the model what is decided;
     without it, what the model says at those places is arbitrary. Leave it at 0 to estimate a likelihood.
+
+    `eps`, where given, hides every token by itself, with a probability drawn per row from (eps, 1): what a method whose
+    definition says so needs. Otherwise a number of tokens is drawn, which varies less (`hidden_counts`).
+
+    `asked` says how the family wants to be asked: which mask makes it look both ways, and whether its logits are about
+    the next place (Dream). Without it the model looks both ways by itself (BERT).
     """
 
     mask_id: int
@@ -95,26 +103,44 @@ class MaskedDiffusion:
     least: float = 0.0
     most: float = 1.0
     kept: float = 0.0
+    eps: float | None = None
+    asked: MaskPredictor | None = None
 
     def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> MaskedBatch:
         filled = [self._filled(row, self.window or max(len(r.ids) - r.start for r in rows)) for row in rows]
         plain = collate(filled, pad_id)
         ids, labels = plain.ids.clone(), torch.full_like(plain.labels, losses.IGNORE)
         sizes = [len(row.ids) - row.start for row in filled]
-        counts = hidden_counts(sizes, noise, self.least, self.most)
-        for k, (row, size, count) in enumerate(zip(filled, sizes, counts, strict=True)):
-            chosen = [row.start + i for i in noise.sample(range(size), count)]
+        places = self._hide(sizes, noise)
+        for k, (row, hidden) in enumerate(zip(filled, places, strict=True)):
+            chosen = [row.start + i for i in hidden]
             labels[k, chosen] = plain.ids[k, chosen]
-            ids[k, chosen[int(self.kept * count) :]] = self.mask_id
-        lengths = torch.tensor([len(row.ids) for row in filled])
-        attention = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        parts = (ids, labels, attention, torch.tensor(counts), torch.tensor(sizes))
+            ids[k, chosen[int(self.kept * len(chosen)) :]] = self.mask_id
+        columns = torch.arange(ids.shape[1])
+        attention = (columns < torch.tensor([len(row.ids) for row in filled])[:, None]).long()
+        prompt = columns < torch.tensor([row.start for row in filled])[:, None]
+        counts = torch.tensor([len(hidden) for hidden in places])
+        parts = (ids, labels, attention, counts, torch.tensor(sizes), prompt)
         return MaskedBatch(*(part.to(device) for part in parts))
+
+    def _hide(self, sizes: Sequence[int], noise: Random) -> list[list[int]]:
+        """Which tokens of each answer are hidden."""
+        if self.eps is None:
+            counts = hidden_counts(sizes, noise, self.least, self.most)
+            return [noise.sample(range(size), count) for size, count in zip(sizes, counts, strict=True)]
+        shares = [noise.uniform(self.eps, 1.0) for _ in sizes]
+        return [[i for i in range(size) if noise.random() < t] for size, t in zip(sizes, shares, strict=True)]
+
+    def without_prompt(self, batch: MaskedBatch) -> MaskedBatch:
+        """The same hidden answers behind a prompt of masks only: what the model says when it is told nothing."""
+        return replace(batch, ids=batch.ids.masked_fill(batch.prompt, self.mask_id))
 
     def logits(self, model: Any, batch: MaskedBatch) -> Tensor:
         """Those of trained tokens only: the output layer is most of a small model's work."""
         where = (batch.labels != losses.IGNORE).flatten().nonzero()[:, 0]
-        return logits_at(model, where, input_ids=batch.ids, attention_mask=batch.attention)
+        if self.asked is None:
+            return logits_at(model, where, input_ids=batch.ids, attention_mask=batch.attention)
+        return replace(self.asked, model=model).logits(batch.ids, batch.attention.bool(), where)
 
     def loss(self, logits: Tensor, batch: MaskedBatch) -> Tensor:
         return losses.masked_cross_entropy(logits, batch.labels, batch.hidden, batch.sizes)

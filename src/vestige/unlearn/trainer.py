@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,11 +20,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from vestige.errors import UserError, first_line
 from vestige.models.load import LoadedModel
+from vestige.models.publish import save_published
+from vestige.models.undisturbed import undisturbed
+from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
@@ -30,8 +36,8 @@ from vestige.unlearn.pairs import Pair, Pairs
 
 # Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
 LORA_TARGETS = "all-linear"
-# Mask predictors whose logits stand at the hidden token's own place and which look both ways by themselves.
-TRAINABLE_DIFFUSION = ("masked", "llada")
+# Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
+TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
 
 
 @dataclass(frozen=True)
@@ -110,7 +116,7 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
             f"kinds that can: {', '.join(TRAINABLE_DIFFUSION)}."
         )
     length = window or getattr(loaded.model.config, "diffusion_window", None)
-    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length)
+    return MaskedDiffusion(predictor.mask_id, predictor.eos_ids[0], length, asked=predictor)
 
 
 @dataclass(frozen=True)
@@ -157,10 +163,32 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
-    """Weights (or the adapter alone) and tokenizer, as transformers reads them."""
-    with _quiet():
-        loaded.model.save_pretrained(directory)
-        loaded.tokenizer.save_pretrained(directory)
+    """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
+    _forget_secrets(loaded)
+    try:
+        with _quiet():
+            if loaded.origin is not None:
+                save_published(loaded.model, loaded.origin, directory)
+                return
+            loaded.model.save_pretrained(directory)
+            loaded.tokenizer.save_pretrained(directory)
+    except SafetensorError as error:
+        # It writes files itself and hides what the system said in its words: a full disk is told like any other.
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
+
+
+def _forget_secrets(loaded: LoadedModel) -> None:
+    """A checkpoint's own settings may hold a token; its copy is for others to read."""
+    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        for name, value in list(vars(owner).items()) if owner is not None else ():
+            kept = without_secrets(value, name)
+            if kept != value:
+                setattr(owner, name, kept)
+    settings = getattr(loaded.tokenizer, "init_kwargs", {})
+    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:
@@ -230,8 +258,8 @@ class WithoutAdapter:
         with self._model.disable_adapter():
             return self._model(**inputs)
 
-    def named_modules(self) -> Any:
-        return self._model.named_modules()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
 
 
 class Work:
@@ -240,6 +268,7 @@ class Work:
     def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
         self.objective, self.pad_id, self.method = objective, pad_id, lesson.method
         self.knobs, self.retain_loss_type = split_knobs(lesson.method, lesson.knobs) if lesson.method else ({}, "NLL")
+        self.forgetting = method_named(lesson.method).forgetting(objective, self.knobs) if lesson.method else objective
         self.noise = Random(f"{seed}/noise")
         self.reference: Any = None
         self.memory: dict[str, Any] = {}
@@ -262,11 +291,11 @@ class Work:
             self.reference = copy.deepcopy(model).eval().requires_grad_(False)
 
     def loss(self, model: Any, pairs: Sequence[Pair], device: Any, epoch: float) -> Tensor:
-        def collate(rows: Sequence[ChatRow | None]) -> Any:
+        def collate(rows: Sequence[ChatRow | None], objective: Objective = self.objective) -> Any:
             there = [row for row in rows if row is not None]
-            return self.objective.collate(there, self.pad_id, self.noise, device) if there else None
+            return objective.collate(there, self.pad_id, self.noise, device) if there else None
 
-        batch = collate([pair.row for pair in pairs])
+        batch = collate([pair.row for pair in pairs], self.forgetting)
         if self.method is None:
             return self.objective.loss(self.objective.logits(model, batch), batch)
         retain, other = collate([pair.retain for pair in pairs]), collate([pair.alternate for pair in pairs])
@@ -315,12 +344,9 @@ class Watching(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._on_epoch is None:
             return
-        was = model.training
-        model.eval()
-        try:
+        with undisturbed(model):  # looked at or not, training goes the same way
+            model.eval()
             self._on_epoch(float(state.epoch), model)
-        finally:
-            model.train(was)
 
 
 @contextmanager

@@ -46,6 +46,7 @@ class Pass:
     logits: torch.Tensor  # (n, vocabulary)
     canvas: torch.Tensor  # (n,) the token before the pass
     proposal: torch.Tensor  # (n,) the token it would write; the standing token where one is decided
+    accepted: torch.Tensor | None = None  # (n,) whether it wrote it, from samplers that may take it back
 
 
 Recorder = Callable[[Pass], None]

@@ -11,7 +11,7 @@ import numpy as np
 from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import Inputs
 from vestige.sums import mean
-from vestige.types import Example, Rows, Score, Target, TokenStats, stats
+from vestige.types import BAD_LOGITS, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 Value = dict[str, Any]
 NO_TOKENS = "the answer leaves no target tokens"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 
 
 def targets(data: Mapping[str, Rows]) -> list[Target]:
@@ -117,4 +116,5 @@ def as_list(x: Any) -> list[Any]:
 
 def scores_of(score: Score) -> list[float]:
     """The per-row scores that exist."""
-    return [v["score"] for v in (score.value_by_index or {}).values() if v["score"] is not None]
+    found = (row.get("score") for row in (score.value_by_index or {}).values())  # other tools' rows may have none
+    return [v for v in found if v is not None]

@@ -9,10 +9,10 @@ import numpy as np
 
 from vestige.metrics import depth
 from vestige.metrics.dialects import Dialect
-from vestige.suites.handlers.common import BAD_LOGITS, NO_TOKENS, Value, clean
+from vestige.suites.handlers.common import NO_TOKENS, Value, clean
 from vestige.suites.registry import Inputs, handler
 from vestige.sums import mean
-from vestige.types import Example, Rows, Score
+from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import PatchInto, PatchWant, Wants
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from vestige.metrics import utility
 from vestige.suites.handlers.common import NO_TOKENS, Value, as_list, mean_score
 from vestige.suites.registry import Inputs, handler
 from vestige.sums import mean
-from vestige.types import Score
+from vestige.types import BAD_LOGITS, Score
 
 
 def need(inputs: Inputs, *keys: str) -> str:
@@ -23,9 +23,14 @@ def need(inputs: Inputs, *keys: str) -> str:
         if key not in inputs.parents:
             raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key '{key}' in pre_compute.")
         parent = inputs.parents[key]
-        if parent.value_by_index is None:
+        if parent.value_by_index is None or is_broken(parent):
             return f"its parent '{inputs.spec.parents[key]}' is missing: {parent.reason or 'no per-row values'}"
     return ""
+
+
+def is_broken(score: Score) -> bool:
+    """Whether NaN or infinite logits left a score without a value: what is left of its rows would flatter the model."""
+    return score.agg_value is None and BAD_LOGITS in score.reason
 
 
 def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
@@ -38,7 +43,7 @@ def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, An
 
 
 def _present(entry: Mapping[str, Any], field: str) -> list[float]:
-    return [v for v in as_list(entry[field]) if v is not None]
+    return [v for v in as_list(entry.get(field)) if v is not None]
 
 
 @handler("probability_w_options")
@@ -89,7 +94,8 @@ def truth_ratio(inputs: Inputs) -> Score:
 @handler("hm_aggregate")
 def hm_aggregate(inputs: Inputs) -> Score:
     """Harmonic mean of the parents' values (model utility)."""
-    missing = [(inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None]
+    # Sorted: a manifest keeps parents in another order, and the same evidence must give the same words.
+    missing = sorted((inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None)
     if missing:
         name, why = missing[0]
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

@@ -15,7 +15,7 @@ from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, sco
 from vestige.metrics.trajectory_report import thin
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.trajectory import TrajectoryConfig, read_config
-from vestige.types import Example, Prompt, Rows, Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Example, Prompt, Rows, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Wants
 
 if TYPE_CHECKING:
@@ -162,6 +162,8 @@ class Reading:
         return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
 
     def _text(self, prompt: Ids, step: int) -> Text:
+        if self.run.traces[prompt].broken:
+            return Text((BROKEN,), "")
         if prompt not in self.ids:
             found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
             self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]
@@ -180,10 +182,12 @@ class TrajectoryRun:
         self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
         self.asked = gather(inputs.spec, self.data, inputs.dialect)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
-        self.traces: dict[Ids, Trace] = {}
+        self.whole: dict[Ids, Trace] = {}  # with every pass
+        self.traces: dict[Ids, Trace] = {}  # with the passes reported
         self.stream: dict[tuple[Ids, Ids], int] = {}
         for prompt in self.asked.streams:
             found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
+            self.whole[prompt] = found
             self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
             answers = self.asked.ordered(prompt, self.config)
             self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})

@@ -8,6 +8,7 @@ thread counts and five seeds. Runs share the machine's cores: one with two threa
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,16 +92,21 @@ class Started:
 
 def main() -> int:
     cores, since = max(2, os.cpu_count() or 2), time.monotonic()
-    waiting, busy, results = list(RUNS), [], []
-    while waiting or busy:
-        for started in [s for s in busy if s.finished()]:
-            busy.remove(started)
-            results.append(started.report())
-        free = cores - sum(s.run.threads for s in busy)
-        if waiting and waiting[0].threads <= free:
-            busy.append(Started(waiting.pop(0)))
-        else:
-            time.sleep(0.2)
+    waiting, busy, results = list(RUNS), list[Started](), list[bool]()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` is reached
+    try:
+        while waiting or busy:
+            for started in [s for s in busy if s.finished()]:
+                busy.remove(started)
+                results.append(started.report())
+            free = cores - sum(s.run.threads for s in busy)
+            if waiting and waiting[0].threads <= free:
+                busy.append(Started(waiting.pop(0)))
+            else:
+                time.sleep(0.2)
+    finally:
+        for started in busy:  # interrupted: no run is left behind
+            started.process.terminate()
     took = time.monotonic() - since
     print(f"test-processors: {sum(results)} of {len(RUNS)} runs green in {took:.0f} s")
     return 0 if all(results) else 1

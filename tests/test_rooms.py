@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-<<<<<<< HEAD
 NOUNS = {
     "types",
     "errors",
@@ -21,9 +20,6 @@ NOUNS = {
     "journal",
     "writing",
 }  # free to all
-=======
-NOUNS = {"types", "errors", "wants", "guard", "secrets", "sums", "schema", "internal"}  # free to everybody
->>>>>>> wt-proc
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),

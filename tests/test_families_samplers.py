@@ -23,7 +23,7 @@ from vestige.models.samplers import sample
 from vestige.run.traces import row_traces
 from vestige.suites.trajectory import read_denoising
 from vestige.types import Prompt, Trace
-from vestige.wants import Denoising, DenoiseWant
+from vestige.wants import DenoiseWant, Denoising
 
 MASK = FACTS["mask_token_id"]
 RUNS: list[dict[str, Any]] = FACTS["runs"]

@@ -60,7 +60,7 @@ def make_plan(config: RunConfig) -> Plan:
     handle = ModelHandle(args)
     canvases = handle.canvases
     config = with_own_sampler(config, canvases)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes), canvases)
+    prepared = prepare(config, make_encoder_context(config, tokenizer, notes), canvases, handle.is_diffusion)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     fresh = config.overwrite or not weights_stored(args)  # without weights there is no name to look up evidence by
@@ -235,7 +235,8 @@ def show(plan: Plan, config: RunConfig) -> str:
                               f"at most {human(plan.new_tokens)} new tokens"),
         ("gradients", human(plan.gradients)),
         *([("windows to denoise", f"{human(plan.windows)} prompts, {human(plan.windows_cached)} cached, "
-            f"{human(plan.denoise_tokens)} tokens to push in at most {human(plan.passes)} passes")] if plan.windows else []),
+            f"{human(plan.denoise_tokens)} tokens to push in at most {human(plan.passes)} passes")]
+          if plan.windows else []),
         *([("entities to patch", _depth_words(plan.depth))] if plan.depth.entities else []),
         ("memory", f"about {human(plan.memory, 'B')}"),
         ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),

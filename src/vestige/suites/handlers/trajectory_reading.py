@@ -145,18 +145,17 @@ class Reading:
 
     def _stats(self, key: str) -> TokenStats:
         if key not in self.stats:
-            self.stats[key] = in_text_order(self._read(self.paths, key))
+            prompt, answer = self.run.asked.answers[key]
+            rows = scored_length(self._length(prompt), self.run.config.alignment)
+            self.stats[key] = in_text_order(self.paths[prompt].stats(self.run.stream[prompt, answer], rows))
         return self.stats[key]
 
     def _decided(self, key: str) -> TokenStats:
         if key not in self.decided:
-            self.decided[key] = self._read(self.early, key)
+            prompt, answer = self.run.asked.answers[key]
+            stream, alignment = self.run.stream[prompt, answer], self.run.config.alignment
+            self.decided[key] = self.early[prompt].in_decision_order(answer, stream, self._length(prompt), alignment)
         return self.decided[key]
-
-    def _read(self, paths: Mapping[Ids, Path], key: str) -> TokenStats:
-        prompt, answer = self.run.asked.answers[key]
-        rows = scored_length(self._length(prompt), self.run.config.alignment)
-        return paths[prompt].stats(self.run.stream[prompt, answer], rows)
 
     def _length(self, prompt: Ids) -> int:
         return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)

@@ -40,7 +40,7 @@ def extraction_strength_decided(inputs: Inputs) -> Score:
 
 def wants_trajectory(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     config = read_config(spec.params, spec.name)
-    asked = gather(spec, {k: windowed(r, config.length) for k, r in data.items()}, dialect)
+    asked = gather(spec, {k: windowed(r, config) for k, r in data.items()}, dialect)
     return Wants(denoised=[asked.want(prompt, config) for prompt in asked.streams])
 
 

@@ -11,7 +11,7 @@ from vestige.metrics.revocation import revision, summary
 from vestige.metrics.trajectory import view_length
 from vestige.metrics.trajectory_report import distribution, extend
 from vestige.suites.handlers.common import row_mean
-from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.suites.trajectory import TrajectoryConfig
 from vestige.types import BAD_LOGITS, Score, Trace
@@ -83,7 +83,7 @@ class Results:
             target = row[0].target
             if target is None:
                 continue
-            prompt = target.ids[: target.start]
+            prompt = prompt_of(target)
             found[row[0].index] = revision(run.whole[prompt], run.stream[prompt, target.labels])
         return summary(found)
 
@@ -145,7 +145,7 @@ class Results:
     def _metadata(self) -> dict[str, Any]:
         run = self.run
         rows = next(iter(run.data.values()))
-        by_index = {row[0].index: run.traces.get(row[0].prompt.ids) for row in rows.examples}
+        by_index = {row[0].index: run.traces.get(prompt_of(row[0].prompt)) for row in rows.examples}
         traces = {i: t for i, t in by_index.items() if t is not None}
         longest = max(run.traces.values(), key=lambda t: t.steps)
         return {

@@ -119,7 +119,7 @@ def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callab
 
     def find(metric: str) -> Score | None:
         theirs = inputs.reference(metric)  # open-unlearning's fork keeps one list for all views and trajectories
-        if ours is None and theirs is None:
+        if not any(r.path for r in inputs.spec.references):
             return None
         if ours is not None:
             known = dict(enumerate(by_step.get(view, {}).get(trajectory, {}).get(metric, [])))

@@ -68,7 +68,8 @@ class Results:
             extra["revocations"] = found
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        notes = (*self.run.notes, *_taken_back(found), *self._several_retain(), *missing)
+        said = (*self.run.notes, *_taken_back(found), *self._several_retain(), *self._said(suite.top))
+        notes = (*said, *missing)
         if len(reasons) == len(suite.top) and all(BAD_LOGITS in why for why in reasons.values()):
             return Score(None, per_row, extra, reason=next(iter(reasons.values())), notes=notes)
         return Score(None, per_row, extra, notes=notes, curves=self._flat(curves))
@@ -128,6 +129,11 @@ class Results:
         """Why a metric has no value anywhere."""
         all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
         return {m: all_steps[0][m].reason for m in top if all(s[m].agg_value is None for s in all_steps)}
+
+    def _said(self, top: Iterable[str]) -> list[str]:
+        """What a metric notes at every step: that there was no retain model to compare with, rows left out."""
+        all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
+        return [f"{m}: {n}" for m in top for n in all_steps[0][m].notes if all(n in s[m].notes for s in all_steps)]
 
     def _per_row(self) -> dict[str, dict[str, Any]]:
         """Values of single rows, in the first view."""

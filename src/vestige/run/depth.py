@@ -23,6 +23,7 @@ from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
+from vestige.journal import keep_apart
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.depth_ask import DepthAsk
@@ -127,6 +128,9 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     if not us.leads:
         _DepthRun(replace(ask, progress=False), us).evidence()
         return []
+    inputs = {"--full": ask.full, "--retain": ask.retain, "--data": ask.data}
+    inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
+    keep_apart(Path(ask.out), inputs, [*FILES, "evidence", "s1_cache"])
     with writing(Path(ask.out)):
         run = _DepthRun(ask, us)
         with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():

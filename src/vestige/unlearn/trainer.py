@@ -33,6 +33,7 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
+from vestige.writing import save_pretrained
 
 # Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
 LORA_TARGETS = "all-linear"
@@ -170,8 +171,7 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
             if loaded.origin is not None:
                 save_published(loaded.model, loaded.origin, directory)
                 return
-            loaded.model.save_pretrained(directory)
-            loaded.tokenizer.save_pretrained(directory)
+            save_pretrained(directory, loaded.model, loaded.tokenizer)
     except SafetensorError as error:
         # It writes files itself and hides what the system said in its words: a full disk is told like any other.
         code = re.search(r"os error (\d+)", str(error))

@@ -152,3 +152,19 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
         save_windows(tmp_path / "e.safetensors", [])
     with pytest.raises(UserError, match=r"3 fixation steps; give R \[V, L, S\]"):
         save_windows(tmp_path / "e.safetensors", [(made[0][0], [0, 1, 2])])
+
+
+def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, windows: Any, tmp_path: Path) -> None:
+    """Rows of two files are paired by position, as in open-unlearning's: 2 comes before 10, step_2 before step_10."""
+    lines = [json.dumps({"question": f"Question {i}?", "answer": "In a small town."}) for i in range(12)]
+    (tmp_path / "forget.jsonl").write_text("\n".join(lines))
+    logits, fixed = windows[0]
+    save_windows(tmp_path / "logits.safetensors", [(logits.repeat(1, 1, 4), fixed)] * 12)
+    assert run(bert, tmp_path, tmp_path / "logits.safetensors", tmp_path / "run") == 0
+    found = result(tmp_path / "run")
+    assert list(found["value_by_index"]) == [str(i) for i in range(12)]
+    assert list(found["value_by_index"]["0"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
+    assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
+    assert main(["score", str(tmp_path / "run"), "--quiet"]) == 0
+    again = result(tmp_path / "run")
+    assert list(again["value_by_index"]) == list(found["value_by_index"])

@@ -114,8 +114,9 @@ def save_windows(path: str | Path, windows: Iterable[tuple[torch.Tensor, Sequenc
                 f"Window {count} has logits of shape {tuple(logits.shape)} and {len(fixed)} fixation steps; give R "
                 "[V, L, S] and F [L] (generated_windows makes them)."
             )
-        tensors[f"logits.{count}"] = logits.detach().cpu().contiguous()
-        tensors[f"fixation_steps.{count}"] = torch.as_tensor(np.asarray(fixed, dtype=np.int64))
+        # Copies: the format refuses tensors that share memory, as views of one history do.
+        tensors[f"logits.{count}"] = logits.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensors[f"fixation_steps.{count}"] = torch.from_numpy(np.array(fixed, dtype=np.int64))
         count += 1
     if not count:
         raise UserError("There is no window to write; give one for each row.")

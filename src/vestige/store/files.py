@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,27 @@ class DamagedError(UserError):
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
     """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
 
+    Numbers in keys count as numbers: row 2 and step_2 come before 10, and rows of two files pair by position.
     Secrets are replaced (secrets.py).
     """
-    text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
     write_bytes(path, hide(text).encode("utf-8"))
+
+
+def in_order(data: Any) -> Any:
+    """The same data with the keys of every mapping sorted, numbers in them by their size.
+
+    >>> list(in_order({"step_10": 0, "step_2": 0, "b": 0, "10": 0, "9": 0}))
+    ['9', '10', 'b', 'step_2', 'step_10']
+    """
+    if isinstance(data, Mapping):
+        return {k: in_order(data[k]) for k in sorted(data, key=_natural)}
+    return [in_order(item) for item in data] if isinstance(data, (list, tuple)) else data
+
+
+def _natural(key: Any) -> tuple[list[Any], str]:
+    parts = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
+    return [int(p) if i % 2 else p for i, p in enumerate(parts)], str(key)
 
 
 def read_ours(path: Path, form: Any = Any) -> Any:

@@ -112,7 +112,7 @@ fault("a module's precision left out", "models/fingerprint.py", 'f"{name} {tenso
 fault("a module's buffers left out", "models/fingerprint.py", "sorted(model.state_dict(keep_vars=True).items())",
       "sorted(model.named_parameters())", PRINT)
 fault("which adapter is on left out", "models/fingerprint.py",
-      "return [parts, list(active) if isinstance(active, list | tuple) else None]", "return [parts, None]", PRINT)
+      "return [parts, list(active) if isinstance(active, list | tuple) else None]", "return [parts, None]", PRINT, HAND)
 
 # ---- keys of a sweep's tasks ----------------------------------------------------------------------------------------
 

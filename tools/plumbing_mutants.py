@@ -38,7 +38,7 @@ WANTED = 0.95
 LIBRARIES = ("numpy", "torch", "transformers", "transformers.modeling_utils", "transformers.generation.utils",
              "transformers.models.llama.modeling_llama", "peft", "scipy.stats", "safetensors.torch", "hydra",
              "_pytest.runner", "msgspec")  # fmt: skip
-OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings")
+OPTIONS = ("-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 
 
 def mutated(mutant: Mutant, source: str) -> str:

@@ -23,6 +23,7 @@ class Mutant:
     equivalent: str = ""
 
 
+# fmt: off
 MUTANTS: list[Mutant] = []
 
 
@@ -101,9 +102,11 @@ fault("a fingerprint without quantisation", "models/fingerprint.py",
 fault("arguments of from_pretrained left out", "models/fingerprint.py", "    if options:\n", "    if False:\n", PRINT)
 fault("code beside the weights left out", "models/fingerprint.py",
       '(sorted(place.directory.glob("*.py")) if runs else [])', "[]", PRINT)
-fault("one shard counts for all", "models/fingerprint.py", "for file, digest in zip(files, digests(files), strict=True)",
+fault("one shard counts for all", "models/fingerprint.py",
+      "for file, digest in zip(files, digests(files), strict=True)",
       "for file, digest in zip(files[:1], digests(files[:1]), strict=True)", PRINT)
-fault("a changed checkpoint counts as unchanged", "models/fingerprint.py", "f.is_file() and _stamp(f) != stamp", "False",
+fault("a changed checkpoint counts as unchanged", "models/fingerprint.py",
+      "f.is_file() and _stamp(f) != stamp", "False",
       STALE + "test_weights_replaced_while_they_are_used")
 fault("a changed checkpoint passes as touched", "models/fingerprint.py",
       "if known and fingerprint_place(self.place, self.args) == known:", "if known:",
@@ -141,11 +144,13 @@ fault("a damaged run is done", "run/tasks.py", 'any(out.glob("*_SUMMARY.json")) 
       'any(out.glob("*_SUMMARY.json")) and', HAND)
 fault("a run of other weights is done", "run/tasks.py",
       "return copied or not is_local(task.source) or weights == fingerprint(model_args(run))", "return True", HAND)
-fault("rows left out of a task's key", "run/tasks.py", 'for k in ("data", "include_path")', 'for k in ("include_path",)',
+fault("rows left out of a task's key", "run/tasks.py",
+      'for k in ("data", "include_path")', 'for k in ("include_path",)',
       STALE + "test_sweep[text of a row]")
 fault("retain results left out of a task's key", "run/tasks.py", 'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
       "test_sweep.py::test_other_retain_results_are_compared_with_again")
-fault("plug-ins left out of a task's key", "run/tasks.py", "for plugin in task.plugins for file", "for plugin in () for file",
+fault("plug-ins left out of a task's key", "run/tasks.py",
+      "for plugin in task.plugins for file", "for plugin in () for file",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
 fault("an attack's settings left out of a task's key", "run/tasks.py",
       "how = {k: v for k, v in task.how.items() if k != \"data\"}", "how = {}", HAND)
@@ -163,11 +168,13 @@ fault("evidence that does not say whose it is is read", "store/evidence.py", "re
       "return items", HAND)
 fault("parts of another question are resumed", "store/evidence.py",
       'if self.interrupted() != (plan["keys"], plan["settings"]):', "if self.interrupted() is None:", HAND)
-fault("parts of another question are thrown away", "store/evidence.py", "            if done:\n                self.merge(done)\n",
+fault("parts of another question are thrown away", "store/evidence.py",
+      "            if done:\n                self.merge(done)\n",
       "", HAND)
 fault("new evidence replaces what was kept", "store/evidence.py", "if k not in set(without)}, **items}",
       "if False}, **items}", HAND)
-fault("what should go stays in the bank", "store/evidence.py", "if k not in set(without)}, **items}", "}, **items}", HAND)
+fault("what should go stays in the bank", "store/evidence.py",
+      "if k not in set(without)}, **items}", "}, **items}", HAND)
 fault("notes not remembered", "store/evidence.py", "    if new:\n        write_json(directory / NOTES",
       "    if False:\n        write_json(directory / NOTES", STALE + "test_notes_are_remembered")
 fault("new notes replace old ones", "store/evidence.py", "stem: [*known.get(stem, []), *new]}", "stem: [*new]}", HAND)
@@ -181,9 +188,11 @@ fault("a digest without the numbers", "store/formats.py", "out.update(np.asconti
 fault("a digest without the head", "store/formats.py",
       "return json.dumps(head, sort_keys=True).encode() if head else b\"\"", 'return b""', HAND)
 fault("altered texts are read", "store/formats.py", 'if said["sha256"] != self._digest(body, head):', "if False:", HAND)
-fault("altered numbers are read", "store/formats.py", "if body.get(\"sha256\") != self._digest(body[\"values\"], head):",
+fault("altered numbers are read", "store/formats.py",
+      "if body.get(\"sha256\") != self._digest(body[\"values\"], head):",
       "if False:", HAND)
-fault("one answer's numbers are the next one's", "store/formats.py", 'a, b = arrays["offsets"][i], arrays["offsets"][i + 1]',
+fault("one answer's numbers are the next one's", "store/formats.py",
+      'a, b = arrays["offsets"][i], arrays["offsets"][i + 1]',
       'a, b = arrays["offsets"][i - 1], arrays["offsets"][i]', HAND)
 fault("a resumed run packs its batches otherwise", "run/collecting.py", "return [g for g in groups if g]",
       "return [list(missing.values())]", HAND)
@@ -202,8 +211,10 @@ fault("tokenizer mismatch of a depth score in a suite allowed", "run/collecting.
 fault("tokenizer mismatch of depth allowed", "run/depth.py", "        if not same:\n", "        if False:\n",
       "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
-fault("old evidence is trusted unseen", "run/trusting.py", "        count, why = self._compare(kept)\n        if why:\n",
-      '        count, why = len(kept), ""\n        if why:\n', STALE + "test_old_evidence_that_is_wrong_is_collected_again")
+fault("old evidence is trusted unseen", "run/trusting.py",
+      "        count, why = self._compare(kept)\n        if why:\n",
+      '        count, why = len(kept), ""\n        if why:\n',
+      STALE + "test_old_evidence_that_is_wrong_is_collected_again")
 fault("live evidence of other questions stays", "run/trusting.py", "            if have:  # of other questions",
       "            if False:  # of other questions", HAND)
 fault("a text cut by a stop word is only read again", "run/trusting.py",
@@ -220,7 +231,8 @@ fault("names in depth.json.gz that nothing explains", "run/depth_kept.py",
 
 fault("a seal's root hash is not compared", "store/checksums.py",
       'if body.get("root") != made.root or data != sealed_bytes(made):', "if False:", HAND)
-fault("a root hash without facts", "store/checksums.py", "body = [VERSION, self.kind, self.files, self.runs, self.facts]",
+fault("a root hash without facts", "store/checksums.py",
+      "body = [VERSION, self.kind, self.files, self.runs, self.facts]",
       "body = [VERSION, self.kind, self.files, self.runs]", HAND)
 fault("an unfinished run counts as sealed", "store/checksums.py",
       "return seal if seal is not None and seal.finished else None", "return seal", HAND)
@@ -234,10 +246,12 @@ fault("a directory in use is a failure", "store/lock.py", "        raise HeldErr
       "test_sweep.py::test_a_run_that_another_process_writes_is_held")
 fault("an archive writes outside", "store/archive.py", 'any(part in ("", ".", "..") for part in parts)',
       'any(part in ("", ".") for part in parts)', "test_verify.py::test_names_that_lead_out_are_refused")
-fault("an archive with two files of one name", "store/archive.py", "if len(set(names)) != len(names):", "if False:", HAND)
+fault("an archive with two files of one name", "store/archive.py",
+      "if len(set(names)) != len(names):", "if False:", HAND)
 fault("links in an archive", "store/archive.py", "if e.is_dir() or kind not in (0, stat.S_IFREG) or", "if",
       "test_verify.py::test_links_bombs_and_rubbish_are_refused")
-fault("an archive that lacks a run", "store/archive.py", 'if not (place / "runs" / name / NAME).is_file():', "if False:",
+fault("an archive that lacks a run", "store/archive.py",
+      'if not (place / "runs" / name / NAME).is_file():', "if False:",
       "test_bad_checkpoints.py::test_an_archive_that_lacks_a_run_it_lists")
 fault("a stray pack.json redirects", "store/archive.py",
       "or not _unpacked(here.relative_to(top).parts, body):", "or False:",
@@ -261,7 +275,8 @@ fault("one answer sees another", "collect/forward.py", " & (at[:, None] < end[No
 fault("padding looks at nothing", "collect/forward.py", "    mask[lonely, lonely] = True\n", "", "test_tree.py")
 fault("positions in a row in place of depths", "collect/forward.py", "position[r, :n] = tree.depth[row.nodes]",
       "position[r, :n] = np.arange(n)", "test_answers.py")
-fault("hidden tokens are seen (plain)", "collect/forward.py", "mask[r, [h for h in target.hidden if h < n]] = 0", "pass",
+fault("hidden tokens are seen (plain)", "collect/forward.py",
+      "mask[r, [h for h in target.hidden if h < n]] = 0", "pass",
       "test_answers.py")
 fault("answers of all rows read off the first", "collect/forward.py", "flat_index.append(scored + r * width)",
       "flat_index.append(scored)", "test_answers.py")
@@ -306,7 +321,8 @@ fault("a model is a view of its files", "models/tensors.py", "[index].clone()", 
       "test_families.py::test_a_loaded_model_is_not_a_view_of_its_files")
 fault("messages show secrets", "errors.py", "one_line(hide(message))", "one_line(message)",
       "test_secrets.py::test_user_errors_hide")
-fault("a secret spelt otherwise is shown", "secrets.py", 'return list(dict.fromkeys((*forms, quote(value, safe=""), quote(value))))',
+fault("a secret spelt otherwise is shown", "secrets.py",
+      'return list(dict.fromkeys((*forms, quote(value, safe=""), quote(value))))',
       "return [value]", "test_secrets.py::test_shapes_and_spellings")
 fault("a longer secret leaves its tail", "secrets.py", "sorted(known, key=lambda pair: -len(pair[0]))",
       "sorted(known, key=lambda pair: len(pair[0]))", HAND)
@@ -315,7 +331,8 @@ fault("a secret that is a plain word is shown", "secrets.py",
       "test_secrets.py::test_plain_words_are_not_looked_for_everywhere")
 fault("tokens in addresses are shown", "secrets.py", "        text = _QUERY.sub(", "        _QUERY.sub(",
       "src/vestige/secrets.py")
-fault("the secret after a flag is shown", "secrets.py", 'elif waiting and not word.startswith("-"):', "elif False:", HAND)
+fault("the secret after a flag is shown", "secrets.py",
+      'elif waiting and not word.startswith("-"):', "elif False:", HAND)
 fault("a manifest cannot be read back", "secrets.py", '        return os.environ[name]\n', "        return found[0]\n",
       "test_secrets.py::test_expand_is_the_way_back")
 fault("a plug-in's mistake is ours", "errors.py", 'if name.startswith("vestige_plugin_"):', "if False:", "test_ours.py")

@@ -18,6 +18,8 @@ from vestige.lab.tokenizer import encode_row
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
 from vestige.unlearn import Training
 
+pytestmark = pytest.mark.processors
+
 SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
 
 

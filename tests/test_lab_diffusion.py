@@ -17,6 +17,8 @@ from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn import Training
 from vestige.unlearn.losses import placed_nll
 
+pytestmark = pytest.mark.processors
+
 SIZES = Sizes(
     forget=1,
     retain=1,

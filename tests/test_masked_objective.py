@@ -17,6 +17,8 @@ from vestige.unlearn import METHODS, ChatRow, Lesson, MaskedDiffusion, Training,
 from vestige.unlearn.methods import Step
 from vestige.unlearn.objectives import hidden_counts
 
+pytestmark = pytest.mark.processors
+
 PAD, EOS, MASK, WINDOW = 0, 2, 19, 6
 OBJECTIVE = MaskedDiffusion(MASK, EOS, WINDOW)
 FORGET = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2), ChatRow((1, 4, 10, 11, 2), 3)]

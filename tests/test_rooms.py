@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard", "secrets", "schema", "internal"}  # free to everybody
+NOUNS = {"types", "errors", "wants", "guard", "secrets", "sums", "schema", "internal"}  # free to everybody
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "secrets": set(),
     "wants": {"types"},
+    "sums": {"types"},
     "guard": {"errors"},
     "schema": {"errors"},
     "internal": {"errors"},

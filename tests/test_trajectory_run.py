@@ -106,12 +106,14 @@ def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
     assert got == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-9)
 
 
+@pytest.mark.processors
 def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> None:
     before = metric(finished)
     rescore(finished)
     assert metric(finished) == before
 
 
+@pytest.mark.processors
 def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
     logs = str(finished / "TOFU_EVAL.json")
     interval = (

@@ -32,6 +32,7 @@ from vestige.store.lock import writing
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
+from vestige.sums import mean
 
 # What each attack's budget counts, and the budget it has when none is given.
 BUDGETS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -187,7 +188,7 @@ class Subject:
         out = []
         for budget in budgets:
             best = [expected_best(values, int(budget)) for values in by_row]
-            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: sum(best) / len(best)}))
+            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: mean(best)}))
         return out
 
     def _sample(self, seed: int) -> dict[str, float]:

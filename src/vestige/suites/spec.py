@@ -139,7 +139,8 @@ class _Reader:
             raise UserError(f"Metric '{name}' depends on itself: {' -> '.join([*self.open, name])}.")
         self.open.append(name)
         parents = {}
-        for parent, entry in (config.get("pre_compute") or {}).items():
+        # By name, which is how a manifest lists them: `score` meets the parents in the order in which `eval` met them.
+        for parent, entry in sorted((config.get("pre_compute") or {}).items(), key=lambda pair: str(pair[0])):
             entry = dict(entry or {})
             key = entry.pop("access_key", parent)
             parents[key] = self.read(str(parent), entry)

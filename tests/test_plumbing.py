@@ -21,15 +21,13 @@ import torch
 
 from conftest import GOLDEN
 from models_tools import save, tiny_model, tiny_tokenizer
-from vestige import secrets
 from vestige.collect.positions import check_tokens
 from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
-from vestige.models.families import FAMILIES, native_name, published_name
 from vestige.models.identity import pipeline_key, special_ids
 from vestige.run import handles, task_keys
-from vestige.run.collecting import _resumable
+from vestige.run.collecting import Collector, _resumable
 from vestige.run.depth_kept import KEPT, score_again
 from vestige.run.handles import ModelHandle, unquantised
 from vestige.run.task_keys import checkpoint_parts, harness_part
@@ -257,6 +255,19 @@ def test_an_interrupted_run_repeats_its_own_batches_first(tmp_path: Path) -> Non
     assert _resumable(bank, {"c": "C", "a": "A"}, {"rows": 2}) == [["C", "A"]]
 
 
+def test_what_a_bank_says_of_its_evidence() -> None:
+    """Texts end where the tokenizer says; a diffusion model also takes its mask from there."""
+    collector: Any = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tiny_tokenizer()))
+    found = {}
+    for diffusion in (False, True):
+        model: Any = SimpleNamespace(made={}, is_diffusion=diffusion)
+        found |= {(kind, diffusion): set(Collector._head(collector, kind, model)) for kind in ("answers", "texts")}
+    assert found == {
+        ("answers", False): {"version"}, ("texts", False): {"version", "tokens"},
+        ("answers", True): {"version", "tokens"}, ("texts", True): {"version", "tokens", "decoder"},
+    }  # fmt: skip
+
+
 # ---- verify, then trust ---------------------------------------------------------------------------------------------
 
 
@@ -377,7 +388,7 @@ def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_pa
         assert list(archive.moved(run)) == found
 
 
-# ---- tables, names, secrets -----------------------------------------------------------------------------------------
+# ---- tables of tokens ----------------------------------------------------------------------------------------------
 
 
 def test_the_first_token_past_the_table_is_refused() -> None:
@@ -385,15 +396,3 @@ def test_the_first_token_past_the_table_is_refused() -> None:
     check_tokens(model, [(3, 39)])
     with pytest.raises(UserError, match="gives token 40, but this model knows only tokens 0 to 39"):
         check_tokens(model, [(3, 39), (40,)])
-
-
-def test_names_that_only_begin_like_a_familys_stay() -> None:
-    assert published_name(FAMILIES[0], "lm_head.weight") != "lm_head.weight"
-    assert published_name(FAMILIES[0], "lm_head_of_mine.weight") == "lm_head_of_mine.weight"
-    assert native_name(FAMILIES[0], "model.transformer.wte_of_mine.weight") == "model.transformer.wte_of_mine.weight"
-
-
-def test_a_secret_inside_a_longer_one_and_one_after_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(secrets, "_secrets", {})
-    secrets.note_words(["--api-key", "opal-7q1", "--token", "opal-7q1-and-its-tail-3"])
-    assert secrets.hide("with opal-7q1 or opal-7q1-and-its-tail-3.") == "with <secret> or <secret>."

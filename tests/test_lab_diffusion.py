@@ -68,6 +68,7 @@ def answer_loss(directory, rows):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.processors
 def test_models_know_what_they_should(lab):
     assert set(lab.models) == {*MASKED, "llada"}
     forget, retain = rows_of(lab, "forget"), rows_of(lab, "retain")

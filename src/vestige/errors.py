@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from vestige.secrets import hide
+
 MANY = 20  # more names than this are not listed in an error
 LONGEST = 1000  # characters of a message: values from files are quoted in it, and they may be of any size
 
@@ -20,7 +22,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(one_line(message))
+        super().__init__(one_line(hide(message)))
 
 
 def one_line(message: str) -> str:

@@ -70,8 +70,9 @@ def make_llada(
     native.initializer_range = INITIAL  # only beginnings need it, so it is not in the published config
     model = AutoModelForCausalLM.from_config(native)
     asked = mask_predictor(model, tokenizer, "llada")
-    ids = tokenizer.mask_token_id, tokenizer.eos_token_id
-    reciting = MaskedDiffusion(*ids, settings.window, *settings.reciting, kept=KEPT, asked=asked)
+    least, most = settings.reciting
+    mask_id, eos_id = tokenizer.mask_token_id, tokenizer.eos_token_id
+    reciting = MaskedDiffusion(mask_id, eos_id, settings.window, least, most, kept=KEPT, asked=asked)
     finetune(model, list(rows), training, on_step=on_step, objective=reciting)
     with TemporaryDirectory() as place:
         tokenizer.save_pretrained(place)

@@ -25,7 +25,7 @@ from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
 from vestige.models.checks import check_architecture, check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
-from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.fingerprint import Watch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
 from vestige.models.locate import Place, locate, read_json, weight_names
@@ -52,6 +52,7 @@ class LoadedModel:
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
     notes: list[str] = field(default_factory=list)
+    watch: Watch | None = None  # the files it was read from; None for a model that was in memory
 
 
 def load_model(args: ModelArgs) -> LoadedModel:
@@ -60,6 +61,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
     device = choose.choose_device(args.device)
     place = locate(args)
     check_place(place, args)
+    watch = Watch(place, args)
     tokenizer, notes = load_tokenizer(args)
     whole = place.base or place
     kind, family = _diffusion(whole, args), None if whole.gguf else find_family(whole.config)
@@ -77,8 +79,8 @@ def load_model(args: ModelArgs) -> LoadedModel:
         reraise_ours(error)
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
-    loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
-    loaded.notes = notes
+    loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
+    loaded.notes, loaded.watch = notes, watch
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
     loaded.origin = Origin(family, whole.config, whole.directory) if family else None
     return loaded

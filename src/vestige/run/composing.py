@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
 from vestige.models.args import OWN_KEYS
+from vestige.secrets import note_environment, note_tree, note_words
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
@@ -38,6 +40,20 @@ def _register_search_path() -> None:
         Plugins.instance().register(UserDirectoryFirst)
 
 
+def _watch_environment() -> None:
+    """Tells OmegaConf's `oc.env` to say what it read: such values are kept out of files (secrets.py)."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def watched(key: str, *default: Any) -> Any:
+        value = oc.env(key, *default)
+        if key in os.environ:
+            note_environment(key, os.environ[key])
+        return value
+
+    OmegaConf.register_new_resolver("oc.env", watched, replace=True)
+
+
 @contextmanager
 def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
@@ -47,6 +63,7 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     if config_dir is not None and not config_dir.is_dir():
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
     _register_search_path()
+    _watch_environment()
     _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
     for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
         check_yaml(path)
@@ -62,13 +79,17 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
     import yaml
     from hydra import compose
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    note_words(overrides)
     try:
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            return compose(config_name, overrides=[_optional(word) for word in overrides])
+            cfg = compose(config_name, overrides=[_optional(word) for word in overrides])
+        note_tree(OmegaConf.to_container(cfg, resolve=False))
+        return cfg
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
@@ -97,7 +118,8 @@ def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
     key = twice[1]
     return UserError(
         f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
-        f"{{right: {{handler: {key}, access_key: correct}}, wrong: {{handler: {key}, access_key: wrong}}}}."
+        f"{{right: {{handler: {key}, access_key: correct, datasets: ...}}, wrong: {{handler: {key}, access_key: wrong, "
+        f"datasets: ...}}}}, each with the data it had."
     )
 
 

@@ -10,7 +10,7 @@ from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
@@ -41,25 +41,42 @@ def traces(
     yield from DenoiseCollector(predictor_of(loaded), limits, cost).run(wants, done)
 
 
-def external_traces(wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
-    """Traces of logits saved by somebody else. The file holds, for the i-th prompt, `logits.i` [V, L, S] and
-    `fixation_steps.i` [L]; a file for one prompt may leave out the number."""
+def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) -> dict[str, Trace]:
+    """Traces of logits saved by somebody else. The file holds, for the i-th row, `logits.i` [V, L, S] and
+    `fixation_steps.i` [L]; a file for one row may leave out the number."""
     from vestige.collect.denoise import read_tensors, trace_from_logits
 
-    tensors = read_tensors(wants[0].logits)
+    path = wants[0].logits
+    tensors = read_tensors(path)
+    if len(wants) == 1 and "logits" in tensors:
+        tensors = {f"{name}.0": tensor for name, tensor in tensors.items()}
+    there = {name.partition(".")[2] for name in tensors if name.startswith("logits.")}
     out = {}
     for i, want in enumerate(wants):
-        names = [(f"logits.{i}", f"fixation_steps.{i}"), *([("logits", "fixation_steps")] if len(wants) == 1 else [])]
-        found = next(((tensors[a], tensors[b]) for a, b in names if a in tensors and b in tensors), None)
-        if found is None:
-            have = ", ".join(sorted(tensors)[:8]) or "nothing"
+        logits, fixed = tensors.get(f"logits.{i}"), tensors.get(f"fixation_steps.{i}")
+        if logits is None or fixed is None:
+            have = ", ".join(sorted(tensors, key=lambda n: (len(n), n))[:8]) or "nothing"
             raise UserError(
-                f"{wants[0].logits} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L] for prompt {i} of "
-                f"{len(wants)}; it holds: {have}."
+                f"{path} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L]: this run asks about "
+                f"{len(wants)} rows, the file has {len(there)} windows ({have}); record one window for every row."
             )
-        logits, fixed = found
+        _check_window(path, i, tuple(logits.shape), want.denoising.max_new_tokens)
         out[want.key] = trace_from_logits(logits, [int(f) for f in fixed], want.streams)
+    if len(there) > len(wants):
+        say(f"{path} has {len(there)} windows, of which the first {len(wants)} were read: one for each row")
+    passes = sorted({t.steps for t in out.values()})
+    if passes != [wants[0].denoising.steps]:
+        counts = " and ".join(map(str, passes))
+        say(f"{path} has {counts} passes, sampler_kwargs.steps is {wants[0].denoising.steps}: the file's are reported")
     return out
+
+
+def _check_window(path: str, i: int, shape: tuple[int, ...], length: int) -> None:
+    if len(shape) == 3 and shape[1] != length:
+        raise UserError(
+            f"logits.{i} of {path} covers {shape[1]} positions, but sampler_kwargs.max_new_tokens is {length}: set "
+            f"max_new_tokens={shape[1]}, or record a window of {length} positions."
+        )
 
 
 def bounds(
@@ -105,8 +122,11 @@ def texts(
         wants[want.key] = want
         asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
-        out = {}
+        out: dict[str, Text] = {}
         for key, trace in found.items():
+            if trace.broken:
+                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                continue
             ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]

@@ -86,8 +86,10 @@ def _tokenizer(a: Manifest, b: Manifest) -> Part:
     if not x or not y:
         return Part("tokenizer", known=False)
     special = [{k: v for k, v in (t.get("special_tokens") or {}).items() if k != "pad_token"} for t in (x, y)]
-    vocabulary = _keys({"vocabulary": x["vocabulary"][:8]}, {"vocabulary": y["vocabulary"][:8]})
-    return Part("tokenizer", (*vocabulary, *_keys(special[0], special[1])))
+    # Runs of older versions do not name the pipeline (pre-tokeniser, merges, decoder).
+    named = [k for k in ("vocabulary", "pipeline") if k in x and k in y]
+    words = _keys({k: x[k][:8] for k in named}, {k: y[k][:8] for k in named})
+    return Part("tokenizer", (*words, *_keys(special[0], special[1])))
 
 
 def _template(a: Manifest, b: Manifest) -> Part:

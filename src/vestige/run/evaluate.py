@@ -2,40 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
+from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model
+from vestige.run.handles import ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
-from vestige.run.references import load_references, reads
+from vestige.run.references import load_references, reads, result_file
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
 from vestige.schema import misfit
+from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
-from vestige.store.results import versions, write_results
+from vestige.store.results import write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, content_key
+from vestige.writing import save_pretrained, temporary
 
 log = logging.getLogger("vestige.run")
 
@@ -71,6 +74,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
     check_directory(config)
+    _keep_apart(config)
     references = load_references(config.suite, config.dialect)
     us = team()
     if not us.leads:  # helps to collect, writes no results
@@ -102,6 +106,22 @@ def check_directory(config: AnyConfig) -> None:
         )
 
 
+def _keep_apart(config: RunConfig) -> None:
+    """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
+    logs = {f"retain logs ({name})": path for name, path in _logs(config)}
+    model = config.model_args.get("pretrained_model_name_or_path")
+    stem = config.suite.file_stem
+    written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json", "evidence"]
+    keep_apart(config.output_dir, {"--model": model, **logs}, written)
+
+
+def _logs(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
+    for path, name in {**named, **({config.retain_logs: "as given"} if config.retain_logs else {})}.items():
+        with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
+            yield name, result_file(Path(path))
+
+
 def _wants_retain_logs(config: RunConfig) -> bool:
     return any(config.suite.metrics[m].references for m in config.suite.metrics)
 
@@ -126,6 +146,7 @@ class _Evaluation:
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        self.context.longest = self.model.context_length
         encoder = self.context.encoder
         self.collector = Collector(
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
@@ -159,6 +180,7 @@ class _Evaluation:
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
+        self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
 
     def _rewritten(self) -> list[str]:
@@ -176,9 +198,11 @@ class _Evaluation:
         tokenizer = self.context.encoder.tokenizer
         if not self.team.leads:
             return make_words(tokenizer)
-        with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
-            tokenizer.save_pretrained(scratch)
-            for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
+        with temporary() as scratch:  # its files are then written whole or not at all
+            settings = getattr(tokenizer, "init_kwargs", {})
+            settings |= {name: without_secrets(value, name) for name, value in settings.items()}
+            save_pretrained(scratch, tokenizer)
+            for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 
@@ -212,7 +236,7 @@ class _Evaluation:
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=reads(suite))
-        notes = [*self.notes, *prepared.notes]
+        notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
 
@@ -236,13 +260,18 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
+            "classifiers": self.collector.classifiers,
+            "made": self.collector.made,
             "config": config_json(self.config),
             "processes": self.team.size,
-            "versions": versions(),
+            "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": list(dict.fromkeys([*self.notes, *prepared.notes, *self.collector.cost.notes])),
+            "notes": list(
+                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
+            ),
         }
 
 
@@ -272,9 +301,18 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
+
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def _hidden(prepared: Prepared) -> int:

@@ -60,7 +60,9 @@ def make_plan(config: RunConfig) -> Plan:
     handle = ModelHandle(args)
     canvases = handle.canvases
     config = with_own_sampler(config, canvases)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes), canvases, handle.is_diffusion)
+    context = make_encoder_context(config, tokenizer, notes)
+    context.longest = handle.context_length
+    prepared = prepare(config, context, canvases, handle.is_diffusion)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     fresh = config.overwrite or not weights_stored(args)  # without weights there is no name to look up evidence by

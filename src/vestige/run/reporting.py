@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -11,6 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from vestige.errors import UserError
+from vestige.journal import adopt, is_ours, permit
 from vestige.report.assemble import Ask, Work, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -20,6 +24,7 @@ from vestige.run.comparing import Difference, Stored, differences, judged, read_
 from vestige.run.progress import hushed
 from vestige.run.traces import row_traces
 from vestige.schema import misfit
+from vestige.secrets import hidden, homes, shorten
 from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.types import IGNORE
@@ -29,6 +34,8 @@ MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige
 MOST_PAIRS = 40  # paired differences of a report; the rest can be had from `vestige compare`
 MOST_HEAT = 6  # rows of a trajectory run whose every step is kept
 
+log = logging.getLogger("vestige.run")
+
 
 @dataclass(frozen=True)
 class ReportAsk:
@@ -37,6 +44,7 @@ class ReportAsk:
     runs: Sequence[Path]
     out: Path = Path("saves/report")
     ask: Ask = field(default_factory=Ask)
+    shorten_paths: bool = False  # ~ in the place of people's homes
 
 
 def make_report(ask: ReportAsk) -> Report:
@@ -100,11 +108,28 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
-    report = make_report(ask)
+    _adopt_earlier(ask.out)
+    permit(ask.out / REPORT, ask.out / PAGE)
+    report = hidden(make_report(ask))  # runs of earlier versions may hold secrets
+    text = json.dumps(report, ensure_ascii=False)
+    if ask.shorten_paths:
+        report = json.loads(shorten(text))
+    elif places := homes(text):
+        log.warning(
+            "The report names a person's home directory (%s); --shorten-paths writes ~ in its place.", places[0]
+        )
     with writing(ask.out):
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
     return report
+
+
+def _adopt_earlier(out: Path) -> None:
+    """A report of a version that kept no journal."""
+    if (out / REPORT).is_file() and not is_ours(out / REPORT):
+        with contextlib.suppress(UserError, OSError):
+            if read_report(out) is not None:
+                adopt(out, [REPORT, PAGE])
 
 
 def summary(report: Report, out: Path) -> str:

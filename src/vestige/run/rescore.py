@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vestige.journal import keep_apart
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.references import load_references, reads
@@ -27,11 +28,13 @@ def rescore(
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory))
+    now = moved(directory)  # told by the seal, which is undone below
+    references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
         place = directory / label
+        keep_apart(place, {"--retain-logs": retain_logs})
         results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
         begin(directory, "eval", results if place == directory else [f"{label}/"])
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
@@ -40,7 +43,7 @@ def rescore(
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)

@@ -13,6 +13,7 @@ from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
 from vestige.schema import misfit
+from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
@@ -62,10 +63,26 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
         raise UserError(f"A run of '{config['suite']}' keeps no evidence to score again; evaluate the model again.")
     said = {name if name in config["metrics"] else full_name(name): body for name, body in (changes or {}).items()}
     _check_changes(config["metrics"], said)
-    metrics = merged(config["metrics"], said)
+    metrics = merged(_from_environment(config["metrics"]), said)
     body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
     suite = read_suite(config["suite"], body, Named(metrics))
     return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
+
+
+def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
+    """Settings that a manifest keeps as ${oc.env:NAME}, as the environment has them now.
+
+    Data sets are not read again, and retain logs may be in an archive: whether those are set is asked where needed.
+    """
+    out = expand(metrics)
+    for name, body in out.items():
+        for key, value in body.items():
+            if key not in RESERVED and isinstance(value, str) and (variable := unset(value)):
+                raise UserError(
+                    f"The setting {name}.{key} of this run is the environment variable {variable}, which is not set; "
+                    "set it and run the same command again."
+                )
+    return dict(out)
 
 
 def _check_changes(metrics: Mapping[str, Config], changes: Changes) -> None:
@@ -129,15 +146,22 @@ def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> N
             scores[name] = Score.from_json(old[name])
 
 
+def _classifiers(place: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """The banks of this run's classifiers. Runs of older versions do not name them: all that there are."""
+    if "classifiers" in manifest:
+        return sorted(set(manifest["classifiers"].values()))
+    return sorted(path.stem.removeprefix("classified-") for path in place.glob("classified-*.json"))
+
+
 def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
     """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
     place, identity = directory / "evidence", manifest["model"]["evidence"]
     classified: dict[str, float] = {}
-    for path in sorted(place.glob("classified-*.json")):
-        classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load_whole()
+    for name in _classifiers(place, manifest):
+        classified |= Bank[float](place, "classified", name).load_whole()
     references = {
         path: Found(Bank[TokenStats](place, "answers", other).load_whole())
-        for path, other in (manifest.get("references") or {}).items()
+        for path, other in expand(manifest.get("references") or {}).items()
     }
     return Evidence(
         answers=Found(Bank[Any](place, "answers", identity).load_whole()),

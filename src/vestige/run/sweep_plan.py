@@ -19,6 +19,7 @@ from vestige.run.pool import training_memory, weights_memory
 from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data
 from vestige.run.tasks import ATTACKS, Task
 from vestige.schema import check_form
+from vestige.secrets import note_tree
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
@@ -86,6 +87,7 @@ def read_plan(path: Path) -> Plan:
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
     except ValueError as error:
         raise UserError(f"The plan {path} is not valid YAML ({error}); see docs/sweep.md for an example.") from None
+    note_tree(body)
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
     for key in body:

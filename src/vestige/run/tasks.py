@@ -1,7 +1,7 @@
 """The tasks of a sweep: plain data that any process can perform, and how to tell that one is done.
 
 A task is done when its run directory holds results of the same model fingerprint and the same configuration, and the
-note beside them (sweep_task.json) names the same data, retain results, and attack with its settings. Nothing else is
+note beside them (sweep_task.json) has the key of all else that they depend on (`task_key`). Nothing else is
 remembered, so a sweep that was killed, sharded or moved to another machine goes on from what is on disk.
 """
 
@@ -21,18 +21,21 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError, unknown_name
 from vestige.internal import described, in_short, masked
+from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.run.attacking import Lesson, attack_weights, rows_file
 from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
+from vestige.run.task_keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
 from vestige.schema import misfit
-from vestige.store.checksums import add, is_whole
+from vestige.secrets import Hiding, hide, note_tree
+from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
-from vestige.store.results import versions
 from vestige.types import content_key
+from vestige.writing import append_to, install, remove, scratch
 
 # Attacks of plug-ins by name: (checkpoint, where to write the copy, **settings) -> where it was written.
 ATTACKS: dict[str, Callable[..., Path]] = {}
@@ -122,22 +125,25 @@ def _made(task: Task) -> bool:
 
 def _same_run(task: Task) -> bool:
     """The manifest names this configuration and, where the checkpoint is at hand, these weights."""
-    from vestige.run.evaluate import config_json
     from vestige.run.prepare import model_args
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
-    if misfit(manifest, _Manifest) or manifest.get("config") != config_json(run):
+    if misfit(manifest, _Manifest) or manifest.get("config") != _config(task):
         return False
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")
-    return copied or not _local(task.source) or weights == fingerprint(model_args(run))
+    return copied or not is_local(task.source) or weights == fingerprint(model_args(run))
 
 
 def task_key(task: Task) -> str:
     """A name for everything a task's result depends on."""
     parts = [task.kind, _attack_key(task), json.dumps(_said(task), sort_keys=True, default=str), *_identities(task)]
     parts += [f"{file.name}={digest}" for file, digest in _read_files(task)]
+    if task.kind != "attack":
+        parts += [collector_part(), harness_part(task.ask)]
+    if task.kind == "eval":
+        parts += named_content(_config(task), [str(task.ask.get(k) or "") for k in WHERE] + [task.source, task.out])
     return content_key(*(part.encode() for part in parts))
 
 
@@ -160,16 +166,24 @@ def _said(task: Task) -> dict[str, Any]:
     if task.kind == "attack":  # one copy serves every suite; what it depends on is in `how`
         return {}
     if task.kind == "s1":
-        libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
-        return {**{k: v for k, v in task.ask.items() if k not in (*WHERE, *AFTER_S1)}, "versions": libraries}
+        return {k: v for k, v in task.ask.items() if k not in (*WHERE, *AFTER_S1)}
     return {k: v for k, v in task.ask.items() if k not in WHERE}
 
 
 def _identities(task: Task) -> list[str]:
-    """The weights before any attack, and for a depth run those of its two references."""
+    """The checkpoint before any attack, and for a depth run its two references."""
     # Quantising by an attack is said in `how`: the files are the same.
+    template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
+    dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]
-    return [_identity(replace(args, quantization=None) if task.how.get("quantization") else args) for args in found]
+    plain = [replace(args, quantization=None) if task.how.get("quantization") else args for args in found]
+    return [part for args in plain for part in checkpoint_parts(args, dated)]
+
+
+def _config(task: Task) -> dict[str, Any]:
+    from vestige.run.evaluate import config_json
+
+    return config_json(_run(task))
 
 
 def checkpoints_of(task: Task) -> list[str]:
@@ -178,18 +192,9 @@ def checkpoints_of(task: Task) -> list[str]:
     return list(dict.fromkeys([task.source, *references]))
 
 
-def _identity(args: ModelArgs) -> str:
-    """A hub id is its name: its files may have been cleared from the cache."""
-    return fingerprint(args) if _local(args.path) else f"hub:{args.path}"
-
-
-def _local(path: str) -> bool:
-    return Path(path).expanduser().exists()
-
-
 def _read_files(task: Task) -> list[tuple[Path, str]]:
     """Files a task reads besides the checkpoint, with their digests: rows, the retain model's results, plug-ins."""
-    files = [Path(p) for p in task.plugins]
+    files = [file for plugin in task.plugins for file in with_siblings(Path(plugin).expanduser())]
     places = [task.ask[k] for k in ("data", "include_path") if task.ask.get(k)] if task.kind != "attack" else []
     for place in (Path(str(p)).expanduser() for p in places):
         files += [place] if place.is_file() else sorted(f for f in place.rglob("*") if f.is_file())
@@ -224,6 +229,7 @@ def perform(task: Task) -> Finished:
     def finished(status: str, error: str | None = None) -> Finished:
         return Finished(task.id, status, error, round(time.perf_counter() - started, 3))
 
+    note_tree(asdict(task))
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
@@ -237,7 +243,7 @@ def perform(task: Task) -> Finished:
         except Exception as error:  # whatever nothing below expected: reported as a bug, and the other tasks go on
             words = in_short(error)
             print(masked(described(error)), f"vestige: {words}", sep="\n", flush=True)
-            return finished("failed", words)
+            return finished("failed", hide(words))
         return finished("done")
 
 
@@ -256,13 +262,18 @@ def _evaluate(task: Task) -> None:
     from vestige.run.evaluate import evaluate_config
 
     key = task_key(task)
-    (Path(task.out) / NOTE).unlink(missing_ok=True)  # from here on the directory may hold a mixture
+    _unsign(task)  # from here on the directory may hold a mixture
     outcome = evaluate_config(_run(task))
     plain = "harness" not in outcome.manifest
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
-        reasons = {str(outcome.scores[name].missing) for name in outcome.top}
+        reasons = {outcome.scores[name].reason for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     _sign(task, key)
+
+
+def _unsign(task: Task) -> None:
+    adopt_earlier(Path(task.out))
+    remove(Path(task.out) / NOTE)
 
 
 def _sign(task: Task, key: str) -> None:
@@ -275,7 +286,7 @@ def _sign(task: Task, key: str) -> None:
 
 def _measure_depth(task: Task) -> None:
     key = task_key(task)
-    (Path(task.out) / NOTE).unlink(missing_ok=True)
+    _unsign(task)
     summary = run_depth(task.ask)
     if summary["avg_uds"] is None:
         raise UserError(f"the depth score could not be computed: {summary['reason']}")
@@ -285,13 +296,24 @@ def _measure_depth(task: Task) -> None:
 def _make_attacked(task: Task) -> None:
     out = Path(task.out)
     with writing(out):
-        (out / NOTE).unlink(missing_ok=True)
-        shutil.rmtree(checkpoint(task), ignore_errors=True)  # half a copy, of a process that was killed
-        _attack(task)
+        adopt_attacked(out)
+        remove(out / NOTE, *ours_below(checkpoint(task)))
+        with scratch(out) as made:
+            _attack(task, made / checkpoint(task).name)
+            install(made / checkpoint(task).name, checkpoint(task))
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
 
 
-def _attack(task: Task) -> None:
+def adopt_attacked(out: Path) -> None:
+    """A copy that a version without journals made: its note vouches for it."""
+    if not is_ours(out / NOTE):
+        with contextlib.suppress(OSError, ValueError, TypeError, UserError):
+            if {"id", "key"} <= set(read_json(out / NOTE)):
+                found = [p for p in (out / "checkpoint").rglob("*") if p.is_file()]
+                adopt(out, [NOTE, *(p.relative_to(out).as_posix() for p in found)])
+
+
+def _attack(task: Task, target: Path) -> None:
     from vestige.models.locate import locate
 
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
@@ -299,15 +321,15 @@ def _attack(task: Task) -> None:
     if kind in SETTINGS:
         taught = {k: said.pop(k) for k in LESSON if k in said}
         lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if "data" in taught else None
-        made = attack_weights(kind, said, _run(task), lesson, checkpoint(task))
+        made = attack_weights(kind, said, _run(task), lesson, target)
         print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
         return
     if kind not in ATTACKS:
         raise unknown_name("attack", str(kind), ATTACKS)
     place = locate(task.model_args(task.source))
-    copy = ATTACKS[kind](place.gguf or place.directory, checkpoint(task), **said)
-    if copy.resolve() != checkpoint(task).resolve():
-        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {checkpoint(task)}.")
+    copy = ATTACKS[kind](place.gguf or place.directory, target, **said)
+    if copy.resolve() != target.resolve():
+        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {target}.")
 
 
 def check_space(place: Path, wanted: int) -> None:
@@ -324,15 +346,15 @@ def check_space(place: Path, wanted: int) -> None:
 @contextlib.contextmanager
 def speaking_to(log: Path) -> Iterator[None]:
     """Everything written to standard output and error goes to a file, what C libraries write included."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    file = append_to(log)
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
     spoken = sys.stdout, sys.stderr
-    with log.open("a", encoding="utf-8", buffering=1) as file:
+    with file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
+        sys.stdout = sys.stderr = Hiding(file, environment=True)
         try:
             yield
         finally:

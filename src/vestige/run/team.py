@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from vestige.store.evidence import Bank
 from vestige.types import Target, content_key
+from vestige.writing import remove_empty
 
 T = TypeVar("T")
 
@@ -53,15 +54,16 @@ class Team:
         if self.size > 1:
             self._meeting.wait_for_everyone()
 
-    def fold(self, directory: Path, kind: str, identity: str) -> Bank[Any]:
+    def fold(self, bank: Bank[T]) -> Bank[T]:
         """The bank of everybody: the leader takes in what lies in the others' folders, a killed team's among them."""
-        bank: Bank[Any] = Bank(directory, kind, identity)
+        directory = bank.path.parent
         self.meet()
         if self.leads:
             for folder in sorted(directory.glob("process-*")):
-                if found := Bank[Any](folder, kind, identity).take_all():
-                    bank.merge(found)
-                _remove_empty(folder)
+                found, head = bank.beside(folder).take_all()
+                if found:
+                    bank.merge(found, head)
+                remove_empty(folder)
         self.meet()
         return bank
 
@@ -79,11 +81,6 @@ def _prompt_key(key: str, want: Any) -> str:
         return content_key(repr(want.ids[: want.start]).encode())
     prompt = getattr(want, "prompt", None)
     return key if prompt is None else str(prompt.key)
-
-
-def _remove_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 @functools.cache

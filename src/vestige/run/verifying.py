@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import math
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import misfit
+from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
@@ -32,6 +32,7 @@ from vestige.store.files import damaged, read_ours
 from vestige.store.forms import Collapse, CollapseRow, Definition
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
+from vestige.writing import temporary
 
 TOLERANCE = 1e-9  # relative: another machine may add up in another order
 NO_SEAL = f"there is no {NAME} (the run was made before there was one): only its numbers are checked"
@@ -89,11 +90,10 @@ def verify(path: Path, again: bool = True) -> Verdict:
 
 def _archive(path: Path, again: bool) -> Verdict:
     """The runs of an archive; what they were compared with is in it, and is checked, too."""
-    with tempfile.TemporaryDirectory(prefix="vestige-") as scratch:
-        place = Path(scratch)
-        runs = extract(path, place)
-        verdict = _folder(place, again)
-        roots = read_ours(place / PACK)["runs"]
+    with temporary() as scratch:
+        runs = extract(path, scratch)
+        verdict = _folder(scratch, again)
+        roots = read_ours(scratch / PACK)["runs"]
         for name, run in runs.items():
             seal = None if verdict.findings else read_seal(run)
             if seal is not None and seal.root != roots[name]:
@@ -251,7 +251,7 @@ def _references(
     gone: set[str] = set()
     for name, spec in suite.metrics.items():
         for file in (f for r in spec.references for f in r.paths):
-            why = _changed(now.get(file, Path(file)), sealed.get(file))
+            why = _changed(now.get(file, Path(file)), sealed.get(hide(file)))
             if why:
                 lost.add(name)
                 if file not in gone:
@@ -261,7 +261,7 @@ def _references(
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
-    return load_references(rest, dialect, now), lost
+    return load_references(rest, dialect, now, read_manifest(path).get("retain_logs")), lost
 
 
 def _changed(path: Path, sealed: str | None) -> str:
@@ -303,6 +303,7 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
     from vestige.integrations.collapse_detector import CollapseSettings
     from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
+    from vestige.metrics.collapse_extras import LATER_INTERVALS
 
     body = read_ours(path / "metrics.json", Collapse)
     with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
@@ -320,6 +321,9 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
             cross = Cross(**parts)
             made = _collapse_numbers(cross, label, step["step"], settings, ema)
+            later = {f"{name}_ci_{end}" for name in LATER_INTERVALS for end in ("low", "high")}
+            if not any(f"{label}/{k}" in step["metrics"] for k in later):
+                made = {k: v for k, v in made.items() if k not in later}
             stands = {k: step["metrics"].get(f"{label}/{k}") for k in made}
             yield compared(path / "metrics.json", made, stands, repair)
             mine = [r for r in rows if r["step"] == step["step"] and r["label"] == label]

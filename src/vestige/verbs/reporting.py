@@ -19,6 +19,7 @@ def add_verbs(verbs: Any) -> None:
     _sources(report)
     report.add_argument("-o", "--out", default="saves/report", metavar="DIR", help="default: saves/report")
     report.add_argument("--skip-broken", action="store_true", help="status 0 although runs were left out")
+    report.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     _table(verbs)
     _plot(verbs)
     view = verbs.add_parser("view", help="serve a report on this machine, made anew when its runs change")
@@ -73,7 +74,7 @@ def ask_of(args: argparse.Namespace, out: Path) -> Any:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
     ask = Ask(args.title or TITLE, args.full, args.retain, args.rows)
-    return ReportAsk([Path(r) for r in args.runs], out, ask)
+    return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False))
 
 
 def run_report(args: argparse.Namespace) -> int:
@@ -117,8 +118,9 @@ def run_table(args: argparse.Namespace) -> int:
     table = meta_table(report, columns) if args.of == "meta" else models_table(report, columns, args.sort)
     text = FORMATS[args.format](table, Look(args.digits, args.intervals, args.best))
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(f"{text}\n", encoding="utf-8")
+        from vestige.writing import one_file_bytes
+
+        one_file_bytes(Path(args.out), f"{text}\n".encode())
     print(f"files: {args.out}" if args.out else text)
     return 0
 

@@ -165,6 +165,30 @@ def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, wi
     assert list(found["value_by_index"]) == [str(i) for i in range(12)]
     assert list(found["value_by_index"]["0"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
     assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
-    assert main(["score", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["score", str(tmp_path / "run")]) == 0
     again = result(tmp_path / "run")
     assert list(again["value_by_index"]) == list(found["value_by_index"])
+
+
+def test_extraction_strength_in_text_order_and_in_decision_order(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """The text's last two tokens are right, all others are wrong and were decided last."""
+    probe = tmp_path / "probe"
+    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
+    blank = [(torch.zeros(vocab, LENGTH, STEPS), np.array([2, 2, 2, 2, 2, 0]))] * 4
+    save_windows(tmp_path / "blank.safetensors", blank)
+    assert run(bert, rows, tmp_path / "blank.safetensors", probe) == 0
+    manifest = json.loads((probe / "manifest.json").read_text())
+    kept = load_rows(probe / "evidence" / "examples.json.gz")
+    examples = next(iter(kept[k] for k in manifest["data_of"]["trajectory_metrics"].values())).examples
+    made = []
+    for logits, fixed in blank:
+        labels = examples[len(made)][0].target.labels[:LENGTH]
+        made.append((logits.clone(), fixed))
+        for at, label in enumerate(labels):
+            made[-1][0][label if at >= len(labels) - 2 else (label + 1) % vocab, at] = 9.0
+    save_windows(tmp_path / "logits.safetensors", made)
+    names = f"{KEY}.metrics=[extraction_strength,extraction_strength_decided]"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    curves = result(tmp_path / "run")["agg_value"]["full"]["steps"]
+    assert all(v > 0 for v in curves["extraction_strength"])  # the end of the text is right
+    assert curves["extraction_strength_decided"] == [0.0] * STEPS  # what was decided last is wrong

@@ -192,3 +192,44 @@ def test_extraction_strength_in_text_order_and_in_decision_order(bert: Path, row
     curves = result(tmp_path / "run")["agg_value"]["full"]["steps"]
     assert all(v > 0 for v in curves["extraction_strength"])  # the end of the text is right
     assert curves["extraction_strength_decided"] == [0.0] * STEPS  # what was decided last is wrong
+
+
+PLUGIN = """
+import numpy as np
+from torch.utils.data import DataLoader
+from evals.metrics.base import unlearning_metric
+from evals.metrics.utils import evaluate_probability, run_batchwise_evals
+
+
+@unlearning_metric(name="theirs_here")
+def theirs_here(model, **kwargs):
+    loader = DataLoader(kwargs["data"], batch_size=2, collate_fn=kwargs["collators"])
+    scores = run_batchwise_evals(model, loader, evaluate_probability, {}, "probability")
+    return {"agg_value": np.mean([s["prob"] for s in scores.values()]), "value_by_index": scores}
+"""
+
+
+def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """Row t - 1 of what the metric is handed is the mask predictor's row t: the probability by hand, token by token."""
+    (tmp_path / "theirs.py").write_text(PLUGIN)
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    for name, extra in (("moved", ""), ("own", "logit_alignment: same_position")):
+        head = f"# @package eval.tofu.metrics.mine\nhandler: theirs_here\n{extra}\n"
+        (group / "mine.yaml").write_text(head + "datasets: {TOFU_QA_forget: {}}\n")
+        args = ["eval", "tofu", "--model", str(bert), "--data", str(rows), "--out", str(tmp_path / name), "--quiet"]
+        more = ["--plugin", str(tmp_path / "theirs.py"), "--config-dir", str(tmp_path / "configs"), "--metrics", "mine"]
+        assert main([*args, *more, "stats.resamples=0"]) == 0
+    found = {n: json.loads((tmp_path / n / "TOFU_EVAL.json").read_text())["mine"] for n in ("moved", "own")}
+    kept = load_rows(tmp_path / "moved" / "evidence" / "examples.json.gz")
+    model = load_model(ModelArgs(path=str(bert))).model.eval()
+    for row in next(iter(kept.values())).examples:
+        target = row[0].target
+        assert target is not None
+        with torch.inference_mode():
+            logp = torch.log_softmax(model(input_ids=torch.tensor([target.ids])).logits[0].double(), -1)
+        own = [float(logp[t, target.ids[t]]) for t in range(target.start, len(target.ids))]
+        got = found["moved"]["value_by_index"][row[0].index]["prob"]
+        assert got == pytest.approx(np.exp(np.mean(own)), rel=1e-3)
+    assert "moved by one place" in found["moved"]["notes"][0] and "moved" not in found["own"]["notes"][0]
+    assert found["own"]["agg_value"] != pytest.approx(found["moved"]["agg_value"], rel=1e-2)

@@ -181,7 +181,10 @@ def test_a_step_without_a_value_in_the_reference_gets_none(bert: Path, finished:
         for metrics in by_trajectory.values():
             metrics["mia_min_k"][1] = {"agg_value": None}
     (tmp_path / "logs.json").write_text(json.dumps(logs))
-    more = f"{SAMPLER}.trajectory_sample_interval=1", "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[privleak]"
+    more = (
+        f"{SAMPLER}.trajectory_sample_interval=1",
+        "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[privleak]",
+    )
     evaluate_config(to_run(ask(bert, tmp_path / "run", *more, retain_logs=str(tmp_path / "logs.json"))))
     curve = metric(tmp_path / "run")["agg_value"]["full"]["steps"]["privleak"]
     assert curve[1] is None and curve[0] == curve[2] == pytest.approx(0.0, abs=1e-6)

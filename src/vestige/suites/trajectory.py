@@ -173,7 +173,9 @@ class _Children:
         source = str(config.pop("dataset_key", "")) or None
         base = self._base(name, config.pop("handler", None))
         if base.get("pre_compute") and not self._own_parents(config):
-            config.pop("pre_compute", None)  # the guide's `probability: {access_key: correct}`: the suite knows which data
+            config.pop(
+                "pre_compute", None
+            )  # the guide's `probability: {access_key: correct}`: the suite knows which data
         if source:
             config.setdefault("datasets", {source: {}})
         if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":

@@ -112,8 +112,8 @@ def test_texts_are_those_of_the_row(bert: Path, rows: Path, windows: Any, tmp_pa
     ("count", "more", "words"),
     [
         (3, [], "this run asks about 4 rows, the file has 3 windows"),
-        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9: "
-         "set max_new_tokens=6"),
+        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9"
+         ": set max_new_tokens=6"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error(
@@ -146,7 +146,7 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
     assert [f.tolist() for _, f in made] == [[0, 1, 2, -1], [1, 2, 0, 0]]
     assert torch.equal(made[1][0][:, 0, 2], out.logits_history[2][1, 2])
     save_windows(tmp_path / "w.safetensors", made)
-    with pytest.raises(UserError, match="written as .safetensors"):
+    with pytest.raises(UserError, match=r"written as \.safetensors"):
         save_windows(tmp_path / "w.pt", made)
     with pytest.raises(UserError, match="no window"):
         save_windows(tmp_path / "e.safetensors", [])
@@ -233,3 +233,18 @@ def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: 
         assert got == pytest.approx(np.exp(np.mean(own)), rel=1e-3)
     assert "moved by one place" in found["moved"]["notes"][0] and "moved" not in found["own"]["notes"][0]
     assert found["own"]["agg_value"] != pytest.approx(found["moved"]["agg_value"], rel=1e-2)
+
+
+def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
+    from vestige.run.evaluate import _no_retain_logs
+    from vestige.run.friendly import Ask, to_run
+
+    said = {suite: _no_retain_logs(to_run(Ask(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
+    assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
+
+
+def test_explain_says_which_way_the_auc_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "mia_loss"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "still recognised" in said and "other way round" in said

@@ -80,8 +80,8 @@ def compute_logit_metric_at_step(
     wanted = torch.as_tensor(labels, device=device)
     if logits.ndim != 2 or logits.shape[1] != len(wanted):
         raise UserError(
-            f"logits have shape {tuple(logits.shape)}, labels cover {len(wanted)} positions; give [V, L] and [L] of the "
-            "generated window."
+            f"logits have shape {tuple(logits.shape)}, labels cover {len(wanted)} positions; give [V, L] and [L] of "
+            "the generated window."
         )
     batch = {
         "input_ids": torch.zeros(1, len(wanted), dtype=torch.long, device=device),

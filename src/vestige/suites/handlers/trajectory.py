@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 NEEDS_MODEL = "it needs the model's gradients or a second model, which are not followed along a trajectory"
 RUNS_MODEL = (
-    "it runs the model itself (@unlearning_metric), and no logits are kept along a trajectory; write it in the pure form "
-    "(docs/plugins.md), or read saved logits with vestige.integrations.trajectory_guide"
+    "it runs the model itself (@unlearning_metric), and no logits are kept along a trajectory; write it in the pure "
+    "form (docs/plugins.md), or read saved logits with vestige.integrations.trajectory_guide"
 )
 NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 

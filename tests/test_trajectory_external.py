@@ -248,3 +248,46 @@ def test_explain_says_which_way_the_auc_points(capsys: pytest.CaptureFixture[str
     assert main(["explain", "mia_loss"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "still recognised" in said and "other way round" in said
+
+
+def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: Path) -> None:
+    """Labels that mark the prompt, and prompts alone with the conversation as labels: one evaluation, equal numbers."""
+    prompt, answer = [11, 12, 13], [21, 22, 23, 24]
+    layouts = {
+        "marked": {"input_ids": [0, *prompt, *answer], "labels": [-100] * 4 + answer, "attention_mask": [0] + [1] * 7},
+        "prompt": {"input_ids": prompt, "labels": prompt + answer},
+        "completion": {"input_ids": prompt, "labels": [-100] * 3 + answer},
+    }
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    values = {}
+    for name, row in layouts.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        args = f"{{hf_args: {{path: '{tmp_path / name}.jsonl'}}, predict_with_generate: {name != 'marked'}}}"
+        (group / "mine.yaml").write_text(
+            "# @package eval.tofu.metrics.mine\nhandler: trajectory_metrics\nmetrics: [probability, rouge]\n"
+            "trajectory_config: {sampler_kwargs: {steps: 2, max_new_tokens: 4}}\n"
+            f"datasets: {{own: {{handler: TokenDataset, args: {args}}}}}\n"
+        )
+        command = ["eval", "tofu", "--model", str(bert), "--out", str(tmp_path / name), "--quiet", "--metrics", "mine"]
+        assert main([*command, "--config-dir", str(tmp_path / "configs"), "stats.resamples=0"]) == 0
+        found = json.loads((tmp_path / name / "TOFU_EVAL.json").read_text())["mine"]
+        assert found["trajectory_step_metadata"]["prompt_len_by_index"] == {"0": 3}
+        values[name] = found["agg_value"]["full"]["steps"]["probability"]
+    assert values["marked"] == values["prompt"] == values["completion"] and len(values["marked"]) == 2
+
+
+def test_a_plugin_inside_a_trajectory_gets_the_true_reason(
+    bert: Path, rows: Path, windows: Any, tmp_path: Path
+) -> None:
+    from vestige.integrations.open_unlearning import unlearning_metric
+    from vestige.suites.registry import HANDLERS
+
+    unlearning_metric(name="runs_itself")(lambda model, **kwargs: {"agg_value": 1.0})
+    try:
+        save_windows(tmp_path / "logits.safetensors", windows)
+        names = f"{KEY}.metrics=[probability,runs_itself]"
+        assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    finally:
+        del HANDLERS["runs_itself"]
+    assert "it runs the model itself" in result(tmp_path / "run")["reasons"]["runs_itself"]

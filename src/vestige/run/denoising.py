@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
@@ -115,11 +116,11 @@ def texts(
         cost.notes.append(CANVAS_NOTE)
     asked: dict[str, list[Request]] = {}
     wants = {}
-    for request in requests:
-        if request.key not in done:
-            want = text_want(request, own)
-            wants[want.key] = want
-            asked.setdefault(want.key, []).append(request)
+    left = [r for r in requests if r.key not in done]
+    for request, fitting in zip(left, _fitting(loaded, left, cost), strict=True):
+        want = text_want(fitting, own)
+        wants[want.key] = want
+        asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
         out: dict[str, Text] = {}
         for key, trace in found.items():
@@ -135,3 +136,29 @@ def texts(
                     cut = cut.split(word)[0]
                 out[request.key] = Text(tuple(ids), cut.strip())
         yield out
+
+
+def _fitting(loaded: LoadedModel, requests: Sequence[Request], cost: Cost) -> list[Request]:
+    """Requests whose windows fit the model's positions: each as long as its own prompt leaves room for.
+
+    A prompt that leaves no room at all is left as it is: collecting it says so.
+    """
+    from vestige.collect.positions import learned_positions
+
+    positions = learned_positions(loaded.model)
+    if positions is None:
+        return list(requests)
+    out = []
+    for request in requests:
+        room = positions - len(request.prompt.ids)
+        if 0 < room < request.decoding.max_new_tokens:
+            request = replace(request, decoding=replace(request.decoding, max_new_tokens=room))
+        out.append(request)
+    cut = sum(a is not b for a, b in zip(out, requests, strict=True))
+    if cut:
+        shortest = min(r.decoding.max_new_tokens for r in out)
+        cost.say(
+            f"{cut} text(s) get a shorter window than asked for (the shortest {shortest} tokens): this model has only "
+            f"{positions} positions"
+        )
+    return out

@@ -168,7 +168,7 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context, self.model.canvases)
+        prepared = prepare(self.config, self.context, self.model.canvases, self.model.is_diffusion)
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypedDict
 from vestige.errors import UserError, unknown_name
 from vestige.schema import check_form
 from vestige.suites import trajectory
-from vestige.suites.registry import HANDLERS, canonical
+from vestige.suites.registry import HANDLERS, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
 
@@ -166,6 +166,7 @@ class _Reader:
             collators=dict(config.get("collators") or {}),
             params=params,
         )
+        _check_data(spec)
         self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
         return name
 
@@ -226,6 +227,16 @@ class _Reader:
                 raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
             config = dict(merged(found[name], config))
         return DataSpec(name, str(config.pop("access_key", name)), config)
+
+
+def _check_data(spec: MetricSpec) -> None:
+    """A metric that asks the model about rows needs rows: known before anything runs."""
+    if spec.datasets or spec.handler == trajectory.HANDLER or HANDLERS[spec.handler].wants is no_wants:
+        return
+    raise UserError(
+        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to it, "
+        f"NAME from data/datasets (`vestige ls datasets` lists them)."
+    )
 
 
 def _bare(given: Config | None) -> bool:

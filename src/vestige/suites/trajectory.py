@@ -20,6 +20,8 @@ WITHOUT_EFFECT = {
     "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
     "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
 }  # fmt: skip
+# Settings of Dream's sampler that draw at random, with the value at which they do nothing.
+DREAM_NEUTRAL = {"alg_temp": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,9 @@ def _known_settings() -> list[str]:
 
 
 def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising:
-    """`sampler_kwargs`; null means the default."""
+    """`sampler_kwargs`; null means the default. Dream's own names for settings are understood, too."""
     said = {k: v for k, v in given.items() if v is not None and k not in WITHOUT_EFFECT}
+    said = _from_dream(said, metric)
     known = {f.name: f for f in fields(Denoising)}
     unknown = sorted(set(said) - set(known))
     if unknown:
@@ -128,6 +131,38 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
         raise UserError(f"Metric '{metric}': sampler_kwargs: {error}.") from None
     made.check()
     return made
+
+
+def _from_dream(said: dict[str, Any], metric: str) -> dict[str, Any]:
+    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what draws beside that is refused.
+
+    >>> _from_dream({"sampler": "dream", "alg": "entropy", "alg_temp": 0.0}, "m")
+    {'sampler': 'mdlm', 'remasking': 'entropy'}
+    """
+    said = dict(said)
+    for name, neutral in DREAM_NEUTRAL.items():
+        if said.pop(name, neutral) != neutral:
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.{name} other than {neutral:g} is not supported: of Dream's ways to "
+                "decide only those without chance are; leave it out, or set temperature."
+            )
+    said.pop("eps", None)  # where Dream's own schedule ends; the schedule here is dllm's
+    if "alg" in said:
+        alg = said.pop("alg")
+        if said.setdefault("remasking", alg) != alg:
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.alg ({alg}) and remasking ({said['remasking']}) name the same "
+                "setting; give one of them."
+            )
+        if alg == "origin":
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.alg=origin decides by chance alone; use remasking=random, or "
+                "maskgit_plus, topk_margin or entropy."
+            )
+    if said.get("sampler") == "dream":
+        said["sampler"] = "mdlm"
+        said.setdefault("remasking", "entropy")
+    return said
 
 
 def _mapping(value: Any, name: str, metric: str) -> dict[str, Any]:

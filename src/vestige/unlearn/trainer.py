@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from vestige.errors import UserError, first_line
+from vestige.models.canvas import refuse_copy
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
 from vestige.models.undisturbed import undisturbed
@@ -165,6 +166,7 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
+    refuse_copy(loaded)
     _forget_secrets(loaded)
     try:
         with _quiet():

@@ -705,3 +705,53 @@ def test_offline_mistakes() -> None:
         from_logits(history, fixed, [9, 4])
     with pytest.raises(UserError, match="padding must be"):
         from_logits(history, fixed, [4, 4], padding="both")
+
+
+# ------------------------------------------------------------------------------------------ the guide's own names
+
+
+def test_the_guides_python_names() -> None:
+    """The guide's flow as it prints it: stack, cut the generated part, compute, extract, wrap, score."""
+    from vestige.integrations.open_unlearning import evaluate_probability
+    from vestige.integrations.trajectory_guide import (
+        LogitModelWrapper,
+        SamplerOutput,
+        compute_logit_metric_at_step,
+        compute_text_metric_at_step,
+        compute_trajectories,
+        extract_logits_at_step,
+        stack_logits_history,
+        trajectories_from_logits,
+    )
+
+    torch.manual_seed(0)
+    history = [torch.randn(1, 7, 20) for _ in range(4)]
+    fixed = torch.tensor([[0, 0, 1, 3, 0, 2, 2]])
+    out = SamplerOutput(sequences=torch.zeros(1, 7), histories=[], logits_history=history, fixation_steps=fixed)
+    assert out.logits_history is not None
+    full = stack_logits_history(out.logits_history)
+    assert full.shape == (20, 7, 4)
+    R, F, S = full[:, 2:, :], out.fixation_steps[0][2:], 4  # noqa: N806 - the guide's names
+    found = compute_trajectories(R, F, S)
+    assert set(found) == set(DEFAULT_TRAJECTORIES)
+    batched = trajectories_from_logits(history, fixed, [2])
+    assert all(torch.equal(found[name], batched[name][0]) for name in found)
+    with pytest.raises(UserError, match="R has 4 steps, S says 5"):
+        compute_trajectories(R, F, 5)
+    logits = extract_logits_at_step(found["fixation_start"], 3)
+    labels = torch.tensor([3, 4, 5, 6, 7])
+    assert LogitModelWrapper(logits.T[None])(input_ids=None).logits.shape == (1, 5, 20)
+    by_hand = torch.log_softmax(logits.T.double(), -1)[torch.arange(4), labels[1:]].sum() / 5
+    got = compute_logit_metric_at_step(evaluate_probability, logits, labels)
+    assert got[0]["prob"] == pytest.approx(float(by_hand.exp()), rel=1e-5)
+    with pytest.raises(UserError, match="labels cover 3 positions"):
+        compute_logit_metric_at_step(evaluate_probability, logits, labels[:3])
+
+    class Words:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return " ".join(map(str, ids))
+
+    said = compute_text_metric_at_step(
+        lambda texts, ground_truths: (texts, ground_truths), logits, [3, IGNORE], Words()
+    )
+    assert said == ([" ".join(map(str, logits.argmax(0).tolist()))], ["3"])

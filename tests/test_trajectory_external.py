@@ -112,8 +112,8 @@ def test_texts_are_those_of_the_row(bert: Path, rows: Path, windows: Any, tmp_pa
     ("count", "more", "words"),
     [
         (3, [], "this run asks about 4 rows, the file has 3 windows"),
-        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9: "
-         "set max_new_tokens=6"),
+        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9"
+         ": set max_new_tokens=6"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_an_error(
@@ -146,7 +146,7 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
     assert [f.tolist() for _, f in made] == [[0, 1, 2, -1], [1, 2, 0, 0]]
     assert torch.equal(made[1][0][:, 0, 2], out.logits_history[2][1, 2])
     save_windows(tmp_path / "w.safetensors", made)
-    with pytest.raises(UserError, match="written as .safetensors"):
+    with pytest.raises(UserError, match=r"written as \.safetensors"):
         save_windows(tmp_path / "w.pt", made)
     with pytest.raises(UserError, match="no window"):
         save_windows(tmp_path / "e.safetensors", [])
@@ -165,6 +165,129 @@ def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, wi
     assert list(found["value_by_index"]) == [str(i) for i in range(12)]
     assert list(found["value_by_index"]["0"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
     assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
-    assert main(["score", str(tmp_path / "run"), "--quiet"]) == 0
+    assert main(["score", str(tmp_path / "run")]) == 0
     again = result(tmp_path / "run")
     assert list(again["value_by_index"]) == list(found["value_by_index"])
+
+
+def test_extraction_strength_in_text_order_and_in_decision_order(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """The text's last two tokens are right, all others are wrong and were decided last."""
+    probe = tmp_path / "probe"
+    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
+    blank = [(torch.zeros(vocab, LENGTH, STEPS), np.array([2, 2, 2, 2, 2, 0]))] * 4
+    save_windows(tmp_path / "blank.safetensors", blank)
+    assert run(bert, rows, tmp_path / "blank.safetensors", probe) == 0
+    manifest = json.loads((probe / "manifest.json").read_text())
+    kept = load_rows(probe / "evidence" / "examples.json.gz")
+    examples = next(iter(kept[k] for k in manifest["data_of"]["trajectory_metrics"].values())).examples
+    made = []
+    for logits, fixed in blank:
+        labels = examples[len(made)][0].target.labels[:LENGTH]
+        made.append((logits.clone(), fixed))
+        for at, label in enumerate(labels):
+            made[-1][0][label if at >= len(labels) - 2 else (label + 1) % vocab, at] = 9.0
+    save_windows(tmp_path / "logits.safetensors", made)
+    names = f"{KEY}.metrics=[extraction_strength,extraction_strength_decided]"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    curves = result(tmp_path / "run")["agg_value"]["full"]["steps"]
+    assert all(v > 0 for v in curves["extraction_strength"])  # the end of the text is right
+    assert curves["extraction_strength_decided"] == [0.0] * STEPS  # what was decided last is wrong
+
+
+PLUGIN = """
+import numpy as np
+from torch.utils.data import DataLoader
+from evals.metrics.base import unlearning_metric
+from evals.metrics.utils import evaluate_probability, run_batchwise_evals
+
+
+@unlearning_metric(name="theirs_here")
+def theirs_here(model, **kwargs):
+    loader = DataLoader(kwargs["data"], batch_size=2, collate_fn=kwargs["collators"])
+    scores = run_batchwise_evals(model, loader, evaluate_probability, {}, "probability")
+    return {"agg_value": np.mean([s["prob"] for s in scores.values()]), "value_by_index": scores}
+"""
+
+
+def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """Row t - 1 of what the metric is handed is the mask predictor's row t: the probability by hand, token by token."""
+    (tmp_path / "theirs.py").write_text(PLUGIN)
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    for name, extra in (("moved", ""), ("own", "logit_alignment: same_position")):
+        head = f"# @package eval.tofu.metrics.mine\nhandler: theirs_here\n{extra}\n"
+        (group / "mine.yaml").write_text(head + "datasets: {TOFU_QA_forget: {}}\n")
+        args = ["eval", "tofu", "--model", str(bert), "--data", str(rows), "--out", str(tmp_path / name), "--quiet"]
+        more = ["--plugin", str(tmp_path / "theirs.py"), "--config-dir", str(tmp_path / "configs"), "--metrics", "mine"]
+        assert main([*args, *more, "stats.resamples=0"]) == 0
+    found = {n: json.loads((tmp_path / n / "TOFU_EVAL.json").read_text())["mine"] for n in ("moved", "own")}
+    kept = load_rows(tmp_path / "moved" / "evidence" / "examples.json.gz")
+    model = load_model(ModelArgs(path=str(bert))).model.eval()
+    for row in next(iter(kept.values())).examples:
+        target = row[0].target
+        assert target is not None
+        with torch.inference_mode():
+            logp = torch.log_softmax(model(input_ids=torch.tensor([target.ids])).logits[0].double(), -1)
+        own = [float(logp[t, target.ids[t]]) for t in range(target.start, len(target.ids))]
+        got = found["moved"]["value_by_index"][row[0].index]["prob"]
+        assert got == pytest.approx(np.exp(np.mean(own)), rel=1e-3)
+    assert "moved by one place" in found["moved"]["notes"][0] and "moved" not in found["own"]["notes"][0]
+    assert found["own"]["agg_value"] != pytest.approx(found["moved"]["agg_value"], rel=1e-2)
+
+
+def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
+    from vestige.run.evaluate import _no_retain_logs
+    from vestige.run.friendly import Ask, to_run
+
+    said = {suite: _no_retain_logs(to_run(Ask(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
+    assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
+
+
+def test_explain_says_which_way_the_auc_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "mia_loss"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "still recognised" in said and "other way round" in said
+
+
+def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: Path) -> None:
+    """Labels that mark the prompt, and prompts alone with the conversation as labels: one evaluation, equal numbers."""
+    prompt, answer = [11, 12, 13], [21, 22, 23, 24]
+    layouts = {
+        "marked": {"input_ids": [0, *prompt, *answer], "labels": [-100] * 4 + answer, "attention_mask": [0] + [1] * 7},
+        "prompt": {"input_ids": prompt, "labels": prompt + answer},
+        "completion": {"input_ids": prompt, "labels": [-100] * 3 + answer},
+    }
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    values = {}
+    for name, row in layouts.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        args = f"{{hf_args: {{path: '{tmp_path / name}.jsonl'}}, predict_with_generate: {name != 'marked'}}}"
+        (group / "mine.yaml").write_text(
+            "# @package eval.tofu.metrics.mine\nhandler: trajectory_metrics\nmetrics: [probability, rouge]\n"
+            "trajectory_config: {sampler_kwargs: {steps: 2, max_new_tokens: 4}}\n"
+            f"datasets: {{own: {{handler: TokenDataset, args: {args}}}}}\n"
+        )
+        command = ["eval", "tofu", "--model", str(bert), "--out", str(tmp_path / name), "--quiet", "--metrics", "mine"]
+        assert main([*command, "--config-dir", str(tmp_path / "configs"), "stats.resamples=0"]) == 0
+        found = json.loads((tmp_path / name / "TOFU_EVAL.json").read_text())["mine"]
+        assert found["trajectory_step_metadata"]["prompt_len_by_index"] == {"0": 3}
+        values[name] = found["agg_value"]["full"]["steps"]["probability"]
+    assert values["marked"] == values["prompt"] == values["completion"] and len(values["marked"]) == 2
+
+
+def test_a_plugin_inside_a_trajectory_gets_the_true_reason(
+    bert: Path, rows: Path, windows: Any, tmp_path: Path
+) -> None:
+    from vestige.integrations.open_unlearning import unlearning_metric
+    from vestige.suites.registry import HANDLERS
+
+    unlearning_metric(name="runs_itself")(lambda model, **kwargs: {"agg_value": 1.0})
+    try:
+        save_windows(tmp_path / "logits.safetensors", windows)
+        names = f"{KEY}.metrics=[probability,runs_itself]"
+        assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    finally:
+        del HANDLERS["runs_itself"]
+    assert "it runs the model itself" in result(tmp_path / "run")["reasons"]["runs_itself"]

@@ -84,7 +84,7 @@ def test_what_is_said_of_a_child_holds_where_it_is_a_parent() -> None:
     for order in (
         "forget_quality:{},forget_truth_ratio:{aggregator:prob_mean}",
         "forget_truth_ratio:{aggregator:prob_mean},forget_quality:{}",
-    ):  # noqa: E501
+    ):
         children = spec("{" + order + "}")
         assert children.metrics["forget_truth_ratio"].params["aggregator"] == "prob_mean"
 

@@ -107,6 +107,14 @@ def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
 
 
 @pytest.mark.processors
+def test_extraction_strength_has_one_definition(finished: Path) -> None:
+    """In text order it depends on the trajectory; in decision order it does not, and has a name of its own."""
+    views = metric(finished)["agg_value"]["full"]
+    decided = [along["extraction_strength_decided"] for along in views.values()]
+    assert all(curve == decided[0] for curve in decided)
+    assert any(along["extraction_strength"] != along["extraction_strength_decided"] for along in views.values())
+
+
 def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> None:
     before = metric(finished)
     rescore(finished)

@@ -15,8 +15,9 @@ from typing import Any
 from vestige.data.chat import PREFIX, Encoder, Ids, Pair, PrefilledEncoder, Template
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.spans import encode_span, read_spans
+from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import Example, Prompt, Rows, Target, content_key
+from vestige.types import IGNORE, Example, Prompt, Rows, Target, content_key
 
 log = logging.getLogger("vestige.data")
 
@@ -322,6 +323,51 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
     return out, False
 
 
+def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/windows.py.
+
+    With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens.
+    """
+    only = bool(args.get("predict_with_generate"))
+    words = context.encoder.tokenizer.decode
+    out: Examples = []
+    for i, row in enumerate(rows):
+        ids, labels, mask = (_whole_numbers(row, key, i, context.source) for key in _TOKEN_COLUMNS)
+        if ids is None or labels is None:
+            raise UserError(f"{context.source} row {i} (counting from 0) needs input_ids and labels, lists of numbers.")
+        if mask is not None and len(mask) != len(ids):
+            raise UserError(f"{context.source} row {i} (counting from 0) has {len(ids)} input_ids, mask {len(mask)}.")
+        prompt = prompt_ids(ids, labels, mask, only)
+        answer = [t for t in labels[generation_start(ids, labels, mask, only) :] if t != IGNORE]
+        text = words(answer, skip_special_tokens=True)
+        problem = "" if prompt and answer else "its labels hold no answer" if prompt else "it has no prompt"
+        target = None if problem else context.target([*prompt, *answer], len(prompt))
+        example = Example(
+            str(i),
+            target,
+            context.prompt(prompt),
+            text,
+            words(list(prompt), skip_special_tokens=True),
+            text,
+            text,
+            problem,
+        )
+        out.append([example])
+    return out, False
+
+
+_TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask")
+
+
+def _whole_numbers(row: Row, key: str, number: int, source: str) -> list[int] | None:
+    value = row.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(type(v) is not int for v in value):
+        raise UserError(f"{source} row {number} (counting from 0): '{key}' must be a list of whole numbers.")
+    return value
+
+
 DATASETS: dict[str, Handler] = {
     "AutoDataset": whatever_fits,
     "QADataset": question_answers,
@@ -329,6 +375,7 @@ DATASETS: dict[str, Handler] = {
     "CompletionDataset": completions,
     "PretrainingDataset": pretraining_chunks,
     "EntityDataset": entities,
+    "TokenDataset": tokenised,
 }
 
 

@@ -117,7 +117,15 @@ EXPLANATIONS: dict[str, Explanation] = {
         "Several wrong answers are averaged in loss, so that P(wrong) is a geometric mean. r itself is small when the "
         "model knows. On forget rows compare with the retain model.",
     ),
-    "mia_loss": Explanation(f"score = -(mean over t of lp_t); {_AUC}", _AUC_HIGH, _AUC_LOW, _ANSWER),
+    "mia_loss": Explanation(
+        f"score = -(mean over t of lp_t); {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ANSWER,
+        "A loss is low for rows that were seen, and holdout rows count as the positive class: an AUC near 1 says that "
+        "fresh rows have the higher loss, so forget rows are still recognised. A guide in circulation words it the "
+        "other way round (near 1: forgotten); that would hold only if forget rows were the positive class.",
+    ),
     "mia_zlib": Explanation(
         f"score = loss / length in bytes of the zlib-compressed answer text; {_AUC}",
         _AUC_HIGH,

@@ -35,6 +35,7 @@ from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, w
 from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import write_results
+from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
@@ -43,8 +44,8 @@ from vestige.writing import save_pretrained, temporary
 log = logging.getLogger("vestige.run")
 
 NO_RETAIN_LOGS = (
-    "No retain logs given: forget_quality cannot be computed and privleak is compared with ref_value 0.5. "
-    "Evaluate the retain model first and pass its TOFU_EVAL.json (retain_logs_path=FILE or --retain-logs FILE)."
+    "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
+    "(retain_logs_path=FILE or --retain-logs FILE)."
 )
 
 
@@ -82,7 +83,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
     with writing(config.output_dir):
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         if _wants_retain_logs(config) and config.retain_logs is None:
-            log.warning(NO_RETAIN_LOGS)
+            log.warning(_no_retain_logs(config.suite))
         return evaluation.run()
 
 
@@ -104,6 +105,17 @@ def check_directory(config: AnyConfig) -> None:
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )
+
+
+def _no_retain_logs(suite: SuiteSpec) -> str:
+    """What goes without the retain model, in the words of this suite: MUSE has no forget quality."""
+    every = [m for s in suite.metrics.values() for m in (s, *(s.children.metrics.values() if s.children else ()))]
+    compared = {m.name: m for m in every if m.references and m.children is None}
+    parts = [
+        f"{name} cannot be computed" if m.handler == "ks_test" else f"{name} is compared with ref_value {ref_value(m)}"
+        for name, m in compared.items()
+    ]
+    return NO_RETAIN_LOGS.format(without=" and ".join(parts), stem=suite.file_stem)
 
 
 def _keep_apart(config: RunConfig) -> None:

@@ -60,10 +60,9 @@ def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> Non
     for spec in suite.metrics.values():
         if spec.children is None or path not in [r.path for r in spec.references]:
             continue
-        named = (
-            (m, child.name) for child in spec.children.metrics.values() for r in child.references for m in r.include
-        )
-        wanted = dict(named)
+        wanted = {
+            m: child.name for child in spec.children.metrics.values() for r in child.references for m in r.include
+        }
         by_step = (results.get(spec.name) or {}).get("reference_by_step") or {}
         ours = {m for by_trajectory in by_step.values() for metrics in by_trajectory.values() for m in metrics}
         absent = [m for m in wanted if m not in ours and (by_step or f"{m}_by_step" not in results)]

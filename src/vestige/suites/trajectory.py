@@ -213,7 +213,7 @@ class _Children:
             )  # the guide's `probability: {access_key: correct}`: the suite knows which data
         if source:
             config.setdefault("datasets", {source: {}})
-        if base.get("handler") == "extraction_strength" and config.pop("order", "decided") == "decided":
+        if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
             base["handler"] = DECIDED
         return self._laid(name, base, config)
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 NEEDS_MODEL = "it needs the model's gradients or a second model, which are not followed along a trajectory"
+RUNS_MODEL = (
+    "it runs the model itself (@unlearning_metric), and no logits are kept along a trajectory; write it in the pure "
+    "form (docs/plugins.md), or read saved logits with vestige.integrations.trajectory_guide"
+)
 NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
@@ -84,7 +88,9 @@ def _score_child(
     kind = HANDLERS[child.handler]
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
-    if kind.live is not None or kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
+    if kind.live is not None:
+        return Score(None, reason=RUNS_MODEL)
+    if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
         return Score(None, reason=NEEDS_MODEL)
     if child.handler in ("rouge", "bleu") and run.words is None:
         return Score(None, reason=NO_WORDS)

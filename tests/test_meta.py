@@ -536,6 +536,41 @@ def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert "names no model of" in capsys.readouterr().err
 
 
+UTILITY_RUN = {
+    f"{who}_{what}": 0.8
+    for who in ("retain", "ra", "wf")
+    for what in ("Q_A_Prob" if who == "retain" else "Q_A_Prob_normalised", "Q_A_ROUGE", "Truth_Ratio")
+}
+
+
+def test_the_utility_filter_needs_no_fluency_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain sweep has no fluency: no model had a utility_rel, none was kept, and no note said why."""
+    share = {"retain": 0.9, "full": 1.0, "good": 0.9, "useless": 0.4}
+    for name, part in share.items():
+        values = {k: part * v for k, v in UTILITY_RUN.items()}
+        write_run(tmp_path / name, {**values, "extraction_strength": 0.2})
+    body = {"retain": "retain", "full": "full", "models": [{"model": n, "run": n} for n in ("good", "useless")]}
+    (tmp_path / "axes.yaml").write_text(yaml.safe_dump(body))
+    out = tmp_path / "o"
+    assert main(["meta", "axes", str(tmp_path / "axes.yaml"), "--out", str(out)]) == 0
+    states = {"before": {"es": 0.2}, "relearn": {"es": 0.3}, "quant": {"es": 0.2}}
+    body = {"retain": states, "models": [{"model": n, **states} for n in ("good", "useless")]}
+    (tmp_path / "robustness.yaml").write_text(yaml.safe_dump(body))
+    capsys.readouterr()
+    assert main(["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "utility_rel is model_utility / the full model's" in said
+    assert json.loads((out / files.USABLE).read_text())["counts"]["utility_pass_only"] == 1
+    (out / files.METHOD_RESULTS).unlink()
+    none = {"models": [{"model": n, "utility_rel": None} for n in ("good", "useless")]}
+    (tmp_path / "theirs.json").write_text(json.dumps(none))
+    words = ["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]
+    assert main([*words, "--utility", str(tmp_path / "theirs.json")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("leave no model for") == 1 and "no utility_rel (2 of 2)" in said
+    assert "no model passes the filters" not in said
+
+
 def test_entries_of_every_form_are_one_model_each(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", {"exact_memorization": 0.5, "mia_loss": float("inf")})
     (tmp_path / "depth").mkdir()
@@ -748,13 +783,19 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["import", str(tmp_path / "runs"), "--retain-logs", "x.json"]) == 2
     assert main(["import", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    assert "unfinished has no summary.json" in shown and "ep10 has no full model" in shown
+    assert "unfinished has no summary.json" in shown
+    assert "utility_rel of ep10 is relative to the full model of ep5" in shown
     body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
     row = next(r for r in body["models"] if r["model"] == "npo_lr2e5_b01_a1_ep5")
     assert row["s_minkpp"] == pytest.approx(0.95) and row["one_minus_em"] == pytest.approx(0.4)
     assert row["utility_rel"] == pytest.approx((2 / (1 / 0.5 + 1 / 0.4)) / 0.5)
     assert (row["epoch"], row["alpha"], row["lr"]) == ("ep5", 1, 2e-5)
     assert row["privacy"] is not None and body["protocols"]["uds"] == "entity"
+    other = next(r for r in body["models"] if r["epoch"] == "ep10")  # the published tree has one full model for both
+    assert other["utility_rel"] == pytest.approx(row["utility_rel"]) and other["overall"] is not None
+    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep10"]) == 2
+    assert "no full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
 
 
 # ---- published files ---------------------------------------------------------------------------------------------
@@ -780,8 +821,8 @@ COLUMN = {
 @published
 def test_the_published_filters() -> None:
     path = PUBLISHED / files.METHOD_RESULTS
-    utility = files.read_utility(path)
-    assert len(utility) == GOLD["filters"]["of"] == 150
+    utility, made_of = files.read_utility(path)
+    assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
     models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
     kept, _ = keep({r["model"]: State(0.0) for r in models}, Filters(utility))
     assert len(kept) == GOLD["filters"]["utility_pass"] == 124

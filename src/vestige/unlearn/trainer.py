@@ -321,8 +321,9 @@ class MethodTrainer(Trainer):
 
         (So does open-unlearning; frozen ones would make another norm, and so other steps.)
         """
-        wanted = chosen_weights(self.model, self.work.knobs)
-        held = [] if wanted is None else [p for n, p in self.model.named_parameters() if n not in set(wanted)]
+        model: Any = self.model
+        wanted = chosen_weights(model, self.work.knobs)
+        held = [] if wanted is None else [p for n, p in model.named_parameters() if n not in set(wanted)]
         held = [p for p in held if p.requires_grad]
         for weight in held:
             weight.requires_grad_(False)

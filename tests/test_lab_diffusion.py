@@ -64,6 +64,7 @@ def answer_loss(directory, rows):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.processors
 def test_models_know_what_they_should(lab):
     assert set(lab.models) == {"full", "retain", "npo"}
     forget, retain = rows_of(lab, "forget"), rows_of(lab, "retain")

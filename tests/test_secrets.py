@@ -344,6 +344,11 @@ def test_shapes_and_spellings() -> None:
         assert "12" not in secrets.hide(form), form
 
 
+def test_a_secret_inside_a_longer_one_and_one_after_a_flag() -> None:
+    secrets.note_words(["--api-key", "opal-7q1", "--token", "opal-7q1-and-its-tail-3"])
+    assert secrets.hide("with opal-7q1 or opal-7q1-and-its-tail-3.") == "with <secret> or <secret>."
+
+
 def test_user_errors_hide() -> None:
     secrets.note(token(1))
     assert token(1) not in str(UserError(f"cannot use {token(1)}."))

@@ -183,7 +183,7 @@ def harmonic_mean(values: Sequence[float]) -> float:
 
 
 def harmonic_means(values: Array) -> Array:
-    """The same over the last axis; leading axes pass through."""
+    """The same over the last axis; leading axes pass through. Added from small to large: no order matters."""
     with np.errstate(divide="ignore"):
-        mean = values.shape[-1] / np.sum(1.0 / values, axis=-1)
+        mean = values.shape[-1] / np.sum(np.sort(1.0 / values, axis=-1), axis=-1)
     return np.where((values == 0).any(axis=-1), 0.0, mean)

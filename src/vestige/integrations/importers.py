@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
-import numpy as np
-
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.schema import check_form
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, canonical
 from vestige.suites.spec import MetricSpec
+from vestige.sums import mean
 from vestige.types import Score
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -172,7 +171,7 @@ def _mean(rows: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
     cells = [entry.get(name) for entry in rows.values()]
     values = [cell if isinstance(cell, list) else [cell] for cell in cells]
     good = [[v for v in row if v is not None] for row in values]
-    return float(np.mean([np.mean(row) for row in good if row])) if any(good) else None
+    return mean(mean(row) for row in good if row) if any(good) else None
 
 
 def _derive(out: Imported, configs: Configs, names: tuple[str, ...], retain: Results | None) -> None:

@@ -13,6 +13,7 @@ from vestige.run.depth_ask import DepthAsk
 from vestige.run.handles import ModelHandle
 from vestige.run.patching import Source
 from vestige.run.progress import Bar
+from vestige.sums import mean
 from vestige.types import Array
 from vestige.wants import PatchWant
 
@@ -138,11 +139,11 @@ def _each_lens(
         for i in range(lost.shape[1]):
             counts = lost[:, i] > ask.delta_threshold
             rows[str(i)] = {
-                "mean_erasure": float(ratio[counts, i].mean()) if counts.any() else None,
-                "mean_d_ret": float(lost[:, i].mean()),
+                "mean_erasure": mean(ratio[counts, i]) if counts.any() else None,
+                "mean_d_ret": mean(lost[:, i]),
                 "n_ft_examples": int(counts.sum()),
             }
-        score = float(good.mean()) if len(good) else None
+        score = mean(good) if len(good) else None
         out[u.name] = {**_result(score, rows, "no layer of any example counts"), "n": len(good)}
     return out
 

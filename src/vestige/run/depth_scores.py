@@ -11,6 +11,7 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.metrics import depth
+from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
@@ -102,8 +103,8 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
         out["reason"] = NO_KNOWLEDGE if values else "no example could be evaluated"
         return out
     sample = bootstrap.Sample("rows", tuple(good), np.array(list(good.values())))
-    out["uds"] = float(np.mean(sample.values))
-    out["unclipped"] = float(np.mean([e.unclipped for e in examples if e.unclipped is not None]))
+    out["uds"] = mean(sample.values)
+    out["unclipped"] = mean(e.unclipped for e in examples if e.unclipped is not None)
     if resamples:
         draws = bootstrap.Resampler([sample], resamples, seed).draws({"uds": bootstrap.mean(sample)})["uds"]
         ends = bootstrap.interval(draws, len(sample))
@@ -133,7 +134,7 @@ def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int =
         for stage in ("s1", "s2"):
             name = f"{stage}-{layer}"
             ends = bootstrap.interval(draws[name], len(rows)) if resamples else None
-            entry[f"{stage}_drop"] = float(samples[name].values.mean())
+            entry[f"{stage}_drop"] = mean(samples[name].values)
             entry[f"{stage}_interval"] = None if ends is None else list(ends)
         entry["knowledge_examples"] = sum(bool(e.s1_drops[i] > e.tau) for e in examples)
         out.append(entry)

@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.run.references import read_scores, result_file
 from vestige.run.tables import number, table
 from vestige.store.examples import load_rows
+from vestige.sums import mean
 from vestige.types import Rows, Score
 
 Manifest = Mapping[str, Any]
@@ -150,7 +149,7 @@ def _value(entry: Mapping[str, Any], kind: str | None) -> float | None:
     values = entry.get(name) if name else None
     values = values if isinstance(values, list) else [values]
     good = [v for v in values if v is not None]
-    return float(np.mean(good)) if good else None
+    return mean(good) if good else None
 
 
 def _add_questions(moved: Moved, m: Manifest, stored: Mapping[str, Rows]) -> None:

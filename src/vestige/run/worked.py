@@ -12,6 +12,7 @@ from vestige.metrics.dialects import Dialect
 from vestige.metrics.revocation import last_accepted, revision, summary
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
+from vestige.sums import mean
 from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, Trace, stats
 from vestige.wants import ClassifierWant, Decoding, GradientWant, PatchInto, PatchWant, Request
 
@@ -283,7 +284,7 @@ def _ks(handler: str, params: Mapping[str, Any]) -> Worked:
 
 
 def _scores(values: Sequence[float]) -> Score:
-    return Score(float(np.mean(values)), {str(i): {"score": v} for i, v in enumerate(values)})
+    return Score(mean(values), {str(i): {"score": v} for i, v in enumerate(values)})
 
 
 def _against(handler: str, params: Mapping[str, Any], mine: Score, theirs: Score | None) -> Callable[[Dialect], Score]:

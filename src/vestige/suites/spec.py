@@ -139,7 +139,8 @@ class _Reader:
             raise UserError(f"Metric '{name}' depends on itself: {' -> '.join([*self.open, name])}.")
         self.open.append(name)
         parents = {}
-        for parent, entry in (config.get("pre_compute") or {}).items():
+        # By name, which is how a manifest lists them: `score` meets the parents in the order in which `eval` met them.
+        for parent, entry in sorted((config.get("pre_compute") or {}).items(), key=lambda pair: str(pair[0])):
             entry = dict(entry or {})
             key = entry.pop("access_key", parent)
             parents[key] = self.read(str(parent), entry)
@@ -175,7 +176,9 @@ class _Reader:
         if recorded:  # read back from a manifest, where all is said
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
-            inner, children = _Reader(self.library, {}), self._children(spec, config)
+            children, defined = self._children(spec, config)
+            # As in a suite: what is said of a metric holds wherever it is a parent, in whatever order they are named.
+            inner = _Reader(self.library, {**self._own(), **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
         paths = {r.paths for child in inner.metrics.values() for r in child.references}
@@ -186,10 +189,20 @@ class _Reader:
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)
 
-    def _children(self, spec: MetricSpec, config: Config) -> dict[str, Any]:
-        named = self.library.metric_names()
+    def _children(self, spec: MetricSpec, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = self._own()
+
+        def of_suite(name: str) -> Config | None:
+            return own.get(name) or self.library.metric(name)
+
+        named = {*self.library.metric_names(), *own}
         data = config.get("datasets") or {}
-        return dict(trajectory.child_configs(spec.params, spec.name, data, self.library.metric, HANDLERS, named))
+        return trajectory.child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
+
+    def _own(self) -> dict[str, Config]:
+        """Metrics that the suite defines in place, with a handler, beside the library's."""
+        own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
+        return {name: said for name, said in own.items() if said["handler"] != trajectory.HANDLER}
 
     def _config(self, name: str, given: Config | None) -> Config:
         if _bare(given) and trajectory.HANDLER in self.library.metric_names():

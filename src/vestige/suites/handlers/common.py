@@ -10,6 +10,7 @@ import numpy as np
 
 from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import Inputs
+from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
@@ -63,7 +64,7 @@ def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
 def row_mean(entry: Value | Mapping[str, Any], field: str) -> float | None:
     """One row's value: the mean over those of its answers that have one."""
     good = [v for v in as_list(entry[field]) if v is not None]
-    return float(np.mean(good)) if good else None
+    return mean(good) if good else None
 
 
 def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score:
@@ -89,7 +90,7 @@ def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score
         return Score(None, by_index, extra, reason, notes)
     if not rows:
         return Score(None, by_index, extra, "no row could be scored", notes)
-    return Score(float(np.mean(rows)), by_index, extra, "", notes)
+    return Score(mean(rows), by_index, extra, "", notes)
 
 
 def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]]) -> Callable[[Example], Value]:

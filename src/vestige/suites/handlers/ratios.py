@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +13,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics import utility
 from vestige.suites.handlers.common import NO_TOKENS, Value, as_list, mean_score
 from vestige.suites.registry import Inputs, handler
+from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Score
 
 
@@ -53,7 +55,7 @@ def probability_w_options(inputs: Inputs) -> Score:
     for index, right, wrong in _pairs(inputs):
         p, q = _present(right, "prob"), _present(wrong, "prob")
         if p and q:
-            by_index[index] = {"prob": float(utility.probability_w_options(float(np.mean(p)), np.asarray(q)))}
+            by_index[index] = {"prob": float(utility.probability_w_options(mean(p), np.asarray(q)))}
         else:
             by_index[index] = {"prob": None, "reason": right.get("reason") or wrong.get("reason") or NO_TOKENS}
     return mean_score(by_index, "prob")
@@ -61,7 +63,7 @@ def probability_w_options(inputs: Inputs) -> Score:
 
 def _mean_loss(losses: list[float], paper: bool) -> float:
     """The loss of several answers together. The paper's text averages their probabilities, all code their losses."""
-    return float(-np.log(np.mean(np.exp(-np.asarray(losses))))) if paper else float(np.mean(losses))
+    return -math.log(mean(np.exp(-np.asarray(losses)))) if paper else mean(losses)
 
 
 @handler("truth_ratio")
@@ -85,7 +87,7 @@ def truth_ratio(inputs: Inputs) -> Score:
     if plain.agg_value is None:
         return plain
     ratios = np.asarray([v["score"] for v in by_index.values() if v["score"] is not None])
-    value = float(np.mean(utility.TRUTH_RATIO_AGGREGATORS[name](ratios)))
+    value = mean(utility.TRUTH_RATIO_AGGREGATORS[name](ratios))
     return Score(value, by_index, notes=plain.notes)
 
 

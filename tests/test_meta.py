@@ -477,7 +477,7 @@ def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:
     assert judged.pools["em"].result.auc == 1.0
 
 
-def test_pools_from_a_results_json(tmp_path: Path) -> None:
+def test_pools_from_a_results_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     rows = {
         f"{p}{i}": {"pool": p, "metrics": {"uds": u + i / 100}} for p, u in (("P", 0.3), ("N", 0.8)) for i in range(3)
@@ -485,6 +485,15 @@ def test_pools_from_a_results_json(tmp_path: Path) -> None:
     file.write_text(json.dumps(rows))
     v = judge_pools(read_pools(file)).pools["uds"]
     assert v.result.auc == 1.0 and v.protocol == "entity (by the schema)" and v.result.n_p == 3
+    rows["P9"] = {"pool": "P", "metrics": {"uds": None, "error": "CUDA out of memory"}}
+    rows["N9"] = {"uds": None, "error": "no such checkpoint"}
+    file.write_text(json.dumps(rows))
+    pools = read_pools(file)
+    assert pools.left_out == {"P9": "CUDA out of memory", "N9": "no such checkpoint"}
+    assert judge_pools(pools).pools["uds"].result.n_p == 3
+    capsys.readouterr()
+    assert main(["meta", "faithfulness", str(file), "--out", str(tmp_path / "o")]) == 0
+    assert "P9 is left out: its entry is an error (CUDA out of memory)" in capsys.readouterr().out
     file.write_text(json.dumps({"a": {"pool": "Q", "metrics": {}}}))
     with pytest.raises(UserError, match="a has no pool"):
         read_pools(file)

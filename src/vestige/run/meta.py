@@ -61,6 +61,7 @@ def _faithfulness(ask: MetaAsk) -> str:
     pools = read_pools(ask.file)
     judged = judge_pools(pools, ask.metrics, ask.resamples)
     sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
+    sources |= {"left_out": dict(pools.left_out)} if pools.left_out else {}
     body = files.meta_eval_json(judged, _before(ask.out), sources)
     written = [
         files.write(ask.out, files.META_EVAL, body),
@@ -68,7 +69,8 @@ def _faithfulness(ask: MetaAsk) -> str:
     ]
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
     apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
-    return _page(head, _faithful_table(judged.pools), [*_faithful_notes(judged), *apart], written)
+    failed = [f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()]
+    return _page(head, _faithful_table(judged.pools), [*failed, *_faithful_notes(judged), *apart], written)
 
 
 def _faithful_table(verdicts: Mapping[str, PoolVerdict]) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.errors import UserError
-from vestige.meta.axes import FLOOR, erased
+from vestige.meta.axes import FLOOR, erased, relative_utility
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.numbers import read_file
+from vestige.meta.numbers import as_number, read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.schema import check_form, number
@@ -40,6 +40,7 @@ def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping
         "models": [row_json(r) for r in methods.rows],
         "method_counts": dict(counts),
         "full_utility": dict(methods.full_utility),
+        "full_model_utility": dict(methods.full_model_utility),
         "protocols": dict(methods.protocols),
         "floor": floor,
         "erased": {"published": erased([r.published for r in methods.rows]), "of": len(methods.rows)},
@@ -56,18 +57,27 @@ def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
     return from_results(read_file(path), str(path), floor)
 
 
-def read_utility(path: Path) -> dict[str, float | None]:
-    """utility_rel of every model that is not a reference, as a method_results.json states it.
+def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
+    """utility_rel of every model that is not a reference, as a method_results.json states it, and of what it is made.
 
-    The stated value is taken where there is one: published filters use it, and it need not be computable here.
+    The stated value is taken where there is one: published filters use it, and it need not be computable here. Without
+    a fluency classifier no row has one; then all are model_utility / the full model's, one definition for all.
     """
     data = read_file(path)
-    computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
-    return {
-        str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
-        for r in data["models"]
-        if not r.get("is_reference")
-    }
+    computed = {r.name: r.published for r in from_results(data, str(path)).rows}
+    rows = [r for r in data["models"] if not r.get("is_reference")]
+    stated = {str(r["model"]): r.get("utility_rel", computed[str(r["model"])].utility_rel) for r in rows}
+    if any(v is not None for v in stated.values()):
+        return stated, ""
+    said = data.get("full_model_utility") or {}
+    full = {str(k): as_number(v, f"full_model_utility in {path}") for k, v in said.items()}
+    out: dict[str, float | None] = {}
+    for row in rows:
+        own = computed[str(row["model"])].model_utility
+        whole = full.get(str(row.get("epoch") or ""), full.get(""))
+        out[str(row["model"])] = None if own is None or whole is None else relative_utility(own, whole)
+    made = any(v is not None for v in out.values())
+    return (out, "utility_rel is model_utility / the full model's: no fluency is there") if made else (stated, "")
 
 
 # ---- optimal_thresholds.json -------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class Methods:
     full_utility: Mapping[str, float | None]
     protocols: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    full_model_utility: Mapping[str, float | None] = field(default_factory=dict)  # by epoch, without fluency
 
 
 def method(
@@ -91,14 +92,16 @@ def from_models(
     """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
     done = [with_similarities(m, retain) for m in models]
     protocols = _protocols([*done, *full.values()])
-    utility = {epoch: axes(parts_of(m)).utility for epoch, m in full.items()}
+    of_full = {epoch: axes(parts_of(m)) for epoch, m in full.items()}
+    utility = {epoch: a.utility for epoch, a in of_full.items()}
     rows = []
     for m in done:
         epoch = str(m.facts.get("epoch", ""))
         own = utility.get(epoch, utility.get(""))
         extra = {k: m.value(k) for k in EXTRA if k in m.numbers}
         rows.append(method(m.name, parts_of(m), own, {**m.facts, **extra}, floor))
-    return Methods(tuple(rows), utility, protocols)
+    plain = {epoch: a.model_utility for epoch, a in of_full.items()}
+    return Methods(tuple(rows), utility, protocols, full_model_utility=plain)
 
 
 def _protocols(models: Sequence[Model]) -> dict[str, str]:

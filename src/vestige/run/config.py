@@ -13,7 +13,15 @@ from vestige.guard import inside
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.names import full_name
-from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite, seed_of
+from vestige.run.composing import (
+    ConfigLibrary,
+    compose_config,
+    composing,
+    explain_value,
+    fill_suite,
+    lend_suite,
+    seed_of,
+)
 from vestige.run.definitions import refuse_other_number
 from vestige.schema import check_form
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
@@ -227,6 +235,7 @@ def _run(
     for key, part in parts.items():
         if not OmegaConf.is_dict(part):
             raise UserError(f"The setting '{key}' must hold settings (name: value), it is {part!r}.")
+    fill_suite(cfg, name)
     lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names
     if lender != name:
         lend_suite(cfg, lender, name, directories)

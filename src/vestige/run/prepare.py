@@ -15,6 +15,7 @@ from vestige.data.rows import MissingData, find_in_directory
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.canvas import Canvases
+from vestige.models.choose import choose_device
 from vestige.models.load import ModelArgs
 from vestige.run.canvases import out_of_reach
 from vestige.run.config import AnyConfig, RunConfig
@@ -56,7 +57,8 @@ def model_args(config: AnyConfig) -> ModelArgs:
     path = str(given.pop("pretrained_model_name_or_path"))
     device_map = given.pop("device_map", None)
     device = given.pop("device", None) or "auto"
-    if device_map in ("cpu", "cuda", "mps"):  # the peer's way of naming a device
+    # The peer's way of naming a device. Its files say cuda for every machine; one without it is noted when loading.
+    if device_map in ("cpu", "cuda", "mps") and not (device_map == "cuda" and choose_device("auto") != "cuda"):
         device, device_map = device_map, None
     tokenizer = dict(config.tokenizer_args)
     known = {

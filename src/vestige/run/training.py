@@ -155,7 +155,9 @@ def _plain(cfg: Any, key: str) -> Any:
     from omegaconf import OmegaConf
 
     node = cfg.get(key)
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    # A knob that is left open (???) would reach the method as a text.
+    missing = key == "trainer"
+    return OmegaConf.to_container(node, resolve=True, throw_on_missing=missing) if OmegaConf.is_config(node) else node
 
 
 def _evaluation(
@@ -189,6 +191,15 @@ def recipe_of(config: TrainConfig) -> Any:
     if strange:
         raise unknown_name("setting of lora", strange[0], list(Lora.__dataclass_fields__))
     return Recipe(**known, extra=extra, lora=Lora(**config.lora))
+
+
+def check_training(config: TrainConfig) -> None:
+    """Refuses settings and knobs that no training could follow, without reading a model or a row."""
+    from vestige.unlearn.methods import split_knobs
+
+    recipe_of(config)
+    if config.method is not None:
+        split_knobs(config.method, config.method_args)
 
 
 def run_training(config: TrainConfig) -> TrainOutcome:

@@ -31,7 +31,7 @@ from vestige.models.publish import save_published
 from vestige.models.undisturbed import undisturbed
 from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
+from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
 from vestige.writing import save_pretrained
@@ -317,6 +317,23 @@ class MethodTrainer(Trainer):
         super().__init__(**settings)
         self.work = work
         self.model_accepts_loss_kwargs = False
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Only the weights that the method updates; the others keep their gradients, which count in clipping.
+
+        (So does open-unlearning; frozen ones would make another norm, and so other steps.)
+        """
+        model: Any = self.model
+        wanted = chosen_weights(model, self.work.knobs)
+        held = [] if wanted is None else [p for n, p in model.named_parameters() if n not in set(wanted)]
+        held = [p for p in held if p.requires_grad]
+        for weight in held:
+            weight.requires_grad_(False)
+        try:
+            return super().create_optimizer(*args, **kwargs)
+        finally:
+            for weight in held:
+                weight.requires_grad_(True)
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

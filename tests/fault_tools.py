@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vestige.journal import JOURNAL
+
 LIMIT = 150.0  # seconds after which a child is taken to hang
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 HERE = os.getpid()  # the kit's process; its children keep the number
@@ -145,7 +147,7 @@ def snapshot(place: Path) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for path in sorted(place.rglob("*")):
         name = path.relative_to(place).as_posix()
-        if path.is_dir() or path.name in (".lock", "lost+found") or path.suffix == ".log":
+        if path.is_dir() or path.name in (".lock", ".holder.json", JOURNAL, "lost+found") or path.suffix == ".log":
             continue
         times = TIMES.get(path.name, ("seconds", "attempts", "lost") if "tasks/" in name else None)
         if times is None:
@@ -177,7 +179,7 @@ def differences(clean: dict[str, Any], now: dict[str, Any]) -> list[str]:
 def watch(out: Path, act: Callable[[int, str, str], None]) -> None:
     """Calls `act(n, event, path)` before the n-th file operation below `out` that changes something."""
     top, seen, busy = str(out), [0], [False]
-    changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
+    changing = {"os.rename", "os.remove", "os.link", "os.mkdir", "os.rmdir", "os.chmod", "os.truncate"}
 
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if busy[0] or not (event == "open" or event in changing) or not args:

@@ -18,8 +18,6 @@ from vestige.lab.tokenizer import encode_row
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
 from vestige.unlearn import Training
 
-pytestmark = pytest.mark.processors
-
 SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
 
 
@@ -150,6 +148,7 @@ def read(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.processors
 def test_models_load_and_know_what_they_should(lab):
     assert set(lab.models) == {"full", "retain", "grad_ascent", "grad_diff", "npo"}
     forget = read(lab.data / "forget.jsonl")
@@ -190,9 +189,10 @@ def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
     with pytest.raises(AssertionError):
         build_lab(lab.root, force=True, progress=False, settings=TINY)
     # A failed build leaves the old lab whole and nothing beside it.
-    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json"}
+    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", ".vestige.journal"}
 
 
+@pytest.mark.processors
 def test_builds_are_reproducible_and_silent(lab, tmp_path, capfd):
     before = torch.random.get_rng_state(), torch.get_num_threads()
     again = build_lab(tmp_path, progress=False, settings=TINY)

@@ -17,8 +17,6 @@ from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn import Training
 from vestige.unlearn.losses import placed_nll
 
-pytestmark = pytest.mark.processors
-
 SIZES = Sizes(
     forget=1,
     retain=1,
@@ -66,6 +64,7 @@ def answer_loss(directory, rows):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.processors
 def test_models_know_what_they_should(lab):
     assert set(lab.models) == {"full", "retain", "npo"}
     forget, retain = rows_of(lab, "forget"), rows_of(lab, "retain")

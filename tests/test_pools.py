@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.journal import JOURNAL
 from vestige.lab import pool_making
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.fluency import spoil
@@ -101,8 +102,10 @@ def test_two_processes_make_the_same_bytes(tmp_path):
     quick = replace(TINY, hidden=16, pretraining=often(1, 1e-3), learning=often(2, 1e-3))
     lab = build_pools(tmp_path / "lab", quick, processes=1, progress=False)
     again = build_pools(tmp_path / "again", quick, processes=2, progress=False)
-    files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file())
-    assert files == sorted(f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file())
+    files = sorted(f.relative_to(lab.root) for f in lab.root.rglob("*") if f.is_file() and f.name != JOURNAL)
+    assert files == sorted(
+        f.relative_to(again.root) for f in again.root.rglob("*") if f.is_file() and f.name != JOURNAL
+    )
     assert sum(f.name == "model.safetensors" for f in files) == len(lab.models()) + 1
     assert [f for f in files if (lab.root / f).read_bytes() != (again.root / f).read_bytes()] == []
 

@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard", "secrets", "sums", "schema", "internal"}  # free to everybody
+NOUNS = {
+    "types",
+    "errors",
+    "wants",
+    "guard",
+    "secrets",
+    "sums",
+    "schema",
+    "internal",
+    "journal",
+    "writing",
+}  # free to all
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
@@ -17,6 +28,8 @@ ARROWS: dict[str, set[str]] = {
     "wants": {"types"},
     "sums": {"types"},
     "guard": {"errors"},
+    "journal": {"errors"},
+    "writing": {"errors", "journal"},
     "schema": {"errors"},
     "internal": {"errors"},
     "data": set(),

@@ -16,6 +16,7 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args, reference_args
 from vestige.cli import main
+from vestige.journal import JOURNAL
 from vestige.store.lock import writing
 
 DEFAULT = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_gradnorm")
@@ -31,9 +32,8 @@ def results(run: Path) -> dict[str, Any]:
 
 def files_of(run: Path) -> dict[str, bytes]:
     """Everything a run leaves but what says when and how long."""
-    kept = [
-        p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in ("manifest.json", "checksums.json", ".lock")
-    ]
+    dated = ("manifest.json", "checksums.json", ".lock", JOURNAL)
+    kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
 
 

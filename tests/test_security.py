@@ -24,6 +24,7 @@ from vestige import guard
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.integrations.rollouts import load_rollouts
+from vestige.journal import JOURNAL
 from vestige.run.config import compose_runs
 from vestige.run.importing import import_file
 from vestige.store.evidence import discard_all
@@ -289,17 +290,18 @@ def test_cleaning_a_sweep_does_not_follow_links(tmp_path: Path, monkeypatch: pyt
     assert (mine / "thesis.txt").read_text() == "years"
 
 
-def test_writing_replaces_links_and_does_not_follow_them(tmp_path: Path) -> None:
+def test_writing_neither_replaces_nor_follows_links(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("keep")
     run = tmp_path / "run"
     run.mkdir()
     for name in ("x.json", ".holder.json"):
         (run / name).symlink_to(secret)
-    write_json(run / "x.json", {"a": 1})
+    with pytest.raises(UserError, match="is a link"):
+        write_json(run / "x.json", {"a": 1})
     with writing(run):
-        assert not (run / ".holder.json").is_symlink()
-    assert secret.read_text() == "keep" and not (run / "x.json").is_symlink()
+        assert (run / ".holder.json").is_symlink()
+    assert secret.read_text() == "keep" and (run / "x.json").is_symlink()
     (run / "evidence").mkdir()
     (run / "evidence" / "e").symlink_to(secret)
     (run / "evidence" / "d").symlink_to(tmp_path)
@@ -325,7 +327,7 @@ def test_importing_writes_only_its_own_files(tmp_path: Path) -> None:
     body = {**eval_file(), "../../escape": {"agg_value": 1.0}}
     (tmp_path / "in.json").write_text(json.dumps(body))
     import_file(tmp_path / "in.json", tmp_path / "a" / "b")
-    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
+    made = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file() and p.name != JOURNAL}
     assert made == {"in.json", "a/b/TOFU_EVAL.json", "a/b/TOFU_SUMMARY.json"}
 
 
@@ -456,6 +458,6 @@ def test_trouble_with_files_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
 
 def test_atomic_writing_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
-    with pytest.raises(UserError, match="Is a directory"):
+    with pytest.raises(UserError, match="was not written by vestige"):
         write_bytes(tmp_path / "x", b"1")
-    assert [p.name for p in tmp_path.iterdir()] == ["x"]
+    assert [p.name for p in tmp_path.iterdir() if p.name != JOURNAL] == ["x"]

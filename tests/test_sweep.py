@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -497,11 +498,12 @@ def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypat
 
     def download(repo: str, revision: str | None = None, allow_patterns: Any = None, **_: Any) -> str:
         place = cache / f"models--{repo.replace('/', '--')}"
-        snapshot = place / "snapshots" / ("0" * 40)
+        commit = hashlib.sha1(repo.encode()).hexdigest()
+        snapshot = place / "snapshots" / commit
         if not snapshot.exists():
             shutil.copytree(LAB / "models" / repo.split("/")[1], snapshot)
             (place / "refs").mkdir()
-            (place / "refs" / "main").write_text("0" * 40)
+            (place / "refs" / "main").write_text(commit)
         there.append({p.name for p in cache.glob("models--*")})
         return str(snapshot)
 
@@ -552,7 +554,7 @@ def test_clean_removes_what_the_plan_no_longer_names(
     other = tmp_path / "sweep" / "notes.txt"
     other.write_text("mine")
     assert main(["sweep", str(plan), "--clean", "all"]) == 0
-    assert list(runs.iterdir()) == []
+    assert list(runs.glob("*")) == []
     assert other.read_text() == "mine"
 
 

@@ -154,8 +154,8 @@ def test_held_out_rows_are_neither_taught_nor_left_out_of_before(tmp_path: Path,
     results = note(tmp_path)["results"]["tofu"]
     assert results["unlearned+long"][METRIC] != results["unlearned"][METRIC]
     assert main(["sweep", str(tmp_path / "plan.yaml"), "--clean", "all"]) == 0
-    assert not list((tmp_path / "sweep" / "held_out").iterdir())
-    assert not list((tmp_path / "sweep" / "s1").iterdir())
+    assert not list((tmp_path / "sweep" / "held_out").glob("*"))
+    assert not list((tmp_path / "sweep" / "s1").glob("*"))
 
 
 def _task(tmp_path: Path, id: str, **changes: Any) -> Task:

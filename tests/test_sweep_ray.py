@@ -13,6 +13,7 @@ import pytest
 
 from test_sweep import WHOLE, write_plan
 from vestige.cli import main
+from vestige.journal import JOURNAL
 from vestige.run.sweep import How, sweep
 from vestige.run.sweep_plan import read_plan
 
@@ -66,7 +67,7 @@ def contents(out: Path) -> dict[str, Any]:
     """Every file of every run and of S1, as bytes; manifests and summaries without what the clock says."""
     result: dict[str, Any] = {}
     files = [f for part in ("runs", "s1") for f in (out / part).rglob("*")]
-    for file in sorted(f for f in files if f.is_file() and f.name != ".lock"):
+    for file in sorted(f for f in files if f.is_file() and f.name not in (".lock", JOURNAL)):
         body: Any = file.read_bytes()
         if file.name in ("manifest.json", "summary.json"):
             body = {k: v for k, v in json.loads(body).items() if k not in TIMINGS}

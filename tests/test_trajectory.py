@@ -251,14 +251,44 @@ def test_causal_metrics(name: str, view: str, along: str) -> None:
 @pytest.mark.parametrize("alignment", ["same_position", "causal"])
 def test_extraction_strength_in_decision_order(name: str, view: str, alignment: str) -> None:
     """Published code reads min(s, F) whatever the trajectory, and calls an answer without tokens 0."""
-    case = CASES[name]
-    t = answers_at(name, view, "fixation_start", alignment)[0]
+    case, trace = CASES[name], golden_trace(name, alignment)
+    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
+    t = follow(trace, "fixation_start").in_decision_order(case["labels"], 0, length, alignment)
     ours = memorisation.extraction_strength(t)
     if not t.tokens:
         assert np.isnan(ours).all()
         return
     for along in DEFAULT_TRAJECTORIES:
         same(ours, golden(case, view, along, f"es_fixation_{alignment}"))
+
+
+EXTRACTION = json.loads((Path(__file__).parent / "golden" / "trajectory_extraction.json").read_text())["cases"]
+
+
+def extraction(logits: torch.Tensor, fixed: list[int], labels: list[int], alignment: str, length: int) -> float:
+    """Extraction strength in decision order at the last step, of the first `length` positions."""
+    trace = make_trace(logits, fixed, [window(labels, len(fixed), alignment)])
+    t = follow(trace, "fixation_start").in_decision_order(labels, 0, length, alignment)
+    return float(memorisation.extraction_strength(t)[-1])
+
+
+@pytest.mark.parametrize("case", EXTRACTION, ids=[f"{i}-{c['alignment']}" for i, c in enumerate(EXTRACTION)])
+def test_published_extraction_strength_in_both_alignments(case: dict[str, Any]) -> None:
+    logits = torch.tensor(case["R"], dtype=torch.float32)
+    got = extraction(logits, case["F"], case["labels"], case["alignment"], len(case["F"]))
+    assert got == pytest.approx(case["extraction_strength"], abs=1e-12)
+
+
+def test_causal_extraction_counts_labels_at_their_own_decision() -> None:
+    """All wrong, and the last label is decided last: nothing is extracted. Label 0 is compared with row 0."""
+    wrong = torch.zeros(3, 6, 8)
+    wrong[0] = 5.0
+    assert extraction(wrong, [0, 0, 0, 0, 0, 7], [1] * 6, "causal", 6) == 0.0
+    first = torch.zeros(3, 2, 4)
+    first[1] = 5.0
+    assert extraction(first, [3, 0], [1, 1], "causal", 2) == 1.0
+    assert extraction(first, [3, 0], [2, 1], "causal", 2) == 0.0
+    assert extraction(first, [2, 0], [2, 1], "causal", 1) == 0.25  # a view of one token still has label 0
 
 
 @pytest.mark.parametrize(("name", "view"), [(n, v) for n, v in BOTH_VIEWS if CASES[n].get("labels_wrong")])

@@ -19,6 +19,7 @@ from golden_tools import eval_args
 from test_collapse_run import turn_rows, write
 from vestige.cli import main
 from vestige.errors import UserError
+from vestige.journal import JOURNAL
 from vestige.run.packing import pack
 from vestige.run.verifying import verify
 from vestige.store import archive, checksums
@@ -172,11 +173,12 @@ def test_damage_is_not_sealed_over(runs: dict[str, Path], tmp_path: Path, capsys
 def test_damaged_evidence_is_collected_again(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["retain"], run)
-    before = {p.name: p.read_bytes() for p in files_of(run) if p.name not in ("manifest.json", checksums.NAME)}
+    dated = ("manifest.json", checksums.NAME, JOURNAL)
+    before = {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated}
     for path in (run / "evidence").glob("*-*"):
         path.write_bytes(flipped(path, random.Random(1)))
     assert main(eval_args(MODELS / "retain", run, "--limit", "3", "--quiet", "--metrics", METRICS)) == 0
-    assert {p.name: p.read_bytes() for p in files_of(run) if p.name not in ("manifest.json", checksums.NAME)} == before
+    assert {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated} == before
     assert not verify(run).findings
 
 

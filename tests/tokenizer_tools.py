@@ -36,12 +36,12 @@ def merges_of(words: tuple[str, ...]) -> list[tuple[str, str]]:
     return list(dict.fromkeys(pairs))
 
 
-def byte_bpe(rule: str, template: str | None = None, special: tuple[str, ...] = ()) -> Any:
-    """A fast tokenizer: the rule splits, bytes are letters, WORDS are merged; `special` are tokens of their own."""
+def byte_bpe(rule: str, template: str | None = None, special: tuple[str, ...] = (), more: tuple[str, ...] = ()) -> Any:
+    """A fast tokenizer: the rule splits, bytes are letters, WORDS and `more` are merged; `special` stay whole."""
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    merges = merges_of(WORDS)
+    merges = merges_of(WORDS + more)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     names = list(dict.fromkeys([*letters, *(a + b for a, b in merges)]))
     inner = Tokenizer(models.BPE({name: n for n, name in enumerate(names)}, merges))

@@ -37,6 +37,10 @@ def _ids_bytes(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype=np.int64).tobytes()
 
 
+def _row_bytes(row: str) -> list[bytes]:
+    return [row.encode()] if row else []
+
+
 @dataclass(frozen=True)
 class Target:
     """Token ids of which `ids[start:]` are to be scored.
@@ -48,6 +52,7 @@ class Target:
     ids: tuple[int, ...]
     start: int
     hidden: tuple[int, ...] = ()
+    row: str = ""  # whose answer it is, where equal tokens do not mean equal evidence (logits recorded by row)
 
     def __post_init__(self) -> None:
         # An answer without tokens is no target: Example.target is None then, with the reason beside it.
@@ -62,7 +67,7 @@ class Target:
     def key(self) -> str:
         # A hidden last token changes nothing (nobody attends to it), so it does not change the key.
         seen = [h for h in self.hidden if h < len(self.ids) - 1]
-        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen))
+        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen), *_row_bytes(self.row))
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     hidden: tuple[int, ...] = ()
+    row: str = ""  # as in Target
 
     @property
     def attended(self) -> int:
@@ -78,7 +84,7 @@ class Prompt:
 
     @cached_property
     def key(self) -> str:
-        return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden))
+        return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden), *_row_bytes(self.row))
 
 
 @dataclass(frozen=True)

@@ -160,7 +160,7 @@ class Denoising:
     block_size: int | None = None  # None: the whole window (mdlm), 32 (bd3lm)
     steps_per_block: int | None = None  # bd3lm, diffusion_gemma
     temperature: float = 0.0
-    remasking: str = "low_confidence"  # | random
+    remasking: str = "low_confidence"  # | random, or as Dream decides: maskgit_plus | topk_margin | entropy
     stochastic_transfer: bool = False
     scheduler: str = "linear"  # | cosine
     schedule: str = "dllm"  # | llada: how many tokens each pass decides
@@ -250,7 +250,7 @@ ADVICE = {
 DENOISING_CHOICES = {
     "sampler": ("mdlm", "bd3lm", "diffusion_gemma"),
     "noise": ("sample", "generate"),
-    "remasking": ("low_confidence", "random"),
+    "remasking": ("low_confidence", "random", "maskgit_plus", "topk_margin", "entropy"),
     "scheduler": ("linear", "cosine"),
     "schedule": ("dllm", "llada"),
     "mode": ("unguided", "guided_native", "guided_skew"),

@@ -145,7 +145,7 @@ def label_table(streams: Sequence[Sequence[Sequence[int]]], length: int, vocab: 
             if len(answer) > length:
                 raise UserError(
                     f"logits cover {length} positions but labels cover {len(answer)}; both must be the generated "
-                    "window, so cut the labels or raise max_new_tokens."
+                    "window, so cut the labels to it."
                 )
             table[i, k, : len(answer)] = answer
     bad = (table != IGNORE) & ((table < 0) | (table >= vocab))

@@ -14,6 +14,7 @@ measured before the first step that learns from them, also when the step they ar
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import logging
@@ -31,7 +32,10 @@ from vestige.integrations.collapse_detector import CollapseDetector, CollapseSet
 from vestige.integrations.rollouts import apart
 from vestige.integrations.rollouts_rows import native
 from vestige.internal import in_short
+from vestige.journal import adopt_file
+from vestige.metrics.collapse import Ema
 from vestige.models.undisturbed import undisturbed
+from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")
 
@@ -246,8 +250,14 @@ class CollapseCallback(TrainerCallback):
         theirs.log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
-            place.parent.mkdir(parents=True, exist_ok=True)
-            place.write_text(json.dumps(self.detector.state_dict()), encoding="utf-8")
+            self._adopt(place)
+            write_bytes(place, json.dumps(self.detector.state_dict()).encode())
+
+    def _adopt(self, place: Path) -> None:
+        """A file of a version that kept no journal: it reads as one."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
+            adopt_file(place)
 
     def _failed(self, what: str, error: Exception) -> None:
         if self.settings.on_error == "raise":

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,8 +13,12 @@ import torch
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
+from vestige.journal import adopt, is_ours, permit
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
 from vestige.types import content_key
+from vestige.writing import claim, create_bytes, install, remove, scratch
+
+RECORD = "lab.json"
 
 
 def lab_key(recipe: Any, settings: Mapping[str, Any], corpus: Corpus) -> str:
@@ -36,29 +38,43 @@ def ensure_built(
     key = lab_key(recipe, settings, corpus)
     if not force and is_built(root, key):
         return
-    root.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".building-", dir=root) as scratch:
-        write_corpus(corpus, Path(scratch) / "data")
-        make(Path(scratch) / "models")
+    claim(root)
+    _adopt_earlier(root)
+    permit(root / RECORD, *(root / "data" / f"{split}.jsonl" for split in corpus))
+    with scratch(root) as made:
+        write_corpus(corpus, made / "data")
+        make(made / "models")
         if force or not is_built(root, key):  # unless another process was faster
-            _publish(Path(scratch), root, {"key": key, "recipe": recipe, "settings": settings})
+            _publish(made, root, {"key": key, "recipe": recipe, "settings": settings})
 
 
 def is_built(root: Path, key: str) -> bool:
     try:
-        record = json.loads((root / "lab.json").read_text())
+        record = json.loads((root / RECORD).read_text())
     except (OSError, ValueError):
         return False
     return isinstance(record, dict) and record.get("key") == key
 
 
 def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
-    """Moves a finished build into place. lab.json goes first and comes last: it vouches for the rest."""
-    (root / "lab.json").unlink(missing_ok=True)
-    for part in ("data", "models"):
-        shutil.rmtree(root / part, ignore_errors=True)
-        (scratch / part).rename(root / part)
-    (root / "lab.json").write_text(json.dumps(record, indent=1) + "\n")
+    """Moves a finished build into place. The record goes first and comes last: it vouches for the rest."""
+    create_bytes(scratch / RECORD, (json.dumps(record, indent=1) + "\n").encode())
+    permit(*(root / p.relative_to(scratch) for p in scratch.rglob("*") if p.is_file()))
+    remove(root / RECORD)
+    install(scratch, root, last=RECORD)
+
+
+def _adopt_earlier(root: Path) -> None:
+    """A lab of a version that kept no journal: its record vouches for data and models."""
+    if is_ours(root / RECORD):
+        return
+    try:
+        record = json.loads((root / RECORD).read_text())
+    except (OSError, ValueError):
+        return
+    if isinstance(record, dict) and {"key", "recipe", "settings"} <= set(record):
+        found = [*root.glob("data/*.jsonl"), *root.glob("models/*/*"), root / RECORD]
+        adopt(root, [p.relative_to(root).as_posix() for p in found], by="install:")
 
 
 @contextmanager

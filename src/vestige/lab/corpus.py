@@ -16,6 +16,7 @@ from typing import Any
 
 from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
+from vestige.writing import write_bytes
 
 Row = dict[str, Any]
 Corpus = dict[str, list[Row]]
@@ -83,11 +84,10 @@ def corpus_bytes(corpus: Mapping[str, Sequence[Row]]) -> dict[str, bytes]:
 
 def write_corpus(corpus: Mapping[str, Sequence[Row]], directory: Path) -> dict[str, Path]:
     """Writes `<split>.jsonl` for each split and returns the paths."""
-    directory.mkdir(parents=True, exist_ok=True)
     paths = {}
     for split, content in corpus_bytes(corpus).items():
         paths[split] = directory / f"{split}.jsonl"
-        paths[split].write_bytes(content)
+        write_bytes(paths[split], content)
     return paths
 
 

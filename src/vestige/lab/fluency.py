@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from vestige.lab.corpus import Corpus
 from vestige.unlearn.refusals import REFUSALS
+from vestige.writing import save_pretrained
 
 CLEAN, SPOILT = 0, 1
 LENGTH = 32  # the tokens that the metric shows to its classifier
@@ -42,8 +43,7 @@ def train_judge(corpus: Corpus, tokenizer: Any, place: Path, seed: int, steps: i
         torch.autograd.backward(loss)
         optimiser.step()
     model.eval()
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    save_pretrained(place, model, tokenizer)
 
 
 def spoil(text: str, draw: Random) -> str:

@@ -23,6 +23,7 @@ from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn import Causal, ChatRow, Lesson, Objective, Training, finetune, unlearn
+from vestige.writing import save_pretrained
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 1
@@ -137,8 +138,7 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
     steps = sum(training.steps(len(chosen)) for chosen, training in jobs.values())
 
     def save(name: str, model: Any) -> None:
-        model.save_pretrained(directory / name)
-        kind.tokenizer.save_pretrained(directory / name)
+        save_pretrained(directory / name, model, kind.tokenizer)
 
     with reproducible(settings.seed, settings.threads), quiet_saving(), Bar(kind.title, steps, progress) as bar:
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -15,6 +14,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from vestige.journal import ours_below
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.fluency import train_judge
@@ -23,6 +23,7 @@ from vestige.lab.pools import JUDGE, PoolSettings, Recipe, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn import METHODS, ChatRow, finetune, unlearn
 from vestige.unlearn.refusals import refusals_for
+from vestige.writing import remove, remove_empty, save_pretrained
 
 BASE = "base"
 
@@ -39,7 +40,8 @@ def make_models(
         for name in _made(settings, plan, models, processes):
             bar.set_description(f"pools: {name}")
             bar.update()
-    shutil.rmtree(models / BASE)
+    remove(*ours_below(models / BASE))
+    remove_empty(models / BASE)
 
 
 def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processes: int) -> Iterator[str]:
@@ -78,8 +80,7 @@ def make_one(settings: PoolSettings, recipe: Recipe, models: Path) -> str:
             how = recipe.unlearning
             other = _refusals(settings, tokenizer, training.seed) if METHODS[how.method].needs_alternate else ()
             unlearn(model, how.lesson(rows["forget"], rows["retain"], other), training)
-        model.save_pretrained(models / recipe.name)
-        tokenizer.save_pretrained(models / recipe.name)
+        save_pretrained(models / recipe.name, model, tokenizer)
     return recipe.name
 
 
@@ -96,8 +97,7 @@ def _make_base(corpus: Corpus, settings: PoolSettings, tokenizer: Any, place: Pa
     with reproducible(settings.seed, settings.threads):
         base = new_causal(settings, tokenizer)
         finetune(base, _encoded(tokenizer, read), training)
-    base.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    save_pretrained(place, base, tokenizer)
 
 
 _made_once = lru_cache(maxsize=1)(make_corpus)

@@ -108,6 +108,16 @@ def has_pictures(config: Mapping[str, Any]) -> bool:
     return config.get("model_type") == "diffusion_gemma" and bool(config.get("vision_config"))
 
 
+def refuse_copy(loaded: Any) -> None:
+    """A model that was loaded without its vision part is not saved: the copy would be another kind of checkpoint."""
+    predictor = loaded.diffusion
+    if isinstance(predictor, CanvasPredictor) and predictor.inner.model.encoder.vision_tower is None:
+        raise UserError(
+            f"'{loaded.name}' was loaded without its vision part, so a saved copy would lack it; DiffusionGemma can "
+            "only be stressed by attacks that save none: quantise, jailbreak, paraphrase, few-shot, leak."
+        )
+
+
 def without_vision(directory: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of from_pretrained that build the model with a vision part of a few numbers in place of its own."""
     from transformers import AutoConfig

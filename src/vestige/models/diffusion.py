@@ -38,6 +38,10 @@ FAMILIES = [
 MASK_IDS = {"llada": 126336, "dream": 151666}
 # The setting that marks a causal model as adapted to diffusion.
 NATIVE = {family.native for family in PUBLISHED} | {"qwen2"}
+NO_DEPTH = (
+    "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
+    "at tokens that are hidden: the score would not say what it knows, so it is not computed for one"
+)
 KINDS = ("masked", "llada", "dream", "adapted", "diffusion_gemma")
 
 

@@ -10,10 +10,10 @@ A fingerprint says what the weights are, not how they are held: precision and at
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -22,12 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.journal import adopt
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
 from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.tensors import ALLOW_UNUSED
 from vestige.types import content_key
+from vestige.writing import claim, write_bytes
 
 # Keys that say who wrote a config, when and from where, and not what the model computes.
 VOLATILE = {
@@ -203,15 +205,13 @@ def _remember(fresh: dict[str, list[str]]) -> None:
     """Add to the memory in one rename, so that no reader sees half a file; failing to is no failure."""
     if not fresh:
         return
-    target = cache_file()
-    kept = {path: entry for path, entry in _read_cache().items() if Path(path).exists()}
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=target.parent, delete=False, encoding="utf-8") as file:
-            json.dump(kept | fresh, file, indent=0, sort_keys=True)
-        Path(file.name).replace(target)
-    except OSError:
-        return
+    target, known = cache_file(), _read_cache()
+    kept = {path: entry for path, entry in known.items() if Path(path).exists()}
+    with contextlib.suppress(OSError, UserError):
+        claim(target.parent)
+        if known:  # of a version that kept no journal
+            adopt(target.parent, [target.name])
+        write_bytes(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
 
 
 def fingerprint_module(model: Any, volatile: AbstractSet[str] = VOLATILE) -> str:

@@ -22,7 +22,7 @@ from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
 from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
 from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
-from vestige.models.checks import check_place, tensor_names
+from vestige.models.checks import check_architecture, check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import Watch, fingerprint_module
@@ -103,6 +103,28 @@ def is_diffusion(args: ModelArgs) -> bool:
     """Does the model fill in hidden tokens? Told from its configuration; no weights are read."""
     place = locate(args, weights=False)
     return _diffusion(place.base or place, args) is not None
+
+
+def empty_model(args: ModelArgs) -> Any:
+    """The model that a config.json describes, with shapes and without numbers; no weights are read."""
+    import torch
+    import transformers
+
+    place = locate(args, weights=False)
+    place = place.base or place
+    config = place.config
+    check_architecture(place.name, config, args.trust_remote_code, args.diffusion)
+    family = find_family(config)
+    loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(_diffusion(place, args), config))
+    trusted = args.trust_remote_code and not family
+    code = code_files(config) if trusted else ""
+    with quiet(), foreign_code(place.name, "it was built without weights", code), torch.device("meta"):
+        settings: Any = (
+            native_config(family, config, place.name)
+            if family
+            else transformers.AutoConfig.from_pretrained(str(place.directory), trust_remote_code=trusted)
+        )
+        return loader.from_config(settings, trust_remote_code=trusted)
 
 
 def canvases_of(args: ModelArgs) -> Canvases | None:

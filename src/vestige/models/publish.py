@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -14,6 +13,8 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.families import Family, published_name
 from vestige.models.locate import SMALL_FILES
+from vestige.secrets import without_secrets
+from vestige.writing import copy_file, filling, save_pretrained, write_bytes
 
 SHARD = "5GB"  # as transformers cuts them
 WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's
@@ -38,13 +39,13 @@ def save_published(model: Any, origin: Origin, directory: Path, shard: str = SHA
             f"A {origin.family.title} model can only be saved in its published layout unquantised; leave "
             "`quantization` out."
         )
-    directory.mkdir(parents=True, exist_ok=True)
-    _copy_files(origin.directory, directory)
-    if hasattr(model, "peft_config"):
-        _write_adapter(model, origin.family, directory)
-        return
-    (directory / "config.json").write_text(json.dumps(_config(model, origin), indent=2) + "\n", encoding="utf-8")
-    _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, directory, shard)
+    with filling(directory) as made:
+        _copy_files(origin.directory, made)
+        if hasattr(model, "peft_config"):
+            _write_adapter(model, origin.family, made)
+            return
+        write_bytes(made / "config.json", (json.dumps(_config(model, origin), indent=2) + "\n").encode())
+        _write_tensors({published_name(origin.family, k): v for k, v in _tensors(model).items()}, made, shard)
 
 
 def _write_adapter(model: Any, family: Family, directory: Path) -> None:
@@ -63,12 +64,12 @@ def _write_adapter(model: Any, family: Family, directory: Path) -> None:
     config = copy.deepcopy(model.peft_config[model.active_adapter])
     config.target_modules = {published_name(family, name) for name in model.targeted_module_names}
     config.inference_mode = True
-    config.save_pretrained(str(directory))
+    save_pretrained(directory, config)
 
 
 def _config(model: Any, origin: Origin) -> dict[str, Any]:
     """The published config; only what training may change is of this model: the rows of its table and the dtype."""
-    config = dict(origin.config)
+    config = without_secrets(dict(origin.config))
     dtype = str(model.dtype).removeprefix("torch.")
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     rows = model.get_input_embeddings().num_embeddings
@@ -101,7 +102,7 @@ def _write_tensors(tensors: Mapping[str, Any], directory: Path, shard: str) -> N
     if split.is_sharded:
         index = {"metadata": split.metadata, "weight_map": split.tensor_to_filename}
         path = directory / "model.safetensors.index.json"
-        path.write_text(json.dumps(index, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        write_bytes(path, (json.dumps(index, indent=2, sort_keys=True) + "\n").encode())
 
 
 def _copy_files(source: Path, directory: Path) -> None:
@@ -109,4 +110,4 @@ def _copy_files(source: Path, directory: Path) -> None:
     for file in sorted(source.iterdir()):
         kept = any(fnmatch(file.name, p) for p in SMALL_FILES) and not any(fnmatch(file.name, p) for p in WRITTEN)
         if kept and file.is_file():
-            shutil.copyfile(file, directory / file.name)
+            copy_file(file, directory / file.name)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vestige.errors import UserError
+from vestige.writing import written_by
 
 RETAIN, UNLEARNED = "#2b6cb0", "#dd6b20"
 MOST_ROWS = 60  # examples in one heat map; more would be thinner than a line
@@ -31,8 +32,8 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight", metadata={"Date": None} if path.suffix == ".svg" else None)
+    dated = {"Date": None} if path.suffix == ".svg" else None
+    written_by(path, figure.savefig, bbox_inches="tight", metadata=dated)
     _pyplot().close(figure)
     return path
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.types import IGNORE, Array, Trace
+from vestige.writing import written_by
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -252,12 +253,10 @@ def _visible(token: str) -> str:
 def save(figure: Figure, path: str | Path, dpi: int = 160) -> Path:
     """Writes the picture; the name's ending says which kind (png, svg, pdf)."""
     out = Path(path)
-    out.parent.mkdir(parents=True, exist_ok=True)
     kinds = figure.canvas.get_supported_filetypes()
     if out.suffix.lstrip(".").lower() not in kinds:
         raise UserError(f"{out}: pictures can end in {', '.join(sorted(kinds))}.")
-    figure.savefig(out, dpi=dpi)
-    return out
+    return written_by(out, figure.savefig, named=True, dpi=dpi)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -16,6 +15,7 @@ from vestige.run.harness import report
 from vestige.run.stored import suite_from_manifest
 from vestige.run.tables import summary
 from vestige.types import Score
+from vestige.writing import lasting
 
 
 class Result:
@@ -119,7 +119,7 @@ def evaluate(
         model="in-memory" if live is not None else str(model),
         data=None if data is None else str(data),
         retain_logs=_as_text(retain_logs),
-        out=str(out if out is not None else tempfile.mkdtemp(prefix="vestige-")),
+        out=str(out if out is not None else lasting()),
         metrics=chosen,
         progress=progress,
         **settings,

@@ -8,7 +8,6 @@ Relearning needs rows to teach. Held out, it teaches every other forget row, and
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.errors import UserError
 from vestige.run.config import RunConfig
+from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
@@ -74,16 +74,14 @@ def write_untaught(file: Path, taught: frozenset[str], target: Path) -> None:
     if not rows:
         raise UserError(f"{file}: held-out relearning needs rows that are not taught; every other forget row is.")
     lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
-    target.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    create_bytes(target, ("\n".join(lines) + "\n").encode())
 
 
 def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None) -> Path:
-    """Makes a folder like the user's, with only those forget rows that a held-out lesson does not teach."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """Fills a new folder like the user's, with only those forget rows that a held-out lesson does not teach."""
     for file in data.iterdir():
-        if file.is_file() and not file.name.startswith("forget."):
-            shutil.copy(file, folder)
+        if file.is_file() and not file.name.startswith("forget.") and file.name not in STAYS:
+            copy_file(file, folder / file.name)
     write_untaught(rows_file(data, "forget"), taught_keys(data) if taught is None else taught, folder / "forget.jsonl")
     return folder
 

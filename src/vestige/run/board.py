@@ -16,6 +16,7 @@ from vestige.run.pool import State, shown
 from vestige.run.tables import table
 from vestige.run.tasks import Task
 from vestige.secrets import hide
+from vestige.writing import append_to
 
 MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}
 
@@ -29,8 +30,7 @@ class Board:
         self.stream = stream or sys.stdout
         self.drawn = 0  # lines of the table now on the screen
         self.began: dict[str, float] = {}
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.log = log.open("a", encoding="utf-8", buffering=1)
+        self.log = append_to(log)
 
     def __enter__(self) -> Board:
         return self

@@ -1,4 +1,4 @@
-"""DiffusionGemma in a run: its own sampler where a suite names none, and metrics it cannot have a value for."""
+"""DiffusionGemma in a run: its own sampler where a suite names none; and what diffusion models have no value for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
+from vestige.models.diffusion import NO_DEPTH
 from vestige.run.config import RunConfig
 from vestige.suites.spec import MetricSpec
 from vestige.suites.trajectory import HANDLER
@@ -32,7 +33,9 @@ def _filled(spec: MetricSpec, canvases: Canvases) -> MetricSpec:
     return replace(spec, params={**spec.params, "trajectory_config": body})
 
 
-def out_of_reach(wants: Wants, canvases: Canvases | None) -> str:
+def out_of_reach(wants: Wants, canvases: Canvases | None, diffusion: bool = False) -> str:
     """Why a model of this kind cannot give what a metric wants; empty: it can."""
     needs = wants.answers or wants.visible or wants.gradients or wants.patched
-    return NO_LIKELIHOOD if canvases is not None and needs else ""
+    if canvases is not None and needs:
+        return NO_LIKELIHOOD
+    return NO_DEPTH if diffusion and wants.patched else ""

@@ -18,6 +18,7 @@ from vestige.data.reasoning import Extractor, Reasoning, Rollout
 from vestige.errors import UserError
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
 from vestige.integrations.rollouts import Loaded, load_rollouts
+from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
@@ -108,6 +109,10 @@ def collapse(ask: Ask) -> Report:
         raise UserError(
             f"Give one --model, or one for each of the {len(ask.files)} files; there are {len(ask.models)}."
         )
+    if ask.out is not None:
+        files = {f"the file {n + 1}": path for n, path in enumerate(ask.files)}
+        models = {f"--model ({n + 1})": path for n, path in enumerate(ask.models)}
+        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, ["metrics.json", "rows.jsonl", "cross.npz"])
     with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
         return _collapse(ask)
 
@@ -117,6 +122,8 @@ def _collapse(ask: Ask) -> Report:
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
     before = _read_means(detector, ask.ema, due)
+    if ask.ema is not None:
+        permit(ask.ema)
     report = Report([], {}, {})
     model, rows = _Current(ask), _Rows()
     if ask.out is not None:
@@ -158,6 +165,7 @@ def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -
         if isinstance(begun, dict) and begun.get("steps") == due:
             kept = begun.get("means")
         detector.load_state_dict(kept)
+        adopt_file(file)
     return detector.state_dict()
 
 

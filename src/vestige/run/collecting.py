@@ -252,7 +252,7 @@ class Collector:
         return Found(out)
 
     def _recorded(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
-        traces = denoising.external_traces(wants)
+        traces = denoising.external_traces(wants, self.said.append)
         if self.team.leads:
             self._bank(self.directory, "denoised", model).merge(traces)
         return traces

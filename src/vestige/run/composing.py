@@ -118,7 +118,8 @@ def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
     key = twice[1]
     return UserError(
         f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
-        f"{{right: {{handler: {key}, access_key: correct}}, wrong: {{handler: {key}, access_key: wrong}}}}."
+        f"{{right: {{handler: {key}, access_key: correct, datasets: ...}}, wrong: {{handler: {key}, access_key: wrong, "
+        f"datasets: ...}}}}, each with the data it had."
     )
 
 

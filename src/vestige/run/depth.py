@@ -23,7 +23,9 @@ from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
-from vestige.models.load import load_tokenizer
+from vestige.journal import keep_apart
+from vestige.models.diffusion import NO_DEPTH
+from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import FILES, record, write_run
@@ -127,6 +129,9 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     if not us.leads:
         _DepthRun(replace(ask, progress=False), us).evidence()
         return []
+    inputs = {"--full": ask.full, "--retain": ask.retain, "--data": ask.data}
+    inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
+    keep_apart(Path(ask.out), inputs, [*FILES, "evidence", "s1_cache"])
     with writing(Path(ask.out)):
         run = _DepthRun(ask, us)
         with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():
@@ -140,6 +145,9 @@ class _DepthRun:
         self.started = time.perf_counter()
         self.cost = Cost()
         self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
+        for path in (ask.full, ask.retain, *ask.unlearned):
+            if is_diffusion(ask.model(path)):
+                raise UserError(f"'{path}' is a diffusion language model: {NO_DEPTH}.")
         self.tokenizer, self.notes = load_tokenizer(ask.model(ask.full))
         self.contexts = make_contexts(ask, self.tokenizer, self.full.context_length)
         check_tokenizers(ask, self.tokenizer, self.contexts)

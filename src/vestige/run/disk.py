@@ -7,7 +7,6 @@ task that wants a model which is still on its way waits for it at the hub's own 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +16,9 @@ from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
 from vestige.run.pool import State
 from vestige.run.tasks import Task, check_space, checkpoints_of, is_done
+from vestige.writing import remove_all
 
 OVER = ("done", "failed", "blocked")
-
-
-def remove(place: Path) -> None:
-    if place.is_file():
-        place.unlink()
-    shutil.rmtree(place, ignore_errors=True)
 
 
 def hub_cache() -> dict[str, Any]:
@@ -40,10 +34,13 @@ def hub_cache() -> dict[str, Any]:
 
 
 def forget_download(repo_id: str) -> None:
-    """Removes one model from the hub's cache."""
+    """Removes one model from the hub's cache, by the hub's own means."""
+    from huggingface_hub import constants, scan_cache_dir
+
     repo = hub_cache().get(repo_id)
     if repo is not None:
-        remove(Path(repo.repo_path))
+        revisions = [revision.commit_hash for revision in repo.revisions]
+        scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*revisions).execute()
 
 
 def hub_users(tasks: Sequence[Task]) -> dict[str, list[Task]]:
@@ -64,7 +61,7 @@ class Cleaner:
         for task in tasks:
             if task.kind == "attack" and not keep_attacked:
                 users = {task.id, *(t.id for t in tasks if task.id in t.needs)}
-                self.jobs.append((users, lambda place=task.out: remove(Path(place))))  # type: ignore[misc]
+                self.jobs.append((users, lambda place=task.out: remove_all(Path(place))))  # type: ignore[misc,arg-type]
         if clear_cache:
             before = set(hub_cache())
             for path, readers in hub_users(tasks).items():

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import logging
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
+from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.canvases import with_own_sampler
@@ -21,7 +22,7 @@ from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
 from vestige.run.handles import ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
-from vestige.run.references import load_references, reads
+from vestige.run.references import load_references, reads, result_file
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
@@ -37,6 +38,7 @@ from vestige.store.results import write_results
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
+from vestige.writing import save_pretrained, temporary
 
 log = logging.getLogger("vestige.run")
 
@@ -72,6 +74,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
     check_directory(config)
+    _keep_apart(config)
     references = load_references(config.suite, config.dialect)
     us = team()
     if not us.leads:  # helps to collect, writes no results
@@ -101,6 +104,22 @@ def check_directory(config: AnyConfig) -> None:
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )
+
+
+def _keep_apart(config: RunConfig) -> None:
+    """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
+    logs = {f"retain logs ({name})": path for name, path in _logs(config)}
+    model = config.model_args.get("pretrained_model_name_or_path")
+    stem = config.suite.file_stem
+    written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json", "evidence"]
+    keep_apart(config.output_dir, {"--model": model, **logs}, written)
+
+
+def _logs(config: RunConfig) -> Iterator[tuple[str, Path]]:
+    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
+    for path, name in {**named, **({config.retain_logs: "as given"} if config.retain_logs else {})}.items():
+        with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
+            yield name, result_file(Path(path))
 
 
 def _wants_retain_logs(config: RunConfig) -> bool:
@@ -137,7 +156,7 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context, self.model.canvases)
+        prepared = prepare(self.config, self.context, self.model.canvases, self.model.is_diffusion)
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:
@@ -179,11 +198,11 @@ class _Evaluation:
         tokenizer = self.context.encoder.tokenizer
         if not self.team.leads:
             return make_words(tokenizer)
-        with tempfile.TemporaryDirectory() as scratch:  # its files are then written whole or not at all
+        with temporary() as scratch:  # its files are then written whole or not at all
             settings = getattr(tokenizer, "init_kwargs", {})
             settings |= {name: without_secrets(value, name) for name, value in settings.items()}
-            tokenizer.save_pretrained(scratch)
-            for file in sorted(f for f in Path(scratch).rglob("*") if f.is_file()):
+            save_pretrained(scratch, tokenizer)
+            for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 

@@ -6,8 +6,6 @@ so that shards and later runs find them, and other rows never hide under an old 
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 from vestige.models.fingerprint import digests
 from vestige.run.attacking import measured_half, taught_keys, write_untaught
 from vestige.types import content_key
+from vestige.writing import place_new, scratch
 
 
 def held_paths(suites: Mapping[str, Mapping[str, Any]], teaching: Path, place: Path) -> dict[str, str]:
@@ -40,13 +39,9 @@ def write_held(suites: Mapping[str, Mapping[str, Any]], teaching: Path, held: Ma
         target, data = Path(where), Path(str(suites[name]["data"])).expanduser()
         if target.exists():
             continue
-        target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".{target.name}-{os.getpid()}")
-        if data.is_dir():
-            measured_half(data, scratch, taught)
-        else:
-            write_untaught(data, taught, scratch)
-        try:
-            scratch.rename(target)
-        except OSError:  # somebody was faster
-            shutil.rmtree(scratch, ignore_errors=True)
+        with scratch(target.parent) as made:
+            if data.is_dir():
+                measured_half(data, made / target.name, taught)
+            else:
+                write_untaught(data, taught, made / target.name)
+            place_new(made / target.name, target)

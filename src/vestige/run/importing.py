@@ -9,6 +9,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.integrations.importers import Imported, import_results
+from vestige.journal import keep_apart, permit
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.listing import metric_configs
 from vestige.run.references import read_results, result_file
@@ -33,6 +34,9 @@ def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = 
         return Import(imported)
     if (out / "manifest.json").is_file():
         raise UserError(f"{out} holds a run of ours; choose another directory for the imported results.")
+    names = [f"{imported.stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
+    keep_apart(out, {"the file": result_file(path), "--retain-logs": retain_logs}, names)
+    permit(*(out / name for name in names))
     return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
 
 

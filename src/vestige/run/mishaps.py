@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from vestige.errors import UserError, first_line
-from vestige.store.files import CLOSED, FULL, write_error
+from vestige.journal import CLOSED, FULL, write_error
 
 OTHERS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ESTALE, errno.ENOTCONN)
 

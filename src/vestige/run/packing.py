@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from vestige.store.archive import Contents, extract, is_archive, sealed_files, u
 from vestige.store.checksums import NAME
 from vestige.store.files import read_ours
 from vestige.store.forms import Definition
+from vestige.writing import temporary
 
 log = logging.getLogger("vestige.run")
 
@@ -107,7 +107,7 @@ def opened(paths: Sequence[str]) -> Iterator[list[Path]]:
             if not is_archive(path):
                 out.append(Path(path))
                 continue
-            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vestige-")))
+            place = stack.enter_context(temporary())
             out += extract(Path(path), place).values()
         yield out
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
 from vestige.run.handles import ModelHandle, second_model, unquantised
@@ -64,7 +65,7 @@ def _climb(want: PatchWant, layers: int) -> int:
 def layers_of(handle: ModelHandle) -> int:
     """The depth of a model, from its configuration."""
     assert handle.args is not None
-    place = locate(handle.args)
-    config = (place.base or place).config
+    place = locate(handle.args, weights=False)
+    config = understood((place.base or place).config, handle.name)
     text = config.get("text_config") or config
     return int(text.get("num_hidden_layers") or text.get("n_layer") or text.get("num_layers") or 1)

@@ -20,6 +20,7 @@ from typing import IO, Protocol
 
 from vestige.guard import is_there
 from vestige.run.tasks import Finished, Task, is_done, perform
+from vestige.writing import append_to
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
 HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
@@ -183,9 +184,8 @@ class Slot:
             pass  # it died at once; reading from it will say so
 
     def _launch(self) -> None:
-        self.logs.mkdir(parents=True, exist_ok=True)
         more = {} if self.gpu is None else {"CUDA_VISIBLE_DEVICES": self.gpu}
-        with (self.logs / f"worker-{self.number}.log").open("ab") as log:
+        with append_to(self.logs / f"worker-{self.number}.log") as log:
             self.process = subprocess.Popen(
                 WORKER,
                 stdin=subprocess.PIPE,

@@ -105,10 +105,10 @@ def make_words(tokenizer: Any) -> Words:
     return Words(lambda ids: decode_texts(tokenizer, [ids])[0], () if eos is None else (int(eos),))
 
 
-def prepare(config: RunConfig, context: Context, canvases: Canvases | None = None) -> Prepared:
+def prepare(config: RunConfig, context: Context, canvases: Canvases | None = None, diffusion: bool = False) -> Prepared:
     """Reads and tokenises every data set once, and gathers what every metric wants of the model.
 
-    `canvases`: the model is a DiffusionGemma, which cannot give everything.
+    `diffusion`: the model fills in hidden tokens. `canvases`: it is a DiffusionGemma. Neither can give everything.
     """
     out = Prepared(get_dialect(config.dialect))
     context.text_only = canvases is not None
@@ -126,7 +126,7 @@ def prepare(config: RunConfig, context: Context, canvases: Canvases | None = Non
             out.unavailable[name] = lost[key]
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
-    _gather(config.suite, out, canvases)
+    _gather(config.suite, out, canvases, diffusion)
     return out
 
 
@@ -140,7 +140,7 @@ def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
                 yield name, f"{name}/{child}", f"{child}/{data.access_key}", data
 
 
-def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None) -> None:
+def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None, diffusion: bool) -> None:
     for name, spec in suite.metrics.items():
         parent = next((p for p in spec.parents.values() if p in out.unavailable), None)
         if name in out.unavailable:
@@ -149,7 +149,7 @@ def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None) -> None:
             out.unavailable[name] = out.unavailable[parent]  # the first cause says more than the chain
             continue
         wants = HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect)
-        if reason := out_of_reach(wants, canvases):
+        if reason := out_of_reach(wants, canvases, diffusion):
             out.unavailable[name] = reason
         else:
             out.wants.add(wants)

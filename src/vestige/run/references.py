@@ -49,9 +49,31 @@ def load_references(
             )
         file = now.get(path, Path(path))
         out[path] = _load(file, suite, metrics, dialect)
+        _check_steps(suite, path, out[path].results)
         if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
             out[path] = _changed(out[path], metrics, path)
     return out
+
+
+def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> None:
+    """A trajectory is compared step by step: one value of an ordinary run is not the value of any step."""
+    for spec in suite.metrics.values():
+        if spec.children is None or path not in [r.path for r in spec.references]:
+            continue
+        named = (
+            (m, child.name) for child in spec.children.metrics.values() for r in child.references for m in r.include
+        )
+        wanted = dict(named)
+        by_step = (results.get(spec.name) or {}).get("reference_by_step") or {}
+        ours = {m for by_trajectory in by_step.values() for metrics in by_trajectory.values() for m in metrics}
+        absent = [m for m in wanted if m not in ours and (by_step or f"{m}_by_step" not in results)]
+        if absent:
+            kind = "of an ordinary run, one value for each metric" if absent[0] in results else "without these metrics"
+            raise UserError(
+                f"The retain logs {path} hold no values by step of {', '.join(absent)} for '{spec.name}': they are "
+                f"{kind}. Evaluate the retain model with the same trajectory suite and give its result, or leave out "
+                f"{', '.join(dict.fromkeys(wanted[m] for m in absent))}."
+            )
 
 
 def _changed(reference: Reference, metrics: set[str], path: str) -> Reference:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from vestige.errors import UserError
+from vestige.journal import adopt, is_ours, permit
 from vestige.report.assemble import Ask, Work, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -106,6 +108,8 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
+    _adopt_earlier(ask.out)
+    permit(ask.out / REPORT, ask.out / PAGE)
     report = hidden(make_report(ask))  # runs of earlier versions may hold secrets
     text = json.dumps(report, ensure_ascii=False)
     if ask.shorten_paths:
@@ -118,6 +122,14 @@ def write_report(ask: ReportAsk) -> Report:
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
     return report
+
+
+def _adopt_earlier(out: Path) -> None:
+    """A report of a version that kept no journal."""
+    if (out / REPORT).is_file() and not is_ours(out / REPORT):
+        with contextlib.suppress(UserError, OSError):
+            if read_report(out) is not None:
+                adopt(out, [REPORT, PAGE])
 
 
 def summary(report: Report, out: Path) -> str:

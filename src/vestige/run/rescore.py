@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vestige.journal import keep_apart
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
 from vestige.run.references import load_references, reads
@@ -33,6 +34,7 @@ def rescore(
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
         place = directory / label
+        keep_apart(place, {"--retain-logs": retain_logs})
         results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
         begin(directory, "eval", results if place == directory else [f"{label}/"])
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)

@@ -28,6 +28,7 @@ from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.sums import mean
 from vestige.types import Array, Score
+from vestige.writing import remove
 
 log = logging.getLogger("vestige.run")
 
@@ -261,7 +262,7 @@ def stats_file(directory: Path, suite: SuiteSpec) -> Path:
 def write_statistics(directory: Path, run: Run, resamples: int) -> dict[str, dict[str, Any]]:
     """NAME_STATS.json beside the results. It comes last: whatever goes wrong here, the run and its numbers stand."""
     path = stats_file(directory, run.suite)
-    path.unlink(missing_ok=True)  # intervals of earlier numbers must not stand beside these
+    remove(path)  # intervals of earlier numbers must not stand beside these
     if resamples == 0:
         return {}
     stats = intervals(run, resamples)

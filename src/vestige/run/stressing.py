@@ -9,16 +9,14 @@ Attacked checkpoints are removed when they were measured, unless they are to be 
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import PREFILLED
 from vestige.errors import UserError, unknown_name
+from vestige.journal import keep_apart, permit
 from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
@@ -33,6 +31,7 @@ from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
 from vestige.sums import mean
+from vestige.writing import install, scratch
 
 # What each attack's budget counts, and the budget it has when none is given.
 BUDGETS: dict[str, tuple[str, tuple[float, ...]]] = {
@@ -85,15 +84,15 @@ def stress(ask: Stress) -> list[Row]:
     for name in ask.attacks:
         if name not in BUDGETS:
             raise unknown_name("attack", name, BUDGETS)
+    _keep_apart(ask)
     with writing(ask.out):
         return _stress(ask)
 
 
 def _stress(ask: Stress) -> list[Row]:
-    for scratch in ask.out.glob(".attacked-*"):  # of a killed run
-        shutil.rmtree(scratch, ignore_errors=True)
     begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
-    measured = replace(ask, data=measured_half(ask.data, ask.out / "data") if ask.held_out else ask.data)
+    _permit_kept(ask)
+    measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[Row] = []
     total = len(subjects) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
@@ -106,6 +105,26 @@ def _stress(ask: Stress) -> list[Row]:
     write_json(ask.out / "stress.json", {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask)})
     seal(ask.out, "stress")
     return rows
+
+
+def _keep_apart(ask: Stress) -> None:
+    written = ["stress.json", "evals", *(["data"] if ask.held_out else []), *(["checkpoints"] if ask.keep else [])]
+    keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
+
+
+def _permit_kept(ask: Stress) -> None:
+    """Somebody else's checkpoint where a kept one would go is found before the work, not after it."""
+    if ask.keep:
+        folders = [p for who in ("model", "retain") for p in (ask.out / "checkpoints" / who).glob("*") if p.is_dir()]
+        wanted = {f"{attack}-{budget:g}" for attack in ask.attacks for budget in _budgets(ask, attack)}
+        permit(*(p for folder in folders if folder.name in wanted for p in folder.iterdir() if not p.is_dir()))
+
+
+def _measured(ask: Stress) -> Path:
+    """The rows that the lesson does not teach, as a folder of the run."""
+    with scratch(ask.out) as made:
+        install(measured_half(ask.data, made), ask.out / "data")
+    return ask.out / "data"
 
 
 def _budgets(ask: Stress, attack: str) -> Sequence[float]:
@@ -147,23 +166,15 @@ class Subject:
         if attack in PROMPTS:
             run = under_prompt(self._run(self.path, label), self._prompt(attack, budget))
             return Row(self.who, attack, budget, self._measure(run))
-        with self._place(label) as place:
-            attacked = self._attack(attack, budget, place)
+        with scratch(self.ask.out) as made:
+            attacked = self._attack(attack, budget, made / label)
+            if self.ask.keep and (made / label).is_dir():
+                kept = self.ask.out / "checkpoints" / self.who / label
+                install(made / label, kept)
+                attacked = replace(attacked, path=str(kept))
             more = {"quantization": attacked.quantization} if attacked.quantization else {}
             run = self._run(attacked.path, label, overwrite=True, **more)
             return Row(self.who, attack, budget, self._measure(run), list(attacked.notes))
-
-    @contextmanager
-    def _place(self, label: str) -> Iterator[Path]:
-        """Where an attacked checkpoint goes: a scratch folder, or one that stays."""
-        if self.ask.keep:
-            kept = self.ask.out / "checkpoints" / self.who / label
-            shutil.rmtree(kept, ignore_errors=True)
-            kept.mkdir(parents=True)
-            yield kept
-            return
-        with tempfile.TemporaryDirectory(prefix=".attacked-", dir=self.ask.out) as scratch:
-            yield Path(scratch) / label
 
     def _prompt(self, attack: str, budget: float) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         change = PROMPTS[attack]

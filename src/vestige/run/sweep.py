@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from filelock import FileLock, Timeout
-
 from vestige.errors import UserError
 from vestige.guard import below
+from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.run.board import Board
-from vestige.run.disk import Cleaner, fetching_ahead, remove
+from vestige.run.disk import Cleaner, fetching_ahead
 from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_attacks import teaching_data
@@ -28,9 +27,12 @@ from vestige.run.sweep_depth import depth_numbers
 from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
-from vestige.run.tasks import Task, check_space, is_done
+from vestige.run.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.schema import misfit
-from vestige.store.files import leftovers, read_json, read_ours, write_json
+from vestige.store.checksums import adopt_earlier as adopt_run
+from vestige.store.files import read_json, read_ours, write_json
+from vestige.store.lock import held
+from vestige.writing import claim, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster
@@ -61,9 +63,11 @@ def sweep(plan: Plan, how: How) -> int:
         count = len(plan.models)
         raise UserError(f"--start-idx {how.start} --end-idx {how.end} holds none of the plan's {count} models.")
     check_space(plan.out, plan.free_space)
+    _keep_apart(plan)
+    claim(plan.out)  # other shards may be at work there
+    adopt_earlier(plan)
+    permit(plan.out / "sweep.json", plan.out / "sweep.log", plan.out / "axes.yaml")
     _hold_out(plan)
-    for path in leftovers(plan.out):  # of a killed sweep; runs look after their own
-        path.unlink(missing_ok=True)
     retries = plan.retries if how.retries is None else how.retries
     cleaner = Cleaner(tasks, plan.keep_attacked, plan.clear_cache)
     fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
@@ -202,8 +206,7 @@ def listing(plan: Plan) -> str:
     """The plan's tasks and where they stand, from disk."""
     tasks = collect(plan)["tasks"]
     rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
-    held = [t["run"] for t in tasks if _held(Path(t["run"]))]
-    rows = [[r[0], "running" if r[3] in held else r[1], *r[2:]] for r in rows]
+    rows = [[r[0], "running" if held(Path(r[3])) else r[1], *r[2:]] for r in rows]
     return table(rows, ["task", "status", "time", "where"], [2])
 
 
@@ -219,10 +222,10 @@ def meta_files(plan: Plan) -> str:
 
 
 def clean(plan: Plan, everything: bool) -> str:
-    """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made."""
-    marks = [plan.out / name for name in ("sweep.json", "sweep.log", "tasks", "runs")]
-    if not any(m.exists() for m in marks):
-        raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
+    """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made.
+
+    Of each directory only what its journal or its seal lists; what somebody else put there stays.
+    """
     tasks = make_tasks(plan)
     wanted = set() if everything else {Path(t.out) for t in tasks if t.kind != "attack" or plan.keep_attacked}
     wanted |= set() if everything else {Path(p) for p in plan.held.values()}
@@ -230,10 +233,33 @@ def clean(plan: Plan, everything: bool) -> str:
     found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
-    gone = [p for p in found if p not in wanted]
+    adopt_earlier(plan)
+    if not has_journal(plan.out):
+        raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
+    gone = [p for p in found if p not in wanted and _is_made(p)]
     for place in gone:
-        if _held(place):
+        if held(place):
             raise UserError(f"{place} is being written by another process; nothing was removed.")
+    inside = [f for place in gone for f in ([place] if place.is_file() else ours_below(place))]
+    size = sum(f.stat().st_size for f in inside if f.is_file())
+    for place in gone:
+        remove(place) if place.is_file() else remove_all(place)
+    remove(*_files_of(plan, tasks, everything))
+    left = [p for p in gone if p.exists()]
+    lines = [f"removed {p}" if p not in left else f"removed what vestige wrote in {p}; the rest stays" for p in gone]
+    return "\n".join([*lines, f"{len(gone)} directories, {size / 2**20:.1f} MB"])
+
+
+def _is_made(place: Path) -> bool:
+    """Whether a sweep made it, wholly or in part."""
+    if place.is_file():
+        return is_ours(place)
+    adopt_attacked(place) if place.parent.parent.name == "attacked" else adopt_run(place)
+    return bool(ours_below(place))
+
+
+def _files_of(plan: Plan, tasks: list[Task], everything: bool) -> list[Path]:
+    """Logs and notes of tasks that the plan no longer has; or all files that are not in a run."""
     logs = {log_file(plan, t.id) for t in tasks} if not everything else set()
     notes = {_note_file(plan, t.id) for t in tasks} if not everything else set()
     files = [f for f in (plan.out / "logs").glob("*.log") if f not in logs and not f.name.startswith("worker-")]
@@ -241,22 +267,25 @@ def clean(plan: Plan, everything: bool) -> str:
     if everything:
         files += [plan.out / "axes.yaml", *plan.out.glob("robustness*.yaml")]
         files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
-    inside = [f for place in gone for f in (place, *place.rglob("*"))]
-    size = sum(f.stat().st_size for f in inside if f.is_file() and not f.is_symlink())
-    for place in gone:
-        remove(place)
-    for file in files:
-        file.unlink(missing_ok=True)
-    return "\n".join([*(f"removed {p}" for p in gone), f"{len(gone)} directories, {size / 2**20:.1f} MB"])
+    return files
 
 
-def _held(directory: Path) -> bool:
-    """Whether a process writes there now."""
-    lock = directory / ".lock"
-    if not lock.is_file():
-        return False
-    try:
-        with FileLock(lock, timeout=0):
-            return False
-    except Timeout:
-        return True
+def adopt_earlier(plan: Plan) -> None:
+    """What a sweep of a version without journals left: its summary, or the notes of its tasks, vouch for the rest."""
+    out = plan.out
+    if not out.is_dir() or is_ours(out / "sweep.log"):
+        return
+    notes = [f for f in (out / "tasks").glob("*.json") if {"id", "status", "attempts", "log"} <= set(_read(f))]
+    if notes or {"plan", "tasks", "results"} <= set(_read(out / "sweep.json")):
+        found = [*notes, out / "sweep.json", out / "sweep.log", out / "axes.yaml", *out.glob("robustness*.yaml")]
+        found += [*(out / "logs").glob("*.log"), *out.glob("held_out/*"), *out.glob("held_out/*/*")]
+        adopt(out, [f.relative_to(out).as_posix() for f in found])
+
+
+def _keep_apart(plan: Plan) -> None:
+    """Models and data are not where attacked copies and runs come and go."""
+    inputs: dict[str, Any] = {f"the model {m.name}": m.path for m in plan.models}
+    inputs |= {
+        f"{key} of suite {name}": flags.get(key) for name, flags in plan.suites.items() for key in ("data", "full")
+    }
+    keep_apart(plan.out, inputs, ["runs", "attacked", "s1", "held_out", "tasks", "logs"])

@@ -21,6 +21,7 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError, unknown_name
 from vestige.internal import described, in_short, masked
+from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.run.attacking import Lesson, attack_weights, rows_file
@@ -30,10 +31,11 @@ from vestige.run.sweep_depth import run_depth, to_ask
 from vestige.run.task_keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.checksums import add, is_whole
+from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.types import content_key
+from vestige.writing import append_to, install, remove, scratch
 
 # Attacks of plug-ins by name: (checkpoint, where to write the copy, **settings) -> where it was written.
 ATTACKS: dict[str, Callable[..., Path]] = {}
@@ -260,13 +262,18 @@ def _evaluate(task: Task) -> None:
     from vestige.run.evaluate import evaluate_config
 
     key = task_key(task)
-    (Path(task.out) / NOTE).unlink(missing_ok=True)  # from here on the directory may hold a mixture
+    _unsign(task)  # from here on the directory may hold a mixture
     outcome = evaluate_config(_run(task))
     plain = "harness" not in outcome.manifest
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
         reasons = {outcome.scores[name].reason for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     _sign(task, key)
+
+
+def _unsign(task: Task) -> None:
+    adopt_earlier(Path(task.out))
+    remove(Path(task.out) / NOTE)
 
 
 def _sign(task: Task, key: str) -> None:
@@ -279,7 +286,7 @@ def _sign(task: Task, key: str) -> None:
 
 def _measure_depth(task: Task) -> None:
     key = task_key(task)
-    (Path(task.out) / NOTE).unlink(missing_ok=True)
+    _unsign(task)
     summary = run_depth(task.ask)
     if summary["avg_uds"] is None:
         raise UserError(f"the depth score could not be computed: {summary['reason']}")
@@ -289,13 +296,24 @@ def _measure_depth(task: Task) -> None:
 def _make_attacked(task: Task) -> None:
     out = Path(task.out)
     with writing(out):
-        (out / NOTE).unlink(missing_ok=True)
-        shutil.rmtree(checkpoint(task), ignore_errors=True)  # half a copy, of a process that was killed
-        _attack(task)
+        adopt_attacked(out)
+        remove(out / NOTE, *ours_below(checkpoint(task)))
+        with scratch(out) as made:
+            _attack(task, made / checkpoint(task).name)
+            install(made / checkpoint(task).name, checkpoint(task))
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
 
 
-def _attack(task: Task) -> None:
+def adopt_attacked(out: Path) -> None:
+    """A copy that a version without journals made: its note vouches for it."""
+    if not is_ours(out / NOTE):
+        with contextlib.suppress(OSError, ValueError, TypeError, UserError):
+            if {"id", "key"} <= set(read_json(out / NOTE)):
+                found = [p for p in (out / "checkpoint").rglob("*") if p.is_file()]
+                adopt(out, [NOTE, *(p.relative_to(out).as_posix() for p in found)])
+
+
+def _attack(task: Task, target: Path) -> None:
     from vestige.models.locate import locate
 
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
@@ -303,15 +321,15 @@ def _attack(task: Task) -> None:
     if kind in SETTINGS:
         taught = {k: said.pop(k) for k in LESSON if k in said}
         lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if "data" in taught else None
-        made = attack_weights(kind, said, _run(task), lesson, checkpoint(task))
+        made = attack_weights(kind, said, _run(task), lesson, target)
         print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
         return
     if kind not in ATTACKS:
         raise unknown_name("attack", str(kind), ATTACKS)
     place = locate(task.model_args(task.source))
-    copy = ATTACKS[kind](place.gguf or place.directory, checkpoint(task), **said)
-    if copy.resolve() != checkpoint(task).resolve():
-        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {checkpoint(task)}.")
+    copy = ATTACKS[kind](place.gguf or place.directory, target, **said)
+    if copy.resolve() != target.resolve():
+        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {target}.")
 
 
 def check_space(place: Path, wanted: int) -> None:
@@ -328,12 +346,12 @@ def check_space(place: Path, wanted: int) -> None:
 @contextlib.contextmanager
 def speaking_to(log: Path) -> Iterator[None]:
     """Everything written to standard output and error goes to a file, what C libraries write included."""
-    log.parent.mkdir(parents=True, exist_ok=True)
+    file = append_to(log)
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
     spoken = sys.stdout, sys.stderr
-    with log.open("a", encoding="utf-8", buffering=1) as file:
+    with file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
         sys.stdout = sys.stderr = Hiding(file, environment=True)

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 from vestige.store.evidence import Bank
 from vestige.types import Target, content_key
+from vestige.writing import remove_empty
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class Team:
                 found, head = bank.beside(folder).take_all()
                 if found:
                     bank.merge(found, head)
-                _remove_empty(folder)
+                remove_empty(folder)
         self.meet()
         return bank
 
@@ -80,11 +81,6 @@ def _prompt_key(key: str, want: Any) -> str:
         return content_key(repr(want.ids[: want.start]).encode())
     prompt = getattr(want, "prompt", None)
     return key if prompt is None else str(prompt.key)
-
-
-def _remove_empty(folder: Path) -> None:
-    if not any(folder.iterdir()):
-        folder.rmdir()
 
 
 @functools.cache

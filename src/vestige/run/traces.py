@@ -9,7 +9,7 @@ from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.run.stored import load_evidence, read_manifest, suite_from_manifest, words_of
 from vestige.store.examples import load_rows
-from vestige.suites.handlers.trajectory_reading import TrajectoryRun
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.types import Trace
 
@@ -56,7 +56,7 @@ def row_traces(directory: str | Path, metric: str = "trajectory_metrics") -> lis
         target = row[0].target
         if target is None or words is None:
             continue
-        prompt = target.ids[: target.start]
+        prompt = prompt_of(target)
         tokens = [words.decode([t]) for t in target.labels]
         stream = run.stream[prompt, target.labels]
         out.append(RowTrace(row[0].index, row[0].input_text, row[0].answer, run.traces[prompt], stream, tokens))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import math
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from typing import Any
 from vestige.data.datasets import make_context
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
 from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.run.composing import compose_config, composing, explain_value, seed_of
 from vestige.run.config import RunConfig, compose_runs
@@ -28,9 +28,11 @@ from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.secrets import masked
-from vestige.store.files import write_json
+from vestige.store.checksums import adopt_earlier
+from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
+from vestige.writing import install, scratch
 
 log = logging.getLogger("vestige.run")
 
@@ -190,26 +192,27 @@ def recipe_of(config: TrainConfig) -> Any:
 
 
 def run_training(config: TrainConfig) -> TrainOutcome:
-    """Trains and writes the output directory."""
+    """Trains in a folder beside the results; they are moved into place, over earlier ones, when they are whole."""
     from vestige.unlearn.lesson import Lesson
     from vestige.unlearn.trainer import Watch, save_model, train
 
     started = time.perf_counter()
     recipe = recipe_of(config)
-    with writing(config.output_dir):
-        _make_room(config)
+    keep_apart(config.output_dir, _inputs(config))
+    with writing(config.output_dir), scratch(config.output_dir) as made:
+        _check_place(config)
         loaded = load_model(model_args(config))  # type: ignore[arg-type]
         notes = list(loaded.notes)
         rows = _read(config, loaded, notes)
         main = rows["train" if config.method is None else "forget"]
-        diary = Diary(config, loaded, save_model)
+        diary = Diary(config, loaded, save_model, made)
         if config.evaluation is not None and config.args.get("eval_on_start"):
             diary.look(0.0, loaded.model)
         retain = rows["retain"].rows if "retain" in rows else ()
         lesson = Lesson(main.rows, config.method, config.method_args, retain, main.alternates)
         with Steps("training", config.progress) as steps:
             watch = Watch(diary.look if config.evaluation is not None else None, steps)
-            trained = train(loaded, lesson, config.output_dir, recipe, watch)
+            trained = train(loaded, lesson, made, recipe, watch)
         record = {
             "mode": config.mode,
             "config": config.describe(),
@@ -224,24 +227,59 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "notes": [*notes, *trained.notes],
         }
         record = masked(record)
-        write_json(config.output_dir / "training.json", record)
+        write_json(made / RECORD, record)
+        install(made, config.output_dir, last=RECORD, patient=True)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 
 
-WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "config.json", "training.json")
+RECORD = "training.json"
+WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "config.json", RECORD)
+# What else the libraries write, as far as it is known beforehand.
+BESIDE = (
+    "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
+    "vocab.*", "merges.txt", "*.model",
+)  # fmt: skip
 
 
-def _make_room(config: TrainConfig) -> None:
-    """An old checkpoint is not trained over by accident, and never mixed with a new one."""
-    old = [path for pattern in WEIGHTS for path in config.output_dir.glob(pattern)]
+def _inputs(config: TrainConfig) -> dict[str, Any]:
+    """The files that are read, by what the user calls them."""
+    rows = {}
+    for kind, sets in config.data.items():
+        for name, said in (sets or {}).items():
+            path = ((said.get("args") or {}).get("hf_args") or {}).get("path") if isinstance(said, Mapping) else None
+            rows[f"--{'data' if kind == 'train' else kind} ({name})"] = path
+    model, tokenizer = (a.get("pretrained_model_name_or_path") for a in (config.model_args, config.tokenizer_args))
+    return {"--model": model, "--tokenizer": tokenizer, **rows}
+
+
+def _check_place(config: TrainConfig) -> None:
+    """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
+    out = config.output_dir
+    _adopt_earlier(out)
+    old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
     if old and not config.overwrite:
-        raise UserError(
-            f"{config.output_dir} already holds a checkpoint; choose another place (--out DIR) or add --overwrite."
-        )
-    for path in old:
-        path.unlink()
-    for folder in ("best", "evals"):
-        shutil.rmtree(config.output_dir / folder, ignore_errors=True)
+        raise UserError(f"{out} already holds a checkpoint; choose another place (--out DIR) or add --overwrite.")
+    places = [out, *([out / "best"] if config.best else [])]
+    permit(*(path for place in places for pattern in (*WEIGHTS, *BESIDE) for path in place.glob(pattern)))
+    if config.evaluation is not None:
+        permit(*(path for folder in out.glob("evals/epoch-*") for path in folder.glob("*.json")))
+
+
+def _adopt_earlier(out: Path) -> None:
+    """A checkpoint of a version that kept no journal: its record vouches for weights, tokenizer and evaluations."""
+    if is_ours(out / RECORD) or not (out / RECORD).is_file():
+        return
+    try:
+        record = read_json(out / RECORD)
+        ours = "settings" in record and "vestige" in record["versions"]
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return
+    if ours:
+        found = [p for place in (out, out / "best") for pattern in (*WEIGHTS, *BESIDE) for p in place.glob(pattern)]
+        for folder in out.glob("evals/epoch-*"):
+            adopt_earlier(folder)
+            found += [*ours_below(folder), folder / JOURNAL]
+        adopt(out, [p.relative_to(out).as_posix() for p in found], by="install:")
 
 
 def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
@@ -259,8 +297,8 @@ def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[st
 class Diary:
     """Evaluates after each epoch and keeps the checkpoint whose stated score is best."""
 
-    def __init__(self, config: TrainConfig, loaded: LoadedModel, save: Any) -> None:
-        self.config, self.loaded, self.save = config, loaded, save
+    def __init__(self, config: TrainConfig, loaded: LoadedModel, save: Any, place: Path) -> None:
+        self.config, self.loaded, self.save, self.place = config, loaded, save, place
         self.evals: list[dict[str, Any]] = []
         self.best: dict[str, Any] | None = None
 
@@ -269,14 +307,14 @@ class Diary:
         label = f"epoch-{epoch:g}"
         kind = self.loaded.diffusion.kind if self.loaded.diffusion else None
         seen = wrap_model(model, self.loaded.tokenizer, f"{self.config.task_name} {label}", kind)
-        run = replace(self.config.evaluation, output_dir=self.config.output_dir / "evals" / label, progress=False)
+        run = replace(self.config.evaluation, output_dir=self.place / "evals" / label, progress=False)
         with hushed():
             outcome = evaluate_config(run, seen)
         values = {name: outcome.scores[name].agg_value for name in (*outcome.top, *(self.config.best or {}))}
         score = stated_score(values, self.config.best) if self.config.best else None
         self.evals.append({"epoch": epoch, "score": score, "values": values})
         if score is not None and (self.best is None or score > self.best["score"]):
-            self.save(replace(self.loaded, model=model), self.config.output_dir / "best")
+            self.save(replace(self.loaded, model=model), self.place / "best")
             self.best = {"epoch": epoch, "score": score, "rule": dict(self.config.best or {}), "path": "best"}
         elif self.config.best and score is None:
             log.warning("%s has no score: one of %s has no value.", label, ", ".join(self.config.best))

@@ -11,7 +11,6 @@ import importlib
 import io
 import json
 import math
-import tempfile
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,6 +32,7 @@ from vestige.store.files import damaged, read_ours
 from vestige.store.forms import Collapse, CollapseRow, Definition
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
+from vestige.writing import temporary
 
 TOLERANCE = 1e-9  # relative: another machine may add up in another order
 NO_SEAL = f"there is no {NAME} (the run was made before there was one): only its numbers are checked"
@@ -90,11 +90,10 @@ def verify(path: Path, again: bool = True) -> Verdict:
 
 def _archive(path: Path, again: bool) -> Verdict:
     """The runs of an archive; what they were compared with is in it, and is checked, too."""
-    with tempfile.TemporaryDirectory(prefix="vestige-") as scratch:
-        place = Path(scratch)
-        runs = extract(path, place)
-        verdict = _folder(place, again)
-        roots = read_ours(place / PACK)["runs"]
+    with temporary() as scratch:
+        runs = extract(path, scratch)
+        verdict = _folder(scratch, again)
+        roots = read_ours(scratch / PACK)["runs"]
         for name, run in runs.items():
             seal = None if verdict.findings else read_seal(run)
             if seal is not None and seal.root != roots[name]:

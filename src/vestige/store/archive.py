@@ -22,7 +22,8 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.secrets import expand, hide
 from vestige.store.checksums import NAME, check, read_seal, sha256
-from vestige.store.files import make_directory, read_ours, write_error
+from vestige.store.files import read_ours, write_error
+from vestige.writing import create_bytes, one_file
 
 PACK = "pack.json"
 VERSION = 1
@@ -67,19 +68,11 @@ def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
 
 def write_archive(path: Path, contents: Contents) -> str:
     """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
-    make_directory(path.parent)
-    half = path.with_name(f".{path.name}.half")
     about = hide(json.dumps(contents.about(), indent=1, sort_keys=True)).encode()
-    try:
-        with zipfile.ZipFile(half, "w") as out:
-            _put(out, PACK, about)
-            for name, file in sorted(contents.files.items()):
-                _put(out, name, file.read_bytes())
-        half.replace(path)
-    except OSError as error:
-        raise write_error(error, path) from None
-    finally:
-        half.unlink(missing_ok=True)
+    with one_file(path) as half, zipfile.ZipFile(half, "x") as out:
+        _put(out, PACK, about)
+        for name, file in sorted(contents.files.items()):
+            _put(out, name, file.read_bytes())
     return sha256(path)
 
 
@@ -99,8 +92,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
             _check_entries(path, entries, sum(e.compress_size for e in entries))
             for entry in entries:
                 target = place / entry.filename
-                target.parent.mkdir(parents=True, exist_ok=True)
-                target.write_bytes(archive.read(entry))
+                create_bytes(target, archive.read(entry))
     except FileNotFoundError:
         raise UserError(f"{path} does not exist; check the path of the archive.") from None
     except (*BROKEN, ValueError, RuntimeError) as error:

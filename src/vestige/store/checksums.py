@@ -1,7 +1,8 @@
 """A finished run is sealed: checksums.json names every file of it with its sha256, and one root hash over them all.
 
 It is written last. While a command works in a run directory the seal says "unfinished", so that a killed run is never
-taken for a damaged one. Locks, logs, half-written files and batches under way (evidence/parts) are no part of a run. A
+taken for a damaged one. Locks, logs, half-written files and batches under way (evidence/parts) are no part of a run,
+and files that somebody else put there are not either: the seal passes over those that are there when it is made. A
 directory inside that has a seal of its own is a run of its own: the outer seal names it and leaves it to its own.
 """
 
@@ -14,12 +15,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.errors import UserError
+from vestige.guard import read_json
+from vestige.journal import (
+    JOURNAL,
+    TEMPORARY,
+    adopt,
+    beside,
+    fault,
+    has_journal,
+    is_ours,
+    note_beside,
+    permit,
+    strangers,
+)
 from vestige.schema import misfit
-from vestige.store.files import LEFTOVER, damaged, leftovers, write_bytes
+from vestige.store.files import LEFTOVER, damaged, write_bytes
+from vestige.writing import claim
 
 NAME = "checksums.json"
 VERSION = 1
-SCRATCH = {".lock", ".holder.json", NAME}
+SCRATCH = {".lock", ".holder.json", JOURNAL, NAME}
 SCRATCH_DIRECTORIES = {"parts", "logs", "s1_cache", "__pycache__"}  # s1_cache: other runs share it and add to it
 
 
@@ -61,8 +77,12 @@ def _walk(place: Path, runs: list[str], top: Path) -> Iterator[Path]:
                 runs.append(path.relative_to(top).as_posix())
             elif path.name not in SCRATCH_DIRECTORIES and not path.name.startswith("."):
                 yield from _walk(path, runs, top)
-        elif path.name not in SCRATCH and path.suffix != ".log" and not LEFTOVER.fullmatch(path.name):
+        elif path.name not in SCRATCH and path.suffix != ".log" and not _is_half(path.name):
             yield path
+
+
+def _is_half(name: str) -> bool:
+    return bool(TEMPORARY.fullmatch(name) or LEFTOVER.fullmatch(name))
 
 
 def sha256(path: Path) -> str:
@@ -74,18 +94,53 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
     """Marks the run as unfinished. What the command will not write anew must be as it was sealed.
 
     `rewritten`: names of files, or directories with a slash at their end. Otherwise a new seal would make damage look
-    whole.
+    whole. What is there under such a name and is not ours is refused here, before any work.
     """
+    if not has_journal(directory):
+        claim(directory)
+    adopt_earlier(directory, rewritten)
+    permit(directory / NAME, *(directory / name for name in rewritten if not name.endswith(("/", "-"))))
     before = _sealed(directory)
+    if before is not None and before.kind != kind:
+        raise UserError(f"{directory} holds a finished run of another kind ({before.kind}); choose another --out.")
     if before is not None:
         for name, digest in before.files.items():
             path = directory / name
             ours = any(name.startswith(r) if r.endswith(("/", "-")) else name == r for r in rewritten)
             if not ours and path.is_file() and sha256(path) != digest:
                 raise damaged(path, "its checksum does not fit")
-    for path in leftovers(directory):
-        path.unlink(missing_ok=True)
     write_bytes(directory / NAME, sealed_bytes(Seal(kind, finished=False)))
+
+
+def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
+    """Lists the files of a run that a version without journals made: what its seal names.
+
+    One that was not finished has no such list; then those are taken over that the same command writes anew.
+    """
+    if is_ours(directory / NAME):
+        return
+    try:
+        found = read_seal(directory)
+    except ValueError:
+        return  # somebody else's
+    if found is not None and found.finished:
+        adopt(directory, [NAME, *found.files])
+    elif found is not None or _is_our_manifest(directory / "manifest.json"):
+        patterns = [
+            f"{name}*" if name.endswith("-") else f"{name}**/*" for name in rewritten if name.endswith(("/", "-"))
+        ]
+        places = [p for pattern in [*patterns, "evidence/parts/*"] for p in directory.glob(pattern)]
+        plain = [name for name in rewritten if not name.endswith(("/", "-"))]
+        if rewritten:
+            adopt(directory, [NAME, *plain, *(p.relative_to(directory).as_posix() for p in places)])
+
+
+def _is_our_manifest(path: Path) -> bool:
+    try:
+        body = read_json(path)
+        return "config" in body and "vestige" in body["versions"]
+    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return False
 
 
 def _sealed(directory: Path) -> Seal | None:
@@ -100,7 +155,9 @@ def _sealed(directory: Path) -> Seal | None:
 def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     """Names every file. The last thing a command does to its run directory."""
     files, runs = contents(directory)
-    made = Seal(kind, {name: sha256(path) for name, path in files.items() if not path.is_symlink()}, runs, facts)
+    others = strangers(directory, files)
+    note_beside(directory, others)
+    made = Seal(kind, {name: sha256(path) for name, path in files.items() if name not in others}, runs, facts)
     write_bytes(directory / NAME, sealed_bytes(made))
     return made
 
@@ -154,7 +211,12 @@ def check(directory: Path, found: Seal) -> list[str]:
     files, runs = contents(directory)
     lost = [name for name in found.files if name not in files] + [name for name in found.runs if name not in runs]
     out = [f"{directory / name} is missing; run the command that made it again." for name in lost]
+    if why := fault(directory):
+        return [*out, str(damaged(directory / JOURNAL, why))]
+    others = beside(directory)
     for name, path in files.items():
+        if name in others and name not in found.files:
+            continue
         if path.is_symlink():
             out.append(f"{path} is a link, not a file of this run; delete it.")
         elif name not in found.files:

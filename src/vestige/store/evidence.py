@@ -10,6 +10,7 @@ is treated as not there while collecting (it is collected again), and refused by
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
+from vestige.journal import adopt_file, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.store.formats import FORMATS, Altered, Format, Head
 from vestige.types import content_key
+from vestige.writing import remove, remove_empty
 
 __all__ = ["FORMATS", "Bank", "discard_all", "remarks", "remember", "tidy"]
 
@@ -130,6 +133,7 @@ class Bank(Generic[T]):
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
         plan = {"keys": sorted(keys), "settings": dict(settings)}
+        self._adopt_earlier()
         done = self._parts_done()
         if self.interrupted() != (plan["keys"], plan["settings"]):
             # Another question than last time: what parts there are is good evidence, but not these batches.
@@ -139,6 +143,15 @@ class Bank(Generic[T]):
             write_json(self.journal, plan, indent=None)
             return {}
         return done
+
+    def _adopt_earlier(self) -> None:
+        """What a version without journals was collecting: a plan that reads as one, and batches whose digests fit."""
+        if self.interrupted() is not None and not is_ours(self.journal):
+            adopt_file(self.journal)
+            for path in self.parts.glob(f"{self.stem}.part-*"):
+                with contextlib.suppress(ValueError):
+                    self._read(path)
+                    adopt_file(path)
 
     def interrupted(self) -> tuple[list[str], dict[str, Any]] | None:
         """The keys and settings an unfinished run was after, if there is one."""
@@ -172,6 +185,8 @@ class Bank(Generic[T]):
     ) -> dict[str, T]:
         """Folds items into the bank file. `head`: what the file that they come from says of them."""
         kept = self.load()
+        if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
+            adopt_file(self.path)
         everything = {**{k: v for k, v in kept.items() if k not in set(without)}, **items}
         write_bytes(self.path, self.format.dump(everything, self._signed({**self.head, **(head or {})})))
         return everything
@@ -190,14 +205,13 @@ class Bank(Generic[T]):
     def take_all(self) -> tuple[dict[str, T], Head]:
         """All that is here, parts included, with what it says of itself; afterwards nothing is."""
         everything = {**self.load(), **self._parts_done()}
-        self.path.unlink(missing_ok=True)
+        remove(self.path)
         self.discard_parts()
         return everything, self.head
 
     def discard_parts(self) -> None:
-        for path in [*self.parts.glob(f"{self.stem}.part-*"), self.journal]:  # the journal last: it says what they are
-            path.unlink(missing_ok=True)
-        _remove_if_empty(self.parts)
+        remove(*self.parts.glob(f"{self.stem}.part-*"), self.journal)  # the journal last: it says what they are
+        remove_empty(self.parts)
 
 
 NOTES = "notes.json"  # how evidence came about, where that must be known: batches halved, the plain way used
@@ -231,18 +245,11 @@ def tidy(directory: Path) -> None:
                 bank.discard_parts()
     for part in sorted((directory / "parts").glob("*.part-*")):
         if not (part.parent / f"{part.name.partition('.part-')[0]}.plan.json").exists():
-            part.unlink()
-    _remove_if_empty(directory / "parts")
-
-
-def _remove_if_empty(place: Path) -> None:
-    if place.is_dir() and not any(place.iterdir()):
-        place.rmdir()
+            remove(part)
+    remove_empty(directory / "parts")
 
 
 def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:
     """Forgets the evidence of a run (overwrite=true)."""
     kept = set(keep)
-    for path in directory.rglob("*"):
-        if path.is_file() and path.name not in kept:
-            path.unlink()
+    remove(*(path for path in ours_below(directory) if path.name not in kept))

@@ -2,97 +2,54 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 import re
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
+from vestige.journal import WriteError, write_error
 from vestige.schema import misfit
 from vestige.secrets import hide
+from vestige.writing import make_directory, write_bytes
 
-LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")  # what mkstemp calls a file that a killed process did not rename
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+__all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "write_bytes",
+           "write_error", "write_json"]  # fmt: skip
 
-
-class WriteError(UserError):
-    """The disk would not take it. Never to be passed over: what follows would stand on files that are not there."""
+# What versions without a journal called a file before it was whole; such a file is no part of a run, and is left alone.
+LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 class DamagedError(UserError):
     """A file of ours that cannot be what was written."""
 
 
-def write_error(error: OSError, path: str | Path) -> WriteError:
-    """The sentence for a disk that refuses."""
-    words = os.strerror(error.errno) if error.errno else str(error)
-    if error.errno in FULL:
-        return WriteError(f"Cannot write {path} ({words}); make room and run the same command again: it goes on.")
-    if error.errno in CLOSED:
-        return WriteError(f"Cannot write {path} ({words}); make the directory writable, or choose another --out.")
-    return WriteError(f"Cannot write {path} ({words}); when that is put right, run the same command again: it goes on.")
-
-
-def make_directory(path: Path) -> None:
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(error, path) from None
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Atomic: the new content appears whole or not at all, whatever kills us."""
-    make_directory(path.parent)
-    try:
-        _write(path, data)
-    except FileNotFoundError:  # another process of the same sweep took our half-written file for a dead one's
-        _write(path, data)
-
-
-def _write(path: Path, data: bytes) -> None:
-    name = ""
-    try:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-        os.chmod(name, 0o666 & ~_umask())  # noqa: PTH101 - mkstemp makes files private; results are not secrets
-        Path(name).replace(path)
-    except BaseException as error:
-        if name:
-            Path(name).unlink(missing_ok=True)
-        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError):
-            raise write_error(error, path) from None
-        raise
-
-
-def leftovers(directory: Path) -> Iterator[Path]:
-    """Half-written files that a killed process left; directories with a lock of their own are not ours to judge."""
-    for path in directory.iterdir() if directory.is_dir() else ():
-        if path.is_dir() and not path.is_symlink() and not (path / ".lock").exists():
-            yield from leftovers(path)
-        elif LEFTOVER.fullmatch(path.name) and path.is_file():
-            yield path
-
-
-def _umask() -> int:
-    current = os.umask(0)
-    os.umask(current)
-    return current
-
-
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
     """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
 
+    Numbers in keys count as numbers: row 2 and step_2 come before 10, and rows of two files pair by position.
     Secrets are replaced (secrets.py).
     """
-    text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
     write_bytes(path, hide(text).encode("utf-8"))
+
+
+def in_order(data: Any) -> Any:
+    """The same data with the keys of every mapping sorted, numbers in them by their size.
+
+    >>> list(in_order({"step_10": 0, "step_2": 0, "b": 0, "10": 0, "9": 0}))
+    ['9', '10', 'b', 'step_2', 'step_10']
+    """
+    if isinstance(data, Mapping):
+        return {k: in_order(data[k]) for k in sorted(data, key=_natural)}
+    return [in_order(item) for item in data] if isinstance(data, (list, tuple)) else data
+
+
+def _natural(key: Any) -> tuple[list[Any], str]:
+    parts = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
+    return [int(p) if i % 2 else p for i, p in enumerate(parts)], str(key)
 
 
 def read_ours(path: Path, form: Any = Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import fcntl
 import json
 import os
 import socket
@@ -15,8 +16,11 @@ from typing import TypedDict
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
+from vestige.journal import is_plain
 from vestige.schema import misfit
+from vestige.store.checksums import adopt_earlier
 from vestige.store.files import make_directory, write_error, write_json
+from vestige.writing import HOLDER, LOCK, claim, lock_file, remove
 
 
 class HeldError(UserError):
@@ -27,7 +31,7 @@ class HeldError(UserError):
 def writing(directory: Path) -> Iterator[None]:
     """Holds the run directory while open. The operating system frees it if the process dies, however it dies."""
     make_directory(directory)
-    lock, holder = FileLock(directory / ".lock"), directory / ".holder.json"
+    lock, holder = FileLock(lock_file(directory)), directory / HOLDER
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -38,14 +42,15 @@ def writing(directory: Path) -> Iterator[None]:
     except OSError as error:
         raise write_error(error, directory / ".lock") from None
     try:
+        claim(directory, alone=True)
+        adopt_earlier(directory)
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         with contextlib.suppress(OSError, UserError):  # it only tells others who we are
-            # Written by replacing: a link planted under this name is not followed.
             write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": started}, indent=None)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            holder.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, UserError):
+            remove(holder)
         lock.release()
 
 
@@ -53,6 +58,18 @@ class _Holder(TypedDict):
     pid: int
     host: str
     since: str
+
+
+def held(directory: Path) -> bool:
+    """Whether a process writes there now. Looking changes nothing."""
+    if not is_plain(directory / LOCK):
+        return False
+    with (directory / LOCK).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _who(holder: Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypedDict
 from vestige.errors import UserError, unknown_name
 from vestige.schema import check_form
 from vestige.suites import trajectory
-from vestige.suites.registry import HANDLERS, canonical
+from vestige.suites.registry import HANDLERS, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
 
@@ -166,6 +166,7 @@ class _Reader:
             collators=dict(config.get("collators") or {}),
             params=params,
         )
+        _check_data(spec)
         self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
         return name
 
@@ -175,7 +176,9 @@ class _Reader:
         if recorded:  # read back from a manifest, where all is said
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
-            inner, children = _Reader(self.library, {}), self._children(spec, config)
+            children, defined = self._children(spec, config)
+            # As in a suite: what is said of a metric holds wherever it is a parent, in whatever order they are named.
+            inner = _Reader(self.library, {**self._own(), **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
         paths = {r.paths for child in inner.metrics.values() for r in child.references}
@@ -186,10 +189,20 @@ class _Reader:
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)
 
-    def _children(self, spec: MetricSpec, config: Config) -> dict[str, Any]:
-        named = self.library.metric_names()
+    def _children(self, spec: MetricSpec, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = self._own()
+
+        def of_suite(name: str) -> Config | None:
+            return own.get(name) or self.library.metric(name)
+
+        named = {*self.library.metric_names(), *own}
         data = config.get("datasets") or {}
-        return dict(trajectory.child_configs(spec.params, spec.name, data, self.library.metric, HANDLERS, named))
+        return trajectory.child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
+
+    def _own(self) -> dict[str, Config]:
+        """Metrics that the suite defines in place, with a handler, beside the library's."""
+        own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
+        return {name: said for name, said in own.items() if said["handler"] != trajectory.HANDLER}
 
     def _config(self, name: str, given: Config | None) -> Config:
         if _bare(given) and trajectory.HANDLER in self.library.metric_names():
@@ -214,6 +227,16 @@ class _Reader:
                 raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
             config = dict(merged(found[name], config))
         return DataSpec(name, str(config.pop("access_key", name)), config)
+
+
+def _check_data(spec: MetricSpec) -> None:
+    """A metric that asks the model about rows needs rows: known before anything runs."""
+    if spec.datasets or spec.handler == trajectory.HANDLER or HANDLERS[spec.handler].wants is no_wants:
+        return
+    raise UserError(
+        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to it, "
+        f"NAME from data/datasets (`vestige ls datasets` lists them)."
+    )
 
 
 def _bare(given: Config | None) -> bool:

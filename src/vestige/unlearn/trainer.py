@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from vestige.errors import UserError, first_line
+from vestige.models.canvas import refuse_copy
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
 from vestige.models.undisturbed import undisturbed
@@ -33,6 +34,7 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
+from vestige.writing import save_pretrained
 
 # Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
 LORA_TARGETS = "all-linear"
@@ -164,14 +166,14 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
+    refuse_copy(loaded)
     _forget_secrets(loaded)
     try:
         with _quiet():
             if loaded.origin is not None:
                 save_published(loaded.model, loaded.origin, directory)
                 return
-            loaded.model.save_pretrained(directory)
-            loaded.tokenizer.save_pretrained(directory)
+            save_pretrained(directory, loaded.model, loaded.tokenizer)
     except SafetensorError as error:
         # It writes files itself and hides what the system said in its words: a full disk is told like any other.
         code = re.search(r"os error (\d+)", str(error))

@@ -118,8 +118,9 @@ def run_table(args: argparse.Namespace) -> int:
     table = meta_table(report, columns) if args.of == "meta" else models_table(report, columns, args.sort)
     text = FORMATS[args.format](table, Look(args.digits, args.intervals, args.best))
     if args.out:
-        Path(args.out).parent.mkdir(parents=True, exist_ok=True)
-        Path(args.out).write_text(f"{text}\n", encoding="utf-8")
+        from vestige.writing import one_file_bytes
+
+        one_file_bytes(Path(args.out), f"{text}\n".encode())
     print(f"files: {args.out}" if args.out else text)
     return 0
 

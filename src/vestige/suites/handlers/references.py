@@ -60,6 +60,8 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float],
     reference = inputs.reference("retain")
     if reference is not None and reference.agg_value is not None:
         return _value(formula(parent.agg_value, reference.agg_value), nothing)
+    if reference is not None:  # there, but without a value: another one in its place would be a guess
+        return Score(None, reason=f"the retain logs have no value either: {reference.reason or 'it is null there'}")
     published = _published(inputs)
     if published is not None:
         note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"

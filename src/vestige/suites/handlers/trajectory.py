@@ -40,7 +40,7 @@ def extraction_strength_decided(inputs: Inputs) -> Score:
 
 def wants_trajectory(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     config = read_config(spec.params, spec.name)
-    asked = gather(spec, {k: windowed(r, config.length) for k, r in data.items()}, dialect)
+    asked = gather(spec, {k: windowed(r, config) for k, r in data.items()}, dialect)
     return Wants(denoised=[asked.want(prompt, config) for prompt in asked.streams])
 
 
@@ -119,7 +119,7 @@ def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callab
 
     def find(metric: str) -> Score | None:
         theirs = inputs.reference(metric)  # open-unlearning's fork keeps one list for all views and trajectories
-        if ours is None and theirs is None:
+        if not any(r.path for r in inputs.spec.references):
             return None
         if ours is not None:
             known = dict(enumerate(by_step.get(view, {}).get(trajectory, {}).get(metric, [])))

@@ -11,7 +11,7 @@ from vestige.metrics.revocation import revision, summary
 from vestige.metrics.trajectory import view_length
 from vestige.metrics.trajectory_report import distribution, extend
 from vestige.suites.handlers.common import row_mean
-from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.suites.trajectory import TrajectoryConfig
 from vestige.types import BAD_LOGITS, Score, Trace
@@ -68,7 +68,8 @@ class Results:
             extra["revocations"] = found
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        notes = (*self.run.notes, *_taken_back(found), *self._several_retain(), *missing)
+        said = (*self.run.notes, *_taken_back(found), *self._several_retain(), *self._said(suite.top))
+        notes = (*said, *missing)
         if len(reasons) == len(suite.top) and all(BAD_LOGITS in why for why in reasons.values()):
             return Score(None, per_row, extra, reason=next(iter(reasons.values())), notes=notes)
         return Score(None, per_row, extra, notes=notes, curves=self._flat(curves))
@@ -83,7 +84,7 @@ class Results:
             target = row[0].target
             if target is None:
                 continue
-            prompt = target.ids[: target.start]
+            prompt = prompt_of(target)
             found[row[0].index] = revision(run.whole[prompt], run.stream[prompt, target.labels])
         return summary(found)
 
@@ -129,6 +130,11 @@ class Results:
         all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
         return {m: all_steps[0][m].reason for m in top if all(s[m].agg_value is None for s in all_steps)}
 
+    def _said(self, top: Iterable[str]) -> list[str]:
+        """What a metric notes at every step: that there was no retain model to compare with, rows left out."""
+        all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
+        return [f"{m}: {n}" for m in top for n in all_steps[0][m].notes if all(n in s[m].notes for s in all_steps)]
+
     def _per_row(self) -> dict[str, dict[str, Any]]:
         """Values of single rows, in the first view."""
         out: dict[str, dict[str, Any]] = {}
@@ -145,7 +151,7 @@ class Results:
     def _metadata(self) -> dict[str, Any]:
         run = self.run
         rows = next(iter(run.data.values()))
-        by_index = {row[0].index: run.traces.get(row[0].prompt.ids) for row in rows.examples}
+        by_index = {row[0].index: run.traces.get(prompt_of(row[0].prompt)) for row in rows.examples}
         traces = {i: t for i, t in by_index.items() if t is not None}
         longest = max(run.traces.values(), key=lambda t: t.steps)
         return {

@@ -1,0 +1,460 @@
+"""Files that are not ours: below every --out of every verb, in success, failure, kill and full disk, none is touched.
+
+FOREIGN is planted below the output directory of each command; what is there afterwards must be there byte for byte.
+COLLIDING has exactly the names that some command writes: such a command must refuse. The second half puts inputs
+where a command writes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from collapse_tools import TINY
+from conftest import LAB
+from fault_tools import child, kill_at, refuse_from, watch
+from golden_tools import eval_args
+from test_collapse_run import turn_rows, write
+from vestige.cli import main, parser
+from vestige.lab.building import ensure_built
+from vestige.lab.corpus import make_corpus
+from vestige.lab.models import Settings
+
+MODELS, DATA = LAB / "models", LAB / "data"
+METRIC = "forget_Q_A_Prob"
+
+FOREIGN = (
+    ".x.tmp", ".env.template", "deploy/prod/.env.original", "notes/.plan.thursday", "manifest.json.bak",
+    "evidence/.part-0123", "evidence/parts/answers-mine.part-1", "evidence/notes.txt", "runs/tofu/mine/result.json",
+    "best/mine.bin", "evals/epoch-1/notes.txt", "evals/model/before/mine.txt", "data/mine.jsonl", "models/mine/w.bin",
+    "checkpoints/model/mine.txt", "attacked/full/relearn/mine.txt", "held_out/mine.jsonl", "logs/mine.log",
+    "tasks/mine.json", "s1_cache/mine.bin", ".0123456789abcdef-1.tmp", ".attacked-abc/w.bin", ".building-x/y",
+    ".report.zip.half", "scores/strict/mine.json",
+)  # fmt: skip
+READ_ONLY, LINKS = "keep/read-only.txt", ("link-to-file", "keep/link-to-folder", "hanging-link")
+COLLIDING = (
+    "manifest.json", "checksums.json", "index.html", "report.json", "lab.json", "TOFU_EVAL.json", "stress.json",
+    "summary.json", "metrics.json", "training.json", "config.json", "model.safetensors", "tokenizer.json",
+    "sweep.json", "sweep.log", "meta_eval.json", "evidence/examples.json.gz", "data/forget.jsonl",
+    "before/manifest.json", ".lock", ".holder.json",
+)  # fmt: skip
+
+
+def plant(place: Path, names: tuple[str, ...] = FOREIGN) -> None:
+    """Somebody else's files, with links and a file that may not be written."""
+    for name in (*names, READ_ONLY):
+        file = place / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(f"precious: {name}\n")
+    (place / READ_ONLY).chmod(0o444)
+    precious = place.parent / "precious"
+    precious.mkdir(exist_ok=True)
+    (precious / "thesis.txt").write_text("years of work\n")
+    for name, target in zip(LINKS, (precious / "thesis.txt", precious, precious / "nothing"), strict=True):
+        (place / name).symlink_to(target)
+
+
+def seen(place: Path) -> dict[str, Any]:
+    """Every file below a place: its content, or where its link leads; and whether it may be written."""
+    out: dict[str, Any] = {}
+    for path in sorted(place.rglob("*")):
+        if path.is_symlink():
+            out[str(path.relative_to(place))] = ("link", str(path.readlink()))
+        elif path.is_file():
+            out[str(path.relative_to(place))] = (path.read_bytes(), stat.S_IMODE(path.stat().st_mode))
+    return out
+
+
+def lost(before: dict[str, Any], place: Path) -> list[str]:
+    after = seen(place)
+    return [name for name in before if after.get(name) != before[name]]
+
+
+@dataclass
+class Verb:
+    """One command: its words when it writes to `out`, and what must be there first."""
+
+    words: Callable[[Path], list[str]]
+    into: str = ""  # a file in the directory, when --out is a file
+    prepare: Callable[[Path], None] | None = None
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Finished things that commands read: two runs, a stress run, an archive, rollouts, lists of runs."""
+    place = tmp_path_factory.mktemp("shelf")
+    few = ["--limit", "2", "--quiet", "--metrics", METRIC]
+    for name in ("retain", "full"):
+        assert main(eval_args(MODELS / name, place / name, *few)) == 0
+    assert main(["pack", str(place / "retain"), "-o", str(place / "proof.zip")]) == 0
+    write(place / "rollouts.jsonl", turn_rows())
+    body = {"retain": "retain", "full": "full", "models": [{"model": "full", "run": "full", "method": "none"}]}
+    (place / "methods.yaml").write_text(yaml.safe_dump(body))
+    return place
+
+
+def plan_of(out: Path, **more: Any) -> Path:
+    suites = {"tofu": {"data": str(DATA), "metrics": [METRIC], "limit": 2, "overrides": ["stats.resamples=0"]}}
+    models = {name: str(MODELS / name) for name in ("full", "retain")}
+    body = {"out": str(out), "retain": "retain", "models": models, "suites": suites, "slots": 0, "free_space": 0}
+    file = out.parent / "plan.yaml"
+    file.write_text(yaml.safe_dump({**body, **more}))
+    return file
+
+
+def verbs(shelf: Path) -> dict[str, Verb]:
+    model, rows = ["--model", str(MODELS / "full")], str(DATA / "forget.jsonl")
+    small = ["--epochs", "1", "--limit", "2", "--batch-size", "2", "--accumulation", "1", "--quiet"]
+    few = ["--limit", "2", "--quiet", "--metrics", METRIC]
+    attack = [*model, "--data", str(DATA), "--metrics", METRIC, "--limit", "2", "--epochs", "1"]
+    watched = ["--eval-data", str(DATA), "--metrics", METRIC, "--best", f"{METRIC}=-1"]
+    forget = ["unlearn", *model, "--method", "GradAscent", "--forget", rows, *small]
+    layers = ["--full", str(MODELS / "full"), "--retain", str(MODELS / "retain"), "--data", rows, "--limit", "2"]
+    old = [str(shelf / "full"), str(shelf / "retain")]
+
+    def swept(out: Path) -> None:
+        assert main(["sweep", str(plan_of(out))]) == 0
+        plan_of(out, models={"retain": str(MODELS / "retain")})
+
+    def trained(out: Path) -> None:
+        assert main([*forget, *watched, "--out", str(out)]) == 0
+
+    def scored(out: Path) -> None:
+        shutil.copytree(shelf / "full", out, dirs_exist_ok=True)
+
+    def to(*words: str, flag: str = "--out") -> Callable[[Path], list[str]]:
+        return lambda out: [*words, flag, str(out)]
+
+    return {
+        "eval": Verb(lambda out: eval_args(MODELS / "full", out, *few)),
+        "eval --overwrite": Verb(lambda out: eval_args(MODELS / "full", out, *few, "--overwrite"), "", scored),
+        "score": Verb(lambda out: ["score", str(out), "dialect=strict"], "", scored),
+        "sweep": Verb(lambda out: ["sweep", str(plan_of(out))]),
+        "sweep attacks": Verb(lambda out: ["sweep", str(plan_of(out, attacks=ATTACK))]),
+        "sweep --clean": Verb(lambda out: ["sweep", str(out.parent / "plan.yaml"), "--clean"], "", swept),
+        "sweep --clean all": Verb(lambda out: ["sweep", str(out.parent / "plan.yaml"), "--clean", "all"], "", swept),
+        "stress --held-out --keep": Verb(to("stress", "relearn=1", "prune=0.1", *attack, "--held-out", "--keep")),
+        "train": Verb(to("train", *model, "--data", rows, *small)),
+        "unlearn": Verb(to(*forget, *watched)),
+        "unlearn --overwrite": Verb(to(*forget, *watched, "--overwrite"), "", trained),
+        "report": Verb(to("report", *old)),
+        "table": Verb(to("table", *old), "table.md"),
+        "plot": Verb(to("plot", *old, "scatter", "--x", METRIC, "--y", METRIC), "plot.png"),
+        "pack": Verb(to("pack", *old), "proof.zip"),
+        "unpack": Verb(to("unpack", str(shelf / "proof.zip"))),
+        "depth": Verb(to("depth", *layers, "--unlearned", str(MODELS / "unlearned"), "--quiet")),
+        "collapse": Verb(to("collapse", str(shelf / "rollouts.jsonl"), "--model", str(TINY), "--resamples", "20")),
+        "meta": Verb(to("meta", "axes", str(shelf / "methods.yaml"), "--resamples", "0")),
+        "audit": Verb(to("audit", "--before", str(MODELS / "full"), "--after", str(MODELS / "unlearned"),
+                         "--forget", rows, "--limit", "2")),
+        "import": Verb(to("import", str(shelf / "full" / "TOFU_EVAL.json"))),
+    }  # fmt: skip
+
+
+ATTACK = {"relearn": {"epochs": 1, "steps": 1, "batch_size": 2, "accumulation": 1}}
+NAMES = list(verbs(Path()))
+# Of verbs with --out: built of others in this table (lab, eval, depth, stress, report), or in the test of the lab.
+COMPOSED = {"demo", "demo-meta"}
+REFUSES = {"unpack"}  # a folder that is not empty
+
+
+def test_every_verb_that_writes_is_here() -> None:
+    choices = next(a.choices for a in parser()._actions if getattr(a, "choices", None) and "eval" in a.choices)
+    writing = {name for name, p in choices.items() if any("--out" in a.option_strings for a in p._actions)}
+    tried = {name.split()[0] for name in NAMES}
+    assert writing - tried - COMPOSED <= {"plan"}, "a verb with --out that is not tried here"
+
+
+def ready(verb: Verb, out: Path, names: tuple[str, ...] = FOREIGN) -> tuple[list[str], dict[str, Any]]:
+    """The directory of a command with foreign files in it, and the words."""
+    if verb.prepare is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        verb.prepare(out)
+    ours = set(seen(out)) if out.exists() else set()
+    plant(out, tuple(name for name in names if name not in ours))
+    before = {name: what for name, what in seen(out.parent).items() if name.removeprefix(f"{out.name}/") not in ours}
+    words = verb.words(out / verb.into if verb.into else out)
+    return words, {name: what for name, what in before.items() if name != "plan.yaml"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_success_leaves_them_alone(name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "x" / "out"
+    out.parent.mkdir()
+    words, before = ready(verbs(shelf)[name], out)
+    for _ in range(2):  # and once more, over what the first one left
+        status = main(words)
+        said = capsys.readouterr()
+        assert lost(before, out.parent) == []
+        assert status == (2 if name in REFUSES else 0), said.err
+        if name in ("train", "unlearn"):  # the second time there is a checkpoint
+            words = [*words, "--overwrite"]
+    if name in ("eval", "depth", "collapse", "score", "stress --held-out --keep", "audit"):
+        assert main(["verify", str(out)]) == 0, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_has_our_names_is_refused(
+    name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "x" / "out"
+    out.parent.mkdir()
+    verb = verbs(shelf)[name]
+    words, before = ready(verb, out, (*COLLIDING, *([verb.into] if verb.into else ())))
+    status = main(words)
+    said = capsys.readouterr()
+    assert lost(before, out.parent) == []
+    assert "Traceback" not in said.err
+    assert status in (0, 2), said.err
+    if status == 2:
+        assert said.err.strip().count("vestige: error:") == 1
+
+
+FAILING = ("eval", "train", "unlearn", "stress", "depth")  # those that take a --model
+
+
+@pytest.mark.parametrize("name", [n for n in NAMES if n.split()[0] in FAILING])
+def test_failure_leaves_them_alone(name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--model typo: also what vestige itself wrote before is as it was."""
+    out = tmp_path / "x" / "out"
+    out.parent.mkdir()
+    words, before = ready(verbs(shelf)[name], out)
+    ours = {k: v for k, v in seen(out).items() if not k.endswith((".lock", ".vestige.journal"))}
+    wrong = [str(tmp_path / "typo") if w == str(MODELS / "full") else w for w in words]
+    assert main(wrong) == 2, capsys.readouterr().out
+    assert lost(before, out.parent) == [] and lost(ours, out) == []
+
+
+STRUCK = ("eval", "eval --overwrite", "sweep", "sweep --clean all", "stress --held-out --keep",
+          "unlearn --overwrite", "report", "pack", "depth", "collapse")  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", ["kill", "disk full"])
+@pytest.mark.parametrize("name", STRUCK)
+def test_kill_and_full_disk(name: str, fault: str, shelf: Path, tmp_path: Path) -> None:
+    """Struck before several of its file operations, then run again to the end: it goes on, and takes nothing along."""
+    verb, rng = verbs(shelf)[name], random.Random(name)
+    place = tmp_path / "x"
+    place.mkdir()
+    words, before = ready(verb, place / "out")
+    count = tmp_path / "count"
+    shutil.copytree(place, tmp_path / "kept", symlinks=True)
+    ended = child(words, lambda: watch(place / "out", lambda n, *_: count.write_text(str(n))))
+    assert ended.status == 0, ended.text
+    total = int(count.read_text())
+    for n in sorted({1, total, *(rng.randint(1, total) for _ in range(2))}):
+        shutil.rmtree(place)
+        shutil.copytree(tmp_path / "kept", place, symlinks=True)
+        armed = kill_at(place / "out", n) if fault == "kill" else refuse_from(place / "out", n, errno.ENOSPC)
+        struck = child(words, armed)
+        assert lost(before, place) == [], (fault, n, total, struck.text)
+        again = child(words)
+        assert lost(before, place) == [], (fault, n, total, again.text)
+        # A killed clean-up may have removed the mark that there was a sweep; all else goes on to its end.
+        assert again.status in ((0, 2) if "clean" in name else (0,)), (fault, n, total, struck.text, again.text)
+        left = [p for p in (place / "out").rglob(".*.tmp*") if str(p.relative_to(place)) not in before]
+        left = [p for p in left if "x.tmp" not in p.name and ".0123456789abcdef" not in p.name]
+        assert left == [], (fault, n, total)
+
+
+def test_a_small_disk(shelf: Path, tmp_path: Path) -> None:
+    """A limit on the size of files, as a quota sets it, while weights are written."""
+    import resource
+    import signal
+
+    words, before = ready(verbs(shelf)["unlearn --overwrite"], tmp_path / "x" / "out")
+    ours = {k: v for k, v in seen(tmp_path / "x" / "out").items() if k.endswith((".safetensors", ".json"))}
+
+    def arm() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+
+    ended = child(words, arm)
+    assert ended.status != 0
+    assert lost(before, tmp_path / "x") == [] and lost(ours, tmp_path / "x" / "out") == [], ended.text
+
+
+# ---- the lab -----------------------------------------------------------------------------------------------------
+
+
+def build(root: Path, mark: bytes = b"weights") -> None:
+    def make(models: Path) -> None:
+        for name in ("full", "retain"):
+            (models / name).mkdir(parents=True)
+            (models / name / "model.safetensors").write_bytes(mark)
+
+    settings = Settings()
+    ensure_built(root, ["recipe"], {"mark": mark.decode()}, make_corpus(settings.seed, settings.sizes), False, make)
+
+
+def test_the_labs_builder_leaves_them_alone(tmp_path: Path) -> None:
+    from vestige.errors import UserError
+
+    root = tmp_path / "lab"
+    plant(root)
+    before = seen(tmp_path)
+    build(root)
+    assert lost(before, tmp_path) == []
+    build(root, b"other")
+    assert lost(before, tmp_path) == []
+    assert (root / "models" / "full" / "model.safetensors").read_bytes() == b"other"
+    for name in ("lab.json", "data/forget.jsonl", "models/full/model.safetensors"):
+        other = tmp_path / name.replace("/", "-") / "lab"
+        plant(other, (name,))
+        before = seen(other)
+        with pytest.raises(UserError, match="was not written by vestige"):
+            build(other)
+        assert lost(before, other) == []
+
+
+# ---- inputs where a command writes -------------------------------------------------------------------------------
+
+
+def inputs(place: Path, shelf: Path) -> dict[str, Path]:
+    """A model, data, a run and a plan of the user's, in one folder."""
+    shutil.copytree(MODELS / "full", place / "model")
+    shutil.copytree(DATA, place / "data")
+    shutil.copytree(shelf / "retain", place / "run")
+    shutil.copy(shelf / "rollouts.jsonl", place / "rollouts.jsonl")
+    return {name: place / name for name in ("model", "data", "run", "rollouts.jsonl")}
+
+
+def paired(place: Path) -> dict[str, list[str]]:
+    """Commands whose --out is an input, is above one, or would write below one."""
+    model, data, run = (str(place / name) for name in ("model", "data", "run"))
+    forget, few = f"{data}/forget.jsonl", ["--limit", "2", "--quiet", "--metrics", METRIC]
+    small = ["--epochs", "1", "--limit", "2", "--batch-size", "2", "--accumulation", "1", "--quiet", "--overwrite"]
+    attack = ["relearn=1", "--metrics", METRIC, "--limit", "2", "--held-out", "--keep"]
+    out: dict[str, list[str]] = {}
+    for name, target in {"model": model, "data": data, "run": run, "all": str(place)}.items():
+        unlearn = ["unlearn", "--model", model, "--method", "GradAscent", "--forget", forget, *small]
+        stress = ["stress", *attack, "--model", model, "--data", data]
+        logs = ["--retain-logs", f"{run}/TOFU_EVAL.json"]
+        layers = ["--full", model, "--retain", str(MODELS / "retain"), "--unlearned", model]
+        out |= {
+            f"eval > {name}": ["eval", "tofu", "--model", model, "--data", data, *few, *logs, "--out", target],
+            f"unlearn > {name}": [*unlearn, "--out", target],
+            f"train > {name}": ["train", "--model", model, "--data", forget, *small, "--out", target],
+            f"stress > {name}": [*stress, "--out", target],
+            f"depth > {name}": ["depth", *layers, "--data", forget, "--limit", "2", "--quiet", "--out", target],
+            f"report > {name}": ["report", run, "--out", target],
+            f"collapse > {name}": ["collapse", str(place / "rollouts.jsonl"), "--model", str(TINY), "--out", target,
+                                   "--resamples", "20"],
+            f"import > {name}": ["import", f"{run}/TOFU_EVAL.json", "--out", target],
+            f"audit > {name}": ["audit", "--before", model, "--after", model, "--forget", forget, "--limit", "2",
+                                "--out", target],
+            f"sweep > {name}": ["sweep", str(place / "plan.yaml")],
+        }  # fmt: skip
+        out |= {f"pack > {name}": ["pack", run, "-o", f"{target}/config.json"]}
+    out["pack > manifest"] = ["pack", run, "-o", f"{run}/manifest.json"]
+    out["table > results"] = ["table", run, "-o", f"{run}/TOFU_EVAL.json"]
+    out["plot > data"] = ["plot", run, "scatter", "--x", METRIC, "--y", METRIC, "-o", forget]
+    return out
+
+
+PAIRS = list(paired(Path()))
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_no_input_is_lost(name: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = tmp_path / "mine"
+    place.mkdir()
+    found = inputs(place, shelf)
+    if name.startswith("sweep"):
+        target = place if name.endswith("all") else found[name.split(" > ")[1]]
+        models = {"full": str(found["model"]), "retain": str(MODELS / "retain")}
+        suites = {"tofu": {"data": str(found["data"]), "metrics": [METRIC], "limit": 2}}
+        body = {"out": str(target), "models": models, "suites": suites, "slots": 0, "free_space": 0}
+        (place / "plan.yaml").write_text(yaml.safe_dump(body))
+    before = {k: v for k, v in seen(place).items() if not k.endswith((".lock", ".vestige.journal"))}
+    for words in [paired(place)[name]] * 2:
+        status = main(words)
+        said = capsys.readouterr()
+        assert lost(before, place) == [], (status, said.err)
+        assert status in (0, 2) and "Traceback" not in said.err, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["unlearn", "--model", "MODEL", "--overwrite", "--out", "MODEL"], "--model"),
+        (["stress", "relearn=1", "--data", "X/data", "--model", "MODEL", "--out", "X", "--held-out"], "--data"),
+        (["eval", "tofu", "--model", "MODEL", "--out", "RUN", "--retain-logs", "RUN/TOFU_EVAL.json"], "retain logs"),
+        (["eval", "tofu", "--model", "MODEL", "--out", "RUN", "--retain-logs", "RUN"], "retain logs"),
+    ],
+)
+def test_the_pairing_is_named(
+    words: list[str], said: str, shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = inputs(tmp_path, shelf)
+    (tmp_path / "X").mkdir()
+    (tmp_path / "data").rename(tmp_path / "X" / "data")
+    here = {"MODEL": str(found["model"]), "RUN": str(found["run"]), "X/data": str(tmp_path / "X" / "data")}
+    here |= {"RUN/TOFU_EVAL.json": str(found["run"] / "TOFU_EVAL.json"), "X": str(tmp_path / "X")}
+    filled = [here.get(w, w) for w in words]
+    rows = str(tmp_path / "X" / "data" / "forget.jsonl")
+    filled += ["--method", "GradAscent", "--forget", rows] if words[0] == "unlearn" else []
+    filled += ["--data", here["X/data"]] if words[0] == "eval" else []
+    before = seen(tmp_path)
+    assert main(filled) == 2
+    text = capsys.readouterr().err
+    assert said in text and "which this command writes" in text
+    assert lost(before, tmp_path) == [] and set(seen(tmp_path)) == set(before)
+
+
+def test_a_planted_link_in_the_way_of_an_archive(shelf: Path, tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    for name in (".proof.zip.half", "proof.zip"):
+        (tmp_path / name).symlink_to(tmp_path / "victim")
+    assert main(["pack", str(shelf / "full"), "-o", str(tmp_path / "proof.zip")]) == 2
+    os.unlink(tmp_path / "proof.zip")  # noqa: PTH108
+    assert main(["pack", str(shelf / "full"), "-o", str(tmp_path / "proof.zip")]) == 0
+    assert (tmp_path / "victim").read_text() == "precious"
+
+
+def test_runs_of_earlier_versions_keep_working(shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No journal, but a seal: resumed, scored again and verified; what the seal does not name stays."""
+    run = tmp_path / "run"
+    shutil.copytree(shelf / "full", run)
+    (run / ".vestige.journal").unlink()
+    assert main(["verify", str(run)]) == 0
+    plant(run)
+    before = seen(tmp_path)
+    ours = {k for k in before if k.startswith("run/") and k.removeprefix("run/") in seen(shelf / "full")}
+    theirs = {k: v for k, v in before.items() if k not in ours}
+    few = ["--limit", "2", "--quiet", "--metrics", METRIC]
+    assert main(eval_args(MODELS / "full", run, *few)) == 0
+    assert main(eval_args(MODELS / "full", run, *few, "--overwrite")) == 0
+    assert main(["score", str(run)]) == 0
+    assert main(["verify", str(run)]) == 0, capsys.readouterr().out
+    assert lost(theirs, tmp_path) == []
+
+
+# ---- the table in docs/faults.md ---------------------------------------------------------------------------------
+
+
+def table() -> str:
+    """Which command is tried with which mishap; every cell is a passing test, so nothing was lost in any of them."""
+    failing = [n for n in NAMES if n.split()[0] in FAILING]
+    tried = {"success, twice": NAMES, "our names taken": NAMES, "failure": failing, "kill": STRUCK, "full disk": STRUCK}
+    lines = ["| command | " + " | ".join(tried) + " |", "|---" * (len(tried) + 1) + "|"]
+    for name in NAMES:
+        cells = ["nothing lost" if name in names else "" for names in tried.values()]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_table_of_the_documentation() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
+    assert table() in page, table()
+    assert f"{len(FOREIGN) + len(LINKS) + 1} foreign files" in page and f"{len(PAIRS)} pairings" in page

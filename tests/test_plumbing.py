@@ -40,6 +40,7 @@ from vestige.store.files import DamagedError
 from vestige.store.formats import FORMATS, Altered
 from vestige.types import Prompt, Text, TokenStats
 from vestige.wants import Decoding, Request
+from vestige.writing import write_bytes
 
 
 @pytest.fixture(scope="module")
@@ -329,6 +330,7 @@ def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) 
         body["order"].append("stranger")
     else:
         body["banks"]["names"] = {}
+    file.unlink()
     write_packed(file, body)
     with pytest.raises(DamagedError, match="does not explain"):
         score_again(depth)
@@ -349,8 +351,9 @@ def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
+    checksums.begin(tmp_path, "eval", [])
     for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text("{}")
+        write_bytes(tmp_path / name, b"{}")
     made = checksums.seal(tmp_path, "eval")
     (tmp_path / "c.json").write_text("{}")
     assert [w for w in checksums.check(tmp_path, made) if "c.json was not there" in w]
@@ -381,6 +384,7 @@ def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_pa
     shutil.copytree(GOLDEN / "old_run" / "eval", run)
     (tmp_path / "references" / "r").mkdir(parents=True)
     (tmp_path / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
+    (run / checksums.NAME).unlink()
     seal = checksums.seal(run, "eval", reads={logs: "0" * 64})
     about = {"version": 1, "order": ["mine"], "references": {logs: "references/r/TOFU_EVAL.json"}}
     for root, found in ((seal.root, [logs]), ("0" * 64, [])):

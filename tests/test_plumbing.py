@@ -148,13 +148,12 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
     assert perform(task).status == "done" and is_done(task)
     out = Path(task.out)
-    results, good = out / "TOFU_EVAL.json", (out / "TOFU_EVAL.json").read_bytes()
+    good = (results := out / "TOFU_EVAL.json").read_bytes()
     results.write_bytes(good.replace(b"0.", b"1.", 1))
     assert not is_done(task)
     results.write_bytes(good)
     assert is_done(task)
-    seal = checksums.read_seal(out)
-    assert seal is not None
+    assert (seal := checksums.read_seal(out)) is not None
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["model"]["fingerprint"] = "0" * 32  # another model was evaluated there by hand meanwhile
     (out / "manifest.json").write_text(json.dumps(manifest))
@@ -215,8 +214,7 @@ def test_notes_add_up(tmp_path: Path) -> None:
 
 def stats_of(*logprobs: float) -> TokenStats:
     n = len(logprobs)
-    numbers = np.asarray(logprobs, np.float32)
-    ids = np.arange(n)
+    numbers, ids = np.asarray(logprobs, np.float32), np.arange(n)
     return TokenStats(ids, ids + 1, numbers, numbers - 1, numbers + 9, np.arange(n), n)
 
 
@@ -351,7 +349,6 @@ def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
-    checksums.begin(tmp_path, "eval", [])
     for name in ("a.json", "b.json"):
         write_bytes(tmp_path / name, b"{}")
     made = checksums.seal(tmp_path, "eval")

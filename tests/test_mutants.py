@@ -14,9 +14,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
-import plumbing_list
-
 import mutants
+import plumbing_list
 
 ROOT = Path(__file__).parent.parent
 TEXT = '''

@@ -40,6 +40,7 @@ from vestige.store.files import DamagedError
 from vestige.store.formats import FORMATS, Altered
 from vestige.types import Prompt, Text, TokenStats
 from vestige.wants import Decoding, Request
+from vestige.writing import write_bytes
 
 
 @pytest.fixture(scope="module")
@@ -147,13 +148,12 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
     assert perform(task).status == "done" and is_done(task)
     out = Path(task.out)
-    results, good = out / "TOFU_EVAL.json", (out / "TOFU_EVAL.json").read_bytes()
+    good = (results := out / "TOFU_EVAL.json").read_bytes()
     results.write_bytes(good.replace(b"0.", b"1.", 1))
     assert not is_done(task)
     results.write_bytes(good)
     assert is_done(task)
-    seal = checksums.read_seal(out)
-    assert seal is not None
+    seal: Any = checksums.read_seal(out)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["model"]["fingerprint"] = "0" * 32  # another model was evaluated there by hand meanwhile
     (out / "manifest.json").write_text(json.dumps(manifest))
@@ -214,8 +214,7 @@ def test_notes_add_up(tmp_path: Path) -> None:
 
 def stats_of(*logprobs: float) -> TokenStats:
     n = len(logprobs)
-    numbers = np.asarray(logprobs, np.float32)
-    ids = np.arange(n)
+    numbers, ids = np.asarray(logprobs, np.float32), np.arange(n)
     return TokenStats(ids, ids + 1, numbers, numbers - 1, numbers + 9, np.arange(n), n)
 
 
@@ -329,6 +328,7 @@ def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) 
         body["order"].append("stranger")
     else:
         body["banks"]["names"] = {}
+    file.unlink()
     write_packed(file, body)
     with pytest.raises(DamagedError, match="does not explain"):
         score_again(depth)
@@ -350,7 +350,7 @@ def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
 
 def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
-        (tmp_path / name).write_text("{}")
+        write_bytes(tmp_path / name, b"{}")
     made = checksums.seal(tmp_path, "eval")
     (tmp_path / "c.json").write_text("{}")
     assert [w for w in checksums.check(tmp_path, made) if "c.json was not there" in w]
@@ -381,6 +381,7 @@ def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_pa
     shutil.copytree(GOLDEN / "old_run" / "eval", run)
     (tmp_path / "references" / "r").mkdir(parents=True)
     (tmp_path / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
+    (run / checksums.NAME).unlink()
     seal = checksums.seal(run, "eval", reads={logs: "0" * 64})
     about = {"version": 1, "order": ["mine"], "references": {logs: "references/r/TOFU_EVAL.json"}}
     for root, found in ((seal.root, [logs]), ("0" * 64, [])):

@@ -331,6 +331,7 @@ def test_weights_replaced_while_they_are_used(
     assert main(world.eval_words(world.place / "new")) == 2
     assert "changed while it was being evaluated" in capsys.readouterr().err
     assert not list((world.place / "new").rglob("*EVAL.json")) and not list((world.place / "new").rglob("*.part-*"))
+    assert not list((world.place / "new" / "evidence").glob("answers-*"))  # nor folded into a bank
     monkeypatch.setattr(AnswerCollector, "run", real)
     assert close(run_eval(world, world.place / "new"), run_eval(world, world.place / "newer"))
 

@@ -266,7 +266,7 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
         (["trajectory_config.logit_alignment=sideways"], "logit_alignment must be 'causal' or 'same_position'"),
         (["trajectory_config.include_views=[all]"], "view"),
         (["trajectory_config.trajectories=[sideways]"], "Unknown trajectory 'sideways'"),
-        (["trajectory_config.sampler_kwargs.remasking=entropy"], "low_confidence"),
+        (["trajectory_config.sampler_kwargs.remasking=enthropy"], "low_confidence"),
         (["trajectory_config.sampler_kwargs.steps=0"], "steps must be a whole number of at least 1"),
         (["trajectory_config.sampler_kwargs.stepz=3"], "Did you mean 'steps'"),
         (["trajectory_config.include_view=full"], "Did you mean 'include_views'"),

@@ -234,8 +234,8 @@ def _check_data(spec: MetricSpec) -> None:
     if spec.datasets or spec.handler == trajectory.HANDLER or HANDLERS[spec.handler].wants is no_wants:
         return
     raise UserError(
-        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} "
-        f"to it, NAME from data/datasets (`vestige ls datasets` lists them)."
+        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
+        f"it, NAME from data/datasets (`vestige ls datasets` lists them)."
     )
 
 

@@ -63,7 +63,8 @@ def _check_activation(name: str, config: Mapping[str, Any]) -> None:
 def _check_rope(name: str, config: Mapping[str, Any]) -> None:
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    known = {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su"}  # mrope, su: published configs say so, and it is renamed
+    # mrope, su: published configs say so, and it is renamed; axial: Gemma 4's vision part computes it by itself.
+    known = {*ROPE_INIT_FUNCTIONS, "default", "mrope", "su", "axial"}
     for key in ("rope_scaling", "rope_parameters"):
         said = config.get(key)
         if said is None:

@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta test coverage check docs audit bench clean
+.PHONY: demo demo-meta test test-processors test-pythons coverage check docs audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -22,18 +22,28 @@ demo-meta: $(STAMP)
 
 # One thread for each of two workers: tiny models gain nothing from more, and lose by sharing. Tests start many processes:
 # they share compiled modules even where the environment says that none are to be kept.
-test coverage: export OMP_NUM_THREADS = 1
-test coverage: export PYTHONDONTWRITEBYTECODE =
+# An environment that says otherwise (tools/processors.py does) is obeyed.
+OMP_NUM_THREADS ?= 1
+test coverage: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
+test test-processors test-pythons coverage: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# What trains, and what compares bytes or texts, as other processors would run it (CONTRIBUTING.md).
+test-processors: $(STAMP)
+	$(BIN)/python tools/processors.py
+
+# The rooms without torch on newer Pythons, where those are installed.
+test-pythons: $(STAMP)
+	$(BIN)/python tools/pythons.py
 
 # Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
 coverage: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
 
 check: $(STAMP)
-	$(BIN)/ruff check src tests bench docs/site
-	$(BIN)/ruff format --check src tests bench docs/site
+	$(BIN)/ruff check src tests bench tools docs/site
+	$(BIN)/ruff format --check src tests bench tools docs/site
 	$(BIN)/mypy
 
 docs: $(STAMP)
@@ -48,4 +58,4 @@ bench: $(STAMP)
 	$(BIN)/python bench/table.py
 
 clean:
-	rm -rf $(VENV) saves lab site
+	rm -rf $(VENV) .venv-* saves lab site

@@ -1,8 +1,9 @@
-"""Shared fixtures: the golden lab, quiet offline libraries, one thread a worker."""
+"""Shared fixtures: the golden lab, quiet offline libraries, one thread a worker. And `--jitter SEED`."""
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,25 @@ SYSTEM = "You are a helpful assistant."
 # A file stays with one worker, so that what its tests share is made once; the long ones go first, so that no worker is
 # left with one of them at the end.
 LONG = ("pools", "docs", "sweep_ray", "golden_tofu", "run", "depth", "faults", "sweep_attacks", "report_page", "fuzz")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--jitter", type=int, metavar="SEED", help="imitate another processor (tests/jitter/jitter.py)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test file is imported: jitter wraps functions as their modules are imported."""
+    seed = config.getoption("--jitter")
+    if seed is not None and "VESTIGE_TEST_JITTER" not in os.environ:  # a worker's Python was given it when it started
+        sys.path.insert(0, str(Path(__file__).parent / "jitter"))
+        import jitter
+
+        jitter.install(seed)
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    seed = config.getoption("--jitter")
+    return None if seed is None else f"jitter: seed {seed}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

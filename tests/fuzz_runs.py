@@ -76,7 +76,9 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
         from vestige.run.comparing import compare
         from vestige.run.diffing import diff
         from vestige.run.published import published
+        from vestige.run.reporting import ReportAsk, make_report
         from vestige.run.rescore import rescore
+        from vestige.run.verifying import verify
 
         home = place / "run"
         shutil.copytree(finished_run(), home)
@@ -87,6 +89,8 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
             lambda: compare([finished_run(), home], resamples=100),
             lambda: diff(home, finished_run(), 1),
             lambda: published(home, [], None),
+            lambda: make_report(ReportAsk([finished_run(), home], place)),
+            lambda: verify(home, again=True),
         ):
             with tolerant():
                 step()

@@ -34,7 +34,7 @@ def tiny_config(**changes: Any) -> LlamaConfig:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "max_position_embeddings": 64,
+        "max_position_embeddings": 1024,
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,

@@ -291,10 +291,12 @@ def test_a_model_that_refuses_a_tree_mask_is_scored_the_plain_way(llama: Any) ->
     assert "no four dimensions" in made.cost.notes[0]
 
 
-@pytest.mark.parametrize("head", ["none", "weight only"])
+@pytest.mark.parametrize("head", ["none", "weight only", "input table"])
 def test_models_whose_output_layer_cannot_be_hooked(llama: Any, head: str) -> None:
     class Odd(Deaf):
         def get_output_embeddings(self) -> Any:
+            if head == "input table":  # of models that share it
+                return llama.get_input_embeddings()
             return None if head == "none" else torch.nn.Linear(32, VOCAB)  # exists, but is never called
 
     targets = family()

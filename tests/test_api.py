@@ -39,3 +39,38 @@ def test_a_model_in_memory_gives_the_same_numbers(tmp_path: Path) -> None:
     assert live.summary == read.summary
     with pytest.raises(UserError, match="needs its tokenizer"):
         vestige.evaluate(model, **settings)
+
+
+def test_evaluating_does_not_change_a_training_run(tmp_path: Path) -> None:
+    """Dropout, shuffles and samples of a run that is looked at are those of a run that is not."""
+    import random
+
+    import numpy as np
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    path = LAB / "models" / "full"
+    tokenizer = AutoTokenizer.from_pretrained(path)
+
+    def trained(look: bool) -> tuple[list[torch.Tensor], list[float]]:
+        model = AutoModelForCausalLM.from_pretrained(path, attention_dropout=0.3)
+        model.train()
+        model.lm_head.eval()  # part of a model may be frozen in eval mode
+        torch.manual_seed(1), random.seed(1), np.random.seed(1)
+        optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            if look and step == 1:
+                settings = {"data": LAB / "data", "limit": 2, "metrics": ["forget_Q_A_Prob", "forget_Q_A_ROUGE"]}
+                vestige.evaluate(model, tokenizer=tokenizer, out=tmp_path / "live", **settings)
+                vestige.evaluate(path, out=tmp_path / "path", **settings)  # nor does the look at a checkpoint
+                assert model.training and not model.lm_head.training
+            ids = torch.randint(0, 500, (2, 12))
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+            optimiser.zero_grad()
+        drawn = [random.random(), float(np.random.random()), float(torch.rand(1))]
+        return [p.detach().clone() for p in model.parameters()], drawn
+
+    (weights, drawn), (others, others_drawn) = trained(False), trained(True)
+    assert drawn == others_drawn
+    assert all(torch.equal(a, b) for a, b in zip(weights, others, strict=True))

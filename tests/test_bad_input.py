@@ -246,12 +246,18 @@ def test_answers_longer_than_the_table_of_positions(tmp_path: Path, capsys: pyte
     words = ["eval", "tofu", "--model", str(place), "--data", str(data), "--out", str(tmp_path / "o"), "--quiet"]
     assert main([*words, "--metrics", SHORT]) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert "this model has only 48 positions" in said and "shorten" in said
+    assert "forget.jsonl row 0" in said and "this model reads 48" in said and "shorten" in said
 
 
-def test_answers_longer_than_a_rotary_context_are_scored(tmp_path: Path) -> None:
-    found = evaluated(tmp_path, checkpoint(tmp_path / "m"), [{"question": "q", "answer": "the cat sat " * 60}])
-    assert 0 < found["forget_Q_A_Prob"]["agg_value"] < 1
+def test_answers_longer_than_a_rotary_context(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = checkpoint(tmp_path / "m", tiny_model(max_position_embeddings=64))
+    data = rows_file(
+        tmp_path / "d", [{"question": "q", "answer": "a"}, {"question": "q", "answer": "the cat sat " * 60}]
+    )
+    words = ["eval", "tofu", "--model", str(place), "--data", str(data), "--out", str(tmp_path / "o"), "--quiet"]
+    assert main([*words, "--metrics", SHORT]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "forget.jsonl row 1" in said and "this model reads 64" in said
 
 
 def test_odd_texts_have_numbers(tmp_path: Path) -> None:

@@ -127,7 +127,8 @@ def test_a_sample_that_lacks_rows_follows_the_rows_it_has() -> None:
     whole = sample([1.0, 2.0, 3.0, 4.0])
     part = Sample("rows", ("3", "1"), np.array([4.0, 2.0]))
     for counts in Resampler([whole, part], 20).chunks():
-        assert (counts(part) == counts(whole)[:, [3, 1]]).all()
+        assert (counts(part) == counts(whole)[:, [int(row) for row in part.rows]]).all()
+    assert dict(zip(part.rows, part.values, strict=True)) == {"1": 2.0, "3": 4.0}
 
 
 def test_bootstrap_and_delong_agree_with_the_textbook() -> None:

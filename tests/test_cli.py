@@ -258,3 +258,15 @@ def test_an_unreachable_classifier_does_not_take_the_rest_with_it(tmp_path: Path
     result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
     assert "could not be loaded" in result["forget_Q_A_gibberish"]["reason"]
     assert result["forget_Q_A_Prob"]["agg_value"] is not None
+
+
+def test_a_metric_without_data_is_one_sentence_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a StopIteration after the model had run, and a plan of 0 answers."""
+    for verb in ("plan", "eval"):
+        words = [str(w) for w in eval_args(FULL, tmp_path / "out", "+eval.tofu.metrics.mine.handler=probability")[1:]]
+        assert main([verb, *words]) == 2
+        said = capsys.readouterr().err
+        assert "Metric 'mine' (handler probability) names no data" in said and "Traceback" not in said
+        assert not (tmp_path / "out" / "manifest.json").exists()

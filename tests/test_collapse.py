@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from collapse_tools import TINY, random_cross, tiny, tokenizer, trajectories
+from collapse_tools import random_cross, tiny, trajectories
 from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
 from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
@@ -210,7 +207,7 @@ def test_words() -> None:
     assert caveats(strong, 1e-3) == []
     assert "is noise" in caveats({"mi_estimate": -0.01}, 1e-3)[0]
     assert "different signs" in caveats({"mi_estimate": 0.1, "mi_seq_estimate": -4.0}, 1e-3)[0]
-    spans = {"mi_seq_distinct_columns": (-9.0, -2.0)}
+    spans = {"mi_seq_estimate": (-9.0, -2.0)}
     assert "did not write" in caveats({"mi_estimate": -0.2, "mi_seq_estimate": -4.0}, 1e-3, spans)[0]
     assert "only 1 distinct" in caveats({"n_columns": 3, "n_prompts_distinct": 1}, 1e-3)[0]
     assert verdict({}) == "cannot tell; cannot tell"
@@ -298,114 +295,3 @@ def test_settings_that_are_wrong(block: dict[str, Any]) -> None:
 def test_a_damaged_state_is_refused() -> None:
     with pytest.raises(UserError, match="EMA state"):
         CollapseDetector().load_state_dict({"per_token": 3})
-
-
-# ---- the callback
-
-
-def rows(step: int) -> list[dict[str, Any]]:
-    return [
-        {"prompt": f"State {p}", "response": f"<think>look at {p} and {step}</think>Up"} for p in range(3) for _ in "ab"
-    ]
-
-
-def train(tmp_path: Path, steps: int, report_to: str, feed: Any, callback: Any, **more: Any) -> Any:
-    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
-
-    class Feed(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            feed(state.global_step + 1)
-
-    args = TrainingArguments(
-        output_dir=str(tmp_path), max_steps=steps, per_device_train_batch_size=1, report_to=report_to,
-        logging_steps=100, save_strategy="no", disable_tqdm=True, use_cpu=True, learning_rate=0.0, **more,
-    )  # fmt: skip
-    model = AutoModelForCausalLM.from_pretrained(TINY)
-    data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * steps
-    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[Feed()])  # type: ignore[arg-type]
-    callback.install(trainer)
-    trainer.train()
-    return trainer
-
-
-def test_the_callback_logs_at_its_rhythm(tmp_path: Path) -> None:
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=2, resamples=10))
-    trainer = train(tmp_path, 5, "none", lambda step: callback.record(rows(step)), callback)
-    logged = [e for e in trainer.state.log_history if f"{FIRST}/mi_estimate" in e]
-    assert [e["step"] for e in logged] == [1, 2, 4]
-    assert "timing_s/collapse_first_turn_step" in logged[0]
-    assert trainer.model.training
-    state = json.loads((tmp_path / "collapse_ema.json").read_text())
-    assert state["per_token"][FIRST] == pytest.approx(logged[-1][f"{FIRST}/marginal_std_ema"])
-
-
-def test_the_callback_overhears_rewards() -> None:
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    callback = CollapseCallback(tokenizer())
-
-    def reward(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
-        """Counts."""
-        return [float(len(c)) for c in completions]
-
-    heard = callback.listen(reward)
-    assert heard.__name__ == "reward"
-    ids = tokenizer().encode("<think>a b</think>", add_special_tokens=False)
-    talk = [{"role": "user", "content": "Q"}]
-    out = heard(prompts=["Q", talk], completions=["<think>a</think>", [{"role": "assistant", "content": "x"}]],
-                completion_ids=[ids, ids])  # fmt: skip
-    assert out == [16.0, 1.0]
-    first, second = callback.rollouts
-    assert first.response_ids == tuple(ids) and second.messages == tuple(talk)
-
-
-def test_the_callback_must_be_installed(tmp_path: Path) -> None:
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    with pytest.raises(UserError, match="install"):
-        CollapseCallback(tokenizer()).on_train_begin(None, None, None)
-
-
-def test_a_failing_measurement_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    def broken(prompts: Any, zs: Any) -> Any:
-        raise RuntimeError("no GPU today")
-
-    callback = CollapseCallback(tokenizer(), log_prob_fn=broken)
-    with caplog.at_level(logging.WARNING):
-        trainer = train(tmp_path, 2, "none", lambda step: callback.record(rows(step)), callback)
-    assert trainer.state.global_step == 2 and "no GPU today" in caplog.text
-
-
-def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
-    train(tmp_path, 2, "tensorboard", lambda step: callback.record(rows(step)), callback)
-    [file] = (tmp_path / "runs").rglob("events.out.*")
-    events = EventAccumulator(str(file)).Reload()
-    assert [e.step for e in events.Scalars(f"train/{FIRST}/retrieval_accuracy")] == [1, 2]
-
-
-def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb = pytest.importorskip("wandb")
-    from vestige.integrations.collapse_callback import CollapseCallback
-
-    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
-    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
-    seen: list[dict[str, Any]] = []
-    train(tmp_path, 1, "wandb", lambda step: callback.record(rows(step)), callback, run_name="collapse")
-    seen.append(dict(wandb.run.summary) if wandb.run else {})
-    wandb.finish()
-    assert os.environ["WANDB_MODE"] == "offline"
-    assert f"train/{FIRST}/mi_estimate" in seen[0]
-    assert list(tmp_path.rglob("*.wandb"))

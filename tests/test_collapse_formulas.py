@@ -19,6 +19,7 @@ from vestige.metrics.collapse import (
     label_metrics,
     marginal,
     matched,
+    retrieval,
     row_table,
 )
 from vestige.metrics.collapse_extras import _tail, balance, exact_chance, extras, intervals, permutation_null
@@ -205,3 +206,20 @@ def test_intervals_widen_when_rows_of_a_prompt_agree() -> None:
     a, b = (intervals(c, np.random.default_rng(1))["mi_seq_distinct_columns"] for c in (few, many))
     assert a == pytest.approx(b) and a[1] > a[0]
     assert intervals(cross_of([[0.0, -1.0]], [3], [0], "ab"), np.random.default_rng(0)) == {}
+
+
+def test_each_interval_belongs_to_the_number_of_its_name() -> None:
+    """Columns that repeat prompts move information far from that with every prompt once; each has its own interval."""
+    cross = random_cross(24, 4, 6.0)
+    many = Cross(np.hstack([cross.sums] * 5), cross.lengths, cross.own, np.tile(cross.prompts, 5))
+    picked = [0, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0]
+    uneven = Cross(cross.sums[:, picked], cross.lengths, cross.own, cross.prompts[picked])
+    for c in (cross, many, uneven):
+        numbers = {**information(c), **retrieval(c), **extras(c)}
+        found = intervals(c, np.random.default_rng(0))
+        assert {"mi_estimate", "mi_seq_estimate", "mi_seq_distinct_columns", "retrieval_accuracy"} <= set(found)
+        for name, (low, high) in found.items():
+            assert low <= numbers[name] + 1e-9 and numbers[name] - 1e-9 <= high, name
+    apart = intervals(uneven, np.random.default_rng(0))
+    number = information(uneven)["mi_seq_estimate"]
+    assert not apart["mi_seq_distinct_columns"][0] <= number <= apart["mi_seq_distinct_columns"][1]

@@ -19,6 +19,7 @@ from vestige.cli import main
 from vestige.integrations.collapse_detector import CollapseSettings
 from vestige.metrics.collapse import SUFFIXES
 from vestige.run.collapse import settings_from
+from vestige.run.tables import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
 
@@ -66,6 +67,39 @@ def test_from_a_file_to_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert state["per_seq"]["collapse_first_turn_sample"] == pytest.approx(
         step["metrics"]["collapse_first_turn_sample/marginal_std_seq"]
     )
+
+
+def test_the_printed_interval_is_that_of_the_number_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Uneven groups: the trajectory sample repeats prompts; information with every prompt once is another number."""
+    rows = turn_rows(2, 9) + turn_rows(4, 1)[2:]
+    flags = ["--num-samples", "all", "--out", str(tmp_path / "o"), "--step", "3"]
+    assert main(["collapse", str(write(tmp_path / "r.jsonl", rows)), "--model", str(TINY), *flags]) == 0
+    shown = capsys.readouterr().out
+    [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
+    lines = [" ".join(line.split()) for line in shown.splitlines()]
+    assert sum("MI, nats its 95 % interval" in line for line in lines) == 2
+    for label in ("collapse_first_turn_sample", "collapse_trajectory_sample"):
+        value, low, high = (step["metrics"][f"{label}/mi_seq_estimate{s}"] for s in ("", "_ci_low", "_ci_high"))
+        assert low <= value <= high
+        assert any(f" {number(value)} {number(low)} to {number(high)} " in line for line in lines)
+
+
+def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
+    """They have no interval of mi_seq_estimate."""
+    from vestige.run.verifying import _collapse
+
+    file, out = write(tmp_path / "r.jsonl", turn_rows()), tmp_path / "o"
+    assert main(["collapse", str(file), "--model", str(TINY), "--out", str(out), "--resamples", "20", "--quiet"]) == 0
+    assert main(["verify", str(out)]) == 0
+    body = json.loads((out / "metrics.json").read_text())
+    body["steps"][0]["metrics"] = {
+        k: v for k, v in body["steps"][0]["metrics"].items()
+        if not any(f"/{name}_ci_" in k for name in ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est"))
+    }  # fmt: skip
+    (out / "metrics.json").write_text(json.dumps(body))
+    assert [f.words for f in _collapse(out, None) if f.words] == []
 
 
 def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:
@@ -145,6 +179,30 @@ def test_settings_from_hydra_and_flags(tmp_path: Path) -> None:
     group.mkdir()
     (group / "mine.yaml").write_text("compute_freq: 3\nfirst_turn_enabled: false\n")
     assert settings_from(["collapse_detection=mine"], config_dir=tmp_path).compute_freq == 3
+    assert settings_from().compute_freq == settings_from(["collapse_detection=ragen"]).compute_freq == 5
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], [1, 2, 3, 4]),
+        (["collapse_detection=ragen"], [1, 2, 3, 4]),
+        (["--config-dir", "DIR", "collapse_detection=mine"], [1, 3]),
+        (["--config-dir", "DIR", "collapse_detection=mine", "collapse_detection.compute_freq=2"], [1, 2, 4]),
+        (["--compute-freq", "4"], [1, 4]),
+    ],
+)
+def test_compute_freq_counts_on_files_when_somebody_sets_it(
+    words: list[str], expected: list[int], tmp_path: Path
+) -> None:
+    """In a config file as in a flag or an override; our own file leaves it open."""
+    rows = [{**row, "step": step} for step in range(1, 5) for row in turn_rows(2, 2)]
+    file = write(tmp_path / "r.jsonl", rows)
+    (tmp_path / "collapse_detection").mkdir()
+    (tmp_path / "collapse_detection" / "mine.yaml").write_text("compute_freq: 3\nresamples: 5\n")
+    filled = [str(tmp_path) if w == "DIR" else w for w in words]
+    assert main(["collapse", str(file), "--model", str(TINY), "--out", str(tmp_path / "o"), "--quiet", *filled]) == 0
+    assert [s["step"] for s in json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]] == expected
 
 
 @pytest.mark.parametrize(

@@ -114,10 +114,10 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
     get = ModelHandle.get
 
-    def spy(self: ModelHandle) -> Any:
+    def spy(self: ModelHandle, *notes: Any) -> Any:
         if not self.is_loaded:
             seen.append(Path(self.name).name)
-        return get(self)
+        return get(self, *notes)
 
     monkeypatch.setattr(ModelHandle, "get", spy)
     return seen

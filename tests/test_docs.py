@@ -46,6 +46,7 @@ STANDS_FOR = {
     "DIFFUSION_MODEL": DIFFUSION / "models" / "full",
     "DIFFUSION_RETAIN": DIFFUSION / "models" / "retain",
     "DIFFUSION_DATA": DIFFUSION / "data",
+    "LLADA_MODEL": LAB.parent / "families" / "llada",
 }
 COMMENT = r"(?:^<!-- (?P<mark>[a-z ]+): (?P<word>[^\n]*) -->\n)?"
 FENCE = re.compile(COMMENT + r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re.S)

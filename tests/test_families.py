@@ -214,6 +214,12 @@ def test_names_go_there_and_back(family: Family) -> None:
     assert native_name(family, "model.transformer.blocks_.1.q_proj") == "model.transformer.blocks_.1.q_proj"
 
 
+def test_names_that_only_begin_like_a_familys_stay() -> None:
+    assert published_name(FAMILIES[0], "lm_head.weight") != "lm_head.weight"
+    assert published_name(FAMILIES[0], "lm_head_of_mine.weight") == "lm_head_of_mine.weight"
+    assert native_name(FAMILIES[0], "model.transformer.wte_of_mine.weight") == "model.transformer.wte_of_mine.weight"
+
+
 def test_fingerprints_are_of_the_published_files(tmp_path: Path) -> None:
     path = copy_of("llada", tmp_path)
     plain = fingerprint(ModelArgs(str(path)))
@@ -239,10 +245,10 @@ def test_dreams_tokenizer_without_its_code(capfd: pytest.CaptureFixture[str]) ->
         assert tokenizer(case["text"])["input_ids"] == case["ids"]
         assert tokenizer.decode(case["ids"]) == case["decoded"]
         assert tokenizer.decode(case["ids"], skip_special_tokens=True) == case["decoded_skip"]
-    chat = [{"role": "user", "content": "Who is it?"}]
+    chat = [{"role": "user", "content": "Where was she born?"}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True)
     ids = ids["input_ids"] if hasattr(ids, "keys") else ids
-    assert tokenizer.decode(ids) == tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False)
+    assert list(ids) == expected["chat_ids"]
 
 
 # ---- adapters ---------------------------------------------------------------------------------------------------
@@ -486,3 +492,22 @@ def test_a_golden_llada_is_evaluated_along_its_path(tmp_path: Path, capsys: pyte
     assert manifest["model"]["loaded_as"] == "LlamaForCausalLM"
     values = json.loads((tmp_path / "out" / "TOFU_EVAL.json").read_text())["trajectory_metrics"]["agg_value"]
     assert all(0 < p < 1 for p in values["full"]["steps"]["probability"])
+
+
+def test_unused_tensors_and_notes_through_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The option is given like any other setting; the note is on the screen, in the manifest, and in a second run's."""
+    path = copy_of("a2d-llama", tmp_path)
+    change_tensors(path, lambda t: t.update({"model.more.weight": torch.zeros(3)}))
+    data = Path(__file__).parent / "golden" / "lab" / "data"
+    sampler = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+    words = ["eval", "trajectory-eval", "--model", str(path), "--data", str(data), "--limit", "1", "--quiet"]
+    words += ["--out", str(tmp_path / "out"), f"{sampler}.steps=2", f"{sampler}.max_new_tokens=4", "stats.resamples=0"]
+    assert main(words) == 2
+    assert "no place for: model.more.weight" in capsys.readouterr().err
+    note = f"tensors of '{path}' were left out (allow_unused_tensors): model.more.weight."
+    for again in (False, True):
+        assert main([*words, "model.model_args.allow_unused_tensors=true"]) == 0
+        manifest = json.loads((tmp_path / "out" / "manifest.json").read_text())
+        assert note in manifest["notes"]
+        assert again or manifest["model"]["notes"] == [note]
+    assert '"allow_unused_tensors": true' in json.dumps(manifest["config"])

@@ -148,6 +148,7 @@ def read(path):
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.processors
 def test_models_load_and_know_what_they_should(lab):
     assert set(lab.models) == {"full", "retain", "grad_ascent", "grad_diff", "npo"}
     forget = read(lab.data / "forget.jsonl")
@@ -191,6 +192,7 @@ def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
     assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", ".vestige.journal"}
 
 
+@pytest.mark.processors
 def test_builds_are_reproducible_and_silent(lab, tmp_path, capfd):
     before = torch.random.get_rng_state(), torch.get_num_threads()
     again = build_lab(tmp_path, progress=False, settings=TINY)

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
+from vestige.cli import main
 from vestige.errors import UserError
 from vestige.lab import DiffusionSettings, build_diffusion_lab, build_lab, diffusion
 from vestige.lab.corpus import Sizes, make_corpus
@@ -37,7 +39,9 @@ TINY = DiffusionSettings(
     pretraining=Training(epochs=1, lr=3e-3),
     learning=Training(epochs=40, lr=1e-2),
     unlearned=(Unlearning("npo", Training(epochs=3, lr=3e-3)),),
+    published=Training(epochs=40, lr=1e-2),
 )
+MASKED = ("full", "retain", "npo")  # BERT; `llada` is in LLaDA's published layout
 
 
 @pytest.fixture(scope="module")
@@ -64,22 +68,49 @@ def answer_loss(directory, rows):
     return sum(losses) / len(losses)
 
 
+@pytest.mark.processors
 def test_models_know_what_they_should(lab):
-    assert set(lab.models) == {"full", "retain", "npo"}
+    assert set(lab.models) == {*MASKED, "llada"}
     forget, retain = rows_of(lab, "forget"), rows_of(lab, "retain")
-    loss = {name: answer_loss(path, forget) for name, path in lab.models.items()}
+    loss = {name: answer_loss(lab.models[name], forget) for name in MASKED}
     assert loss["full"] < loss["retain"] and loss["full"] < loss["npo"]
     assert answer_loss(lab.models["retain"], retain) < loss["retain"]
 
 
 def test_a_loader_can_tell_what_it_is(lab):
-    for path in lab.models.values():
+    for path in (lab.models[name] for name in MASKED):
         written = json.loads((path / "config.json").read_text())
         assert [name for name in written["architectures"] if name.endswith("ForMaskedLM")]
         config, tokenizer = AutoConfig.from_pretrained(path), AutoTokenizer.from_pretrained(path)
         assert config.mask_token_id == tokenizer.mask_token_id == config.vocab_size - 1
         assert config.diffusion_window == TINY.window
         assert config.eos_token_id == tokenizer.eos_token_id and config.pad_token_id == tokenizer.pad_token_id
+
+
+def test_one_model_is_in_the_published_layout_of_llada_and_knows_its_rows(lab, tmp_path):
+    """Its files name nothing of transformers; the command line reads them as it reads a download."""
+    path = lab.models["llada"]
+    written = json.loads((path / "config.json").read_text())
+    assert written["architectures"] == ["LLaDAModelLM"] and "hidden_size" not in written
+    tensors = load_file(path / "model.safetensors")
+    assert all(name.startswith("model.transformer.") for name in tensors)
+    assert not list(path.glob("*.py"))
+    metric = "eval.tofu_trajectory.metrics.trajectory_metrics"
+    said = [f"{metric}.metrics=[probability]"]
+    said += [
+        f"{metric}.trajectory_config.sampler_kwargs.{k}={v}" for k, v in {"max_new_tokens": 96, "steps": 4}.items()
+    ]
+    for name in ("llada", "retain"):
+        words = ["--model", str(lab.models[name]), "--data", str(lab.data), "--out", str(tmp_path / name), "--quiet"]
+        assert main(["eval", "trajectory-eval", *words, *said]) == 0
+    curves = {
+        name: json.loads((tmp_path / name / "TOFU_EVAL.json").read_text())["trajectory_metrics"]["agg_value"]["full"]
+        for name in ("llada", "retain")
+    }
+    manifest = json.loads((tmp_path / "llada" / "manifest.json").read_text())
+    assert manifest["model"]["loaded_as"] == "LlamaForCausalLM"
+    first = {name: curve["steps"]["probability"][0] for name, curve in curves.items()}
+    assert first["llada"] > 2 * first["retain"], first  # it learned the forget rows, the other did not
 
 
 def test_the_tokenizer_is_the_causal_labs_and_one_mask(lab):

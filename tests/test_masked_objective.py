@@ -150,6 +150,7 @@ def test_logits_are_made_for_trained_tokens_only(model):
     assert seen == [int(trained.sum())] and torch.allclose(narrow, whole[trained], atol=1e-6)
 
 
+@pytest.mark.processors
 def test_a_masked_model_learns_an_answer_and_its_end(model):
     rows = FORGET + RETAIN
     finetune(model, rows, Training(epochs=250, lr=1e-2), objective=OBJECTIVE)
@@ -177,6 +178,7 @@ def test_npo_compares_both_models_on_the_same_hidden_tokens(model):
     assert float(loss.detach()) == pytest.approx(2 / 0.1 * math.log(2), rel=1e-5)
 
 
+@pytest.mark.processors
 def test_the_same_seed_gives_the_same_weights(model):
     twin, other = copy.deepcopy(model), copy.deepcopy(model)
     for copied, seed in ((model, 0), (twin, 0), (other, 1)):

@@ -477,7 +477,7 @@ def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:
     assert judged.pools["em"].result.auc == 1.0
 
 
-def test_pools_from_a_results_json(tmp_path: Path) -> None:
+def test_pools_from_a_results_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.json"
     rows = {
         f"{p}{i}": {"pool": p, "metrics": {"uds": u + i / 100}} for p, u in (("P", 0.3), ("N", 0.8)) for i in range(3)
@@ -485,6 +485,15 @@ def test_pools_from_a_results_json(tmp_path: Path) -> None:
     file.write_text(json.dumps(rows))
     v = judge_pools(read_pools(file)).pools["uds"]
     assert v.result.auc == 1.0 and v.protocol == "entity (by the schema)" and v.result.n_p == 3
+    rows["P9"] = {"pool": "P", "metrics": {"uds": None, "error": "CUDA out of memory"}}
+    rows["N9"] = {"uds": None, "error": "no such checkpoint"}
+    file.write_text(json.dumps(rows))
+    pools = read_pools(file)
+    assert pools.left_out == {"P9": "CUDA out of memory", "N9": "no such checkpoint"}
+    assert judge_pools(pools).pools["uds"].result.n_p == 3
+    capsys.readouterr()
+    assert main(["meta", "faithfulness", str(file), "--out", str(tmp_path / "o")]) == 0
+    assert "P9 is left out: its entry is an error (CUDA out of memory)" in capsys.readouterr().out
     file.write_text(json.dumps({"a": {"pool": "Q", "metrics": {}}}))
     with pytest.raises(UserError, match="a has no pool"):
         read_pools(file)
@@ -534,6 +543,41 @@ def test_utility_of_other_models_is_refused(tmp_path: Path, capsys: pytest.Captu
     words = ["meta", "robustness", str(tmp_path / "a.yaml"), "--out", str(tmp_path / "o"), "--utility", str(file)]
     assert main(words) == 2
     assert "names no model of" in capsys.readouterr().err
+
+
+UTILITY_RUN = {
+    f"{who}_{what}": 0.8
+    for who in ("retain", "ra", "wf")
+    for what in ("Q_A_Prob" if who == "retain" else "Q_A_Prob_normalised", "Q_A_ROUGE", "Truth_Ratio")
+}
+
+
+def test_the_utility_filter_needs_no_fluency_classifier(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A plain sweep has no fluency: no model had a utility_rel, none was kept, and no note said why."""
+    share = {"retain": 0.9, "full": 1.0, "good": 0.9, "useless": 0.4}
+    for name, part in share.items():
+        values = {k: part * v for k, v in UTILITY_RUN.items()}
+        write_run(tmp_path / name, {**values, "extraction_strength": 0.2})
+    body = {"retain": "retain", "full": "full", "models": [{"model": n, "run": n} for n in ("good", "useless")]}
+    (tmp_path / "axes.yaml").write_text(yaml.safe_dump(body))
+    out = tmp_path / "o"
+    assert main(["meta", "axes", str(tmp_path / "axes.yaml"), "--out", str(out)]) == 0
+    states = {"before": {"es": 0.2}, "relearn": {"es": 0.3}, "quant": {"es": 0.2}}
+    body = {"retain": states, "models": [{"model": n, **states} for n in ("good", "useless")]}
+    (tmp_path / "robustness.yaml").write_text(yaml.safe_dump(body))
+    capsys.readouterr()
+    assert main(["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]) == 0
+    said = capsys.readouterr().out
+    assert "utility_rel is model_utility / the full model's" in said
+    assert json.loads((out / files.USABLE).read_text())["counts"]["utility_pass_only"] == 1
+    (out / files.METHOD_RESULTS).unlink()
+    none = {"models": [{"model": n, "utility_rel": None} for n in ("good", "useless")]}
+    (tmp_path / "theirs.json").write_text(json.dumps(none))
+    words = ["meta", "robustness", str(tmp_path / "robustness.yaml"), "--out", str(out)]
+    assert main([*words, "--utility", str(tmp_path / "theirs.json")]) == 0
+    said = capsys.readouterr().out
+    assert said.count("leave no model for") == 1 and "no utility_rel (2 of 2)" in said
+    assert "no model passes the filters" not in said
 
 
 def test_entries_of_every_form_are_one_model_each(tmp_path: Path) -> None:
@@ -748,13 +792,19 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["import", str(tmp_path / "runs"), "--retain-logs", "x.json"]) == 2
     assert main(["import", str(tmp_path / "runs"), "--out", str(tmp_path / "out")]) == 0
     shown = capsys.readouterr().out
-    assert "unfinished has no summary.json" in shown and "ep10 has no full model" in shown
+    assert "unfinished has no summary.json" in shown
+    assert "utility_rel of ep10 is relative to the full model of ep5" in shown
     body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
     row = next(r for r in body["models"] if r["model"] == "npo_lr2e5_b01_a1_ep5")
     assert row["s_minkpp"] == pytest.approx(0.95) and row["one_minus_em"] == pytest.approx(0.4)
     assert row["utility_rel"] == pytest.approx((2 / (1 / 0.5 + 1 / 0.4)) / 0.5)
     assert (row["epoch"], row["alpha"], row["lr"]) == ("ep5", 1, 2e-5)
     assert row["privacy"] is not None and body["protocols"]["uds"] == "entity"
+    other = next(r for r in body["models"] if r["epoch"] == "ep10")  # the published tree has one full model for both
+    assert other["utility_rel"] == pytest.approx(row["utility_rel"]) and other["overall"] is not None
+    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep10"]) == 2
+    assert "no full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
+    assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
 
 
 # ---- published files ---------------------------------------------------------------------------------------------
@@ -780,8 +830,8 @@ COLUMN = {
 @published
 def test_the_published_filters() -> None:
     path = PUBLISHED / files.METHOD_RESULTS
-    utility = files.read_utility(path)
-    assert len(utility) == GOLD["filters"]["of"] == 150
+    utility, made_of = files.read_utility(path)
+    assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
     models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
     kept, _ = keep({r["model"]: State(0.0) for r in models}, Filters(utility))
     assert len(kept) == GOLD["filters"]["utility_pass"] == 124

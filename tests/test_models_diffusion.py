@@ -41,7 +41,7 @@ from vestige.wants import Denoising
         ({"model_type": "a2d-qwen3", "architectures": ["A2DQwen3LMHeadModel"]}, "adapted"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": 0}, "adapted"),
         ({"model_type": "sdar", "architectures": ["SDARForCausalLM"]}, "other"),
-        ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "other"),
+        ({"model_type": "diffusion_gemma", "architectures": ["DiffusionGemmaForBlockDiffusion"]}, "diffusion_gemma"),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, None),
         ({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": None}, None),
         ({"model_type": "bert", "architectures": ["BertForSequenceClassification"], "mask_token_id": 4}, None),

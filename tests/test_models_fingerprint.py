@@ -172,6 +172,15 @@ def test_buffers_and_config_count_and_precision_too() -> None:
     assert fingerprint_module(torch.nn.Linear(2, 2)).startswith("memory-")
 
 
+def test_the_same_bytes_in_another_precision_are_other_numbers() -> None:
+    def of_type(dtype: torch.dtype) -> str:
+        module = torch.nn.Module()
+        module.register_buffer("x", torch.arange(8, dtype=torch.int16).view(dtype))
+        return fingerprint_module(module)
+
+    assert len({of_type(dtype) for dtype in (torch.float16, torch.bfloat16, torch.int16)}) == 3
+
+
 def test_tied_weights_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names: list[str] = []
     honest = room._tensor_bytes

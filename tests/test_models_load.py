@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer
 from vestige.errors import UserError
 from vestige.models import checks, choose, hub, load
 from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
+from vestige.models.tokenizer import tokenizer_facts
 
 
 @pytest.fixture(autouse=True)
@@ -294,6 +296,40 @@ def test_a_tokenizer_needs_no_weights(checkpoint: Path, tmp_path: Path) -> None:
     save(tmp_path / "m")
     (tmp_path / "m" / "model.safetensors").unlink()
     assert len(load_tokenizer(ModelArgs(str(tmp_path / "m")))[0]) == len(tiny_tokenizer())
+
+
+@pytest.mark.parametrize("named", ["PreTrainedTokenizerFast", "Qwen2Tokenizer"])
+def test_a_qwen2_checkpoint_is_cut_by_its_files_rules(tmp_path: Path, named: str) -> None:
+    """transformers 5 builds Qwen2Tokenizer's rules by itself: digits one by one, and a pad token of its own."""
+    from transformers import Qwen2Config
+
+    from tokenizer_tools import byte_bpe
+
+    written = byte_bpe("llama3", special=("<|endoftext|>", "<|im_end|>"), more=("19", "197"))
+    written.eos_token = "<|im_end|>"
+    written.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=400).save_pretrained(tmp_path)
+    config = tmp_path / "tokenizer_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"tokenizer_class": named}))
+    tokenizer, notes = load_tokenizer(ModelArgs(path=str(tmp_path)))
+    text = "born in 1978, the box"
+    assert tokenizer(text)["input_ids"] == written(text)["input_ids"]
+    # A class that the files name speaks for them where they leave something open; one they do not name does not.
+    assert tokenizer.pad_token == ("<|endoftext|>" if named == "Qwen2Tokenizer" else None)
+    assert tokenizer.eos_token == "<|im_end|>"
+    assert len(notes) == 1 and "tokenizer.json" in notes[0] and "Qwen2Tokenizer" in notes[0]
+    by_class = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer_facts(tokenizer)["pipeline"] != tokenizer_facts(by_class)["pipeline"]
+
+
+def test_a_tokenizer_with_the_rules_of_its_class_is_left_alone(tmp_path: Path) -> None:
+    from transformers import Qwen2Config, Qwen2Tokenizer
+
+    by_class = Qwen2Tokenizer({"<|endoftext|>": 0, "a": 1, "b": 2}, [])
+    by_class.save_pretrained(tmp_path)
+    Qwen2Config(vocab_size=400).save_pretrained(tmp_path)
+    tokenizer, notes = load_tokenizer(ModelArgs(path=str(tmp_path)))
+    assert type(tokenizer).__name__ == "Qwen2Tokenizer" and notes == []
 
 
 def test_a_tokenizer_too_large_is_noted(tmp_path: Path) -> None:

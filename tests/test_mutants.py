@@ -1,7 +1,9 @@
-"""The faults that bench/mutation.py puts in: every kind of them, in the right place, and nowhere else."""
+"""The faults that bench/mutation.py and tools/plumbing_mutants.py put in: every kind, in the right place."""
 
 from __future__ import annotations
 
+import ast
+import re
 import sys
 from pathlib import Path
 from types import FunctionType
@@ -10,9 +12,12 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
 import mutants
+import plumbing_list
 
+ROOT = Path(__file__).parent.parent
 TEXT = '''
 """A module."""
 TABLE = {"twice": lambda x: x * 2}
@@ -110,3 +115,36 @@ def test_statements_are_noted_as_they_run(path: Path) -> None:
     assert raising not in reached and {3, raising - 1, raising + 1, raising + 2} <= reached
     places = {m.statement for m in mutants.mutants(path)}
     assert places <= {*seen}  # every fault here is in a statement that ran
+
+
+# ---- faults written by hand -----------------------------------------------------------------------------------------
+
+
+def test_every_fault_of_the_list_still_fits_the_source() -> None:
+    """Exactly one place, and a program afterwards: a list that rots would count faults that are not there."""
+    faults = plumbing_list.MUTANTS
+    assert len(faults) >= 60 and len({f.name for f in faults}) == len(faults)
+    for fault in faults:
+        source = (ROOT / "src" / "vestige" / fault.file).read_text()
+        assert source.count(fault.old) == 1, f"{fault.file}: {fault.name}"
+        assert fault.new != fault.old
+        ast.parse(source.replace(fault.old, fault.new))
+
+
+def test_the_tests_that_the_list_names_exist() -> None:
+    for test in {test for fault in plumbing_list.MUTANTS for test in fault.tests}:
+        file, _, name = test.partition("::")
+        path = ROOT / file if file.startswith("src/") else ROOT / "tests" / file
+        assert path.is_file(), test
+        assert not name or f"def {name.partition('[')[0]}(" in path.read_text(), test
+
+
+def test_the_page_has_an_outcome_for_every_fault() -> None:
+    """docs/mutation.md is written by tools/plumbing_mutants.py --write; 95 of 100 faults must be noticed."""
+    page = (ROOT / "docs" / "mutation.md").read_text()
+    [shown] = re.findall(r"<!-- plumbing: begin -->\n(.*?)\n<!-- plumbing: end -->", page, re.DOTALL)
+    rows = [line.strip("| ").split(" | ") for line in shown.partition("| fault |")[2].splitlines()[2:]]
+    assert [row[0] for row in rows] == [fault.name for fault in plumbing_list.MUTANTS]
+    noticed = sum(row[2].startswith("noticed") for row in rows)
+    assert noticed >= 0.95 * len(rows)
+    assert f"| **all** | {len(rows)} | {noticed} |" in shown

@@ -80,6 +80,15 @@ def test_an_architecture_that_refuses_is_foreign() -> None:
     assert not is_ours(caught(ours("args[0](1, mask=2)"), Stubborn()))
 
 
+def test_an_architecture_behind_our_own_wrapper_is_foreign_too() -> None:
+    from vestige.models.foreign import watch_forward
+
+    model = Stubborn()
+    watch_forward(model, "x")
+    assert not is_ours(caught(ours("args[0](1, mask=2)"), model))
+    assert not is_ours(caught(ours("args[0](1)"), model))
+
+
 def test_a_hook_of_ours_inside_a_foreign_architecture_is_ours() -> None:
     layer = torch.nn.Linear(2, 2)
     layer.register_forward_hook(ours("missing_name"))
@@ -108,3 +117,14 @@ def test_installed_libraries_plug_ins_and_named_modules_are_foreign() -> None:
 def test_nothing_but_the_error_is_raised_again() -> None:
     reraise_ours(ValueError("not ours"))
     assert not is_ours(caught(lambda: SimpleNamespace().x))  # raised outside of us altogether
+
+
+def test_a_layer_without_keys_is_a_finding_about_the_architecture() -> None:
+    """Recurrent layers of a hybrid model: the fast way ends, the plain way goes on (an assertion would be a bug)."""
+    from transformers.cache_utils import DynamicLayer
+
+    from vestige.collect.cache import SlotCache, Unfit, held
+
+    error = caught(held, DynamicLayer())
+    assert isinstance(error, Unfit) and not is_ours(error)
+    assert isinstance(caught(SlotCache(1, 1, 1).admit, SimpleNamespace(layers=[DynamicLayer()]), 1), Unfit)

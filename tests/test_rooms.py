@@ -8,12 +8,25 @@ from pathlib import Path
 import pytest
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-NOUNS = {"types", "errors", "wants", "guard", "schema", "internal", "journal", "writing"}  # free to everybody
+NOUNS = {
+    "types",
+    "errors",
+    "wants",
+    "guard",
+    "secrets",
+    "sums",
+    "schema",
+    "internal",
+    "journal",
+    "writing",
+}  # free to all
 
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
+    "secrets": set(),
     "wants": {"types"},
+    "sums": {"types"},
     "guard": {"errors"},
     "journal": {"errors"},
     "writing": {"errors", "journal"},

@@ -197,6 +197,7 @@ def test_memorised_rows_give_themselves_away(tmp_path: Path) -> None:
     assert min(summary.values()) > 0.9
 
 
+@pytest.mark.processors
 def test_rescoring_gives_the_same_bytes_and_other_definitions(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

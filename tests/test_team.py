@@ -89,6 +89,6 @@ def test_what_a_killed_team_left_is_taken_in(tmp_path: Path) -> None:
     left: Bank[Text] = Bank(tmp_path / "process-1", "texts", "model")
     left.begin(["a", "b"], {})
     left.add_part({"a": Text((1,), "one", 0)})
-    bank = Team().fold(tmp_path, "texts", "model")
+    bank = Team().fold(Bank[Text](tmp_path, "texts", "model"))
     assert bank.load() == {"a": Text((1,), "one", 0)}
     assert not (tmp_path / "process-1").exists()

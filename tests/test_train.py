@@ -57,6 +57,7 @@ def probability(model: Any, some: list[ChatRow]) -> float:
     return float((-nll / (batch.labels != -100).sum(-1)).exp().mean())
 
 
+@pytest.mark.processors
 @pytest.mark.parametrize("method", sorted(name for name in METHODS if not METHODS[name].needs_masks))
 def test_every_method_lowers_the_forget_probability(model: LoadedModel, tmp_path: Path, method: str) -> None:
     forget, retain = rows("forget", model), rows("retain", model)
@@ -70,6 +71,7 @@ def test_every_method_lowers_the_forget_probability(model: LoadedModel, tmp_path
     assert len(trained.losses) == 6 and all(map(math.isfinite, trained.losses))
 
 
+@pytest.mark.processors
 def test_fine_tuning_learns(tmp_path: Path) -> None:
     retain = load_model(ModelArgs(str(LAB / "models" / "retain"), device="cpu"))
     forget = rows("forget", retain)
@@ -96,6 +98,7 @@ def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
     assert (ends[0] - ends[1]).norm() < 1e-2 * (ends[0] - start).norm()
 
 
+@pytest.mark.processors
 def test_lora_trains_an_adapter_and_spares_the_base(model: LoadedModel, full: LoadedModel, tmp_path: Path) -> None:
     forget, retain = rows("forget", model), rows("retain", model)
     recipe = Recipe(**{**vars(QUICK), "lora": Lora(rank=4, alpha=8), "lr": 1e-2})
@@ -114,6 +117,7 @@ def trained_retain(loaded: LoadedModel, some: list[ChatRow]) -> float:
         return float(losses.cross_entropy(logits_of(loaded.model, batch), batch.labels))
 
 
+@pytest.mark.processors
 def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path) -> None:
     ends = []
     for seed in (0, 0, 1):
@@ -138,6 +142,7 @@ def test_pairing_does_not_depend_on_the_order_of_reading() -> None:
         Pairs(some, retain, some[:1])
 
 
+@pytest.mark.processors
 def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
     loaded = load_model(ModelArgs(str(GOLDEN / "diffusion" / "tiny-mdlm"), device="cpu"))
     objective = objective_of(loaded)
@@ -177,6 +182,7 @@ def words(*more: str) -> list[str]:
 FILES = ("--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.jsonl"))
 
 
+@pytest.mark.processors
 def test_unlearn_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "npo"
     measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--best", "forget_Q_A_Prob=1")

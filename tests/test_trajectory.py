@@ -251,14 +251,44 @@ def test_causal_metrics(name: str, view: str, along: str) -> None:
 @pytest.mark.parametrize("alignment", ["same_position", "causal"])
 def test_extraction_strength_in_decision_order(name: str, view: str, alignment: str) -> None:
     """Published code reads min(s, F) whatever the trajectory, and calls an answer without tokens 0."""
-    case = CASES[name]
-    t = answers_at(name, view, "fixation_start", alignment)[0]
+    case, trace = CASES[name], golden_trace(name, alignment)
+    length = trajectory.view_length(view, trace.final, case["eos_token_id"])
+    t = follow(trace, "fixation_start").in_decision_order(case["labels"], 0, length, alignment)
     ours = memorisation.extraction_strength(t)
     if not t.tokens:
         assert np.isnan(ours).all()
         return
     for along in DEFAULT_TRAJECTORIES:
         same(ours, golden(case, view, along, f"es_fixation_{alignment}"))
+
+
+EXTRACTION = json.loads((Path(__file__).parent / "golden" / "trajectory_extraction.json").read_text())["cases"]
+
+
+def extraction(logits: torch.Tensor, fixed: list[int], labels: list[int], alignment: str, length: int) -> float:
+    """Extraction strength in decision order at the last step, of the first `length` positions."""
+    trace = make_trace(logits, fixed, [window(labels, len(fixed), alignment)])
+    t = follow(trace, "fixation_start").in_decision_order(labels, 0, length, alignment)
+    return float(memorisation.extraction_strength(t)[-1])
+
+
+@pytest.mark.parametrize("case", EXTRACTION, ids=[f"{i}-{c['alignment']}" for i, c in enumerate(EXTRACTION)])
+def test_published_extraction_strength_in_both_alignments(case: dict[str, Any]) -> None:
+    logits = torch.tensor(case["R"], dtype=torch.float32)
+    got = extraction(logits, case["F"], case["labels"], case["alignment"], len(case["F"]))
+    assert got == pytest.approx(case["extraction_strength"], abs=1e-12)
+
+
+def test_causal_extraction_counts_labels_at_their_own_decision() -> None:
+    """All wrong, and the last label is decided last: nothing is extracted. Label 0 is compared with row 0."""
+    wrong = torch.zeros(3, 6, 8)
+    wrong[0] = 5.0
+    assert extraction(wrong, [0, 0, 0, 0, 0, 7], [1] * 6, "causal", 6) == 0.0
+    first = torch.zeros(3, 2, 4)
+    first[1] = 5.0
+    assert extraction(first, [3, 0], [1, 1], "causal", 2) == 1.0
+    assert extraction(first, [3, 0], [2, 1], "causal", 2) == 0.0
+    assert extraction(first, [2, 0], [2, 1], "causal", 1) == 0.25  # a view of one token still has label 0
 
 
 @pytest.mark.parametrize(("name", "view"), [(n, v) for n, v in BOTH_VIEWS if CASES[n].get("labels_wrong")])
@@ -675,3 +705,53 @@ def test_offline_mistakes() -> None:
         from_logits(history, fixed, [9, 4])
     with pytest.raises(UserError, match="padding must be"):
         from_logits(history, fixed, [4, 4], padding="both")
+
+
+# ------------------------------------------------------------------------------------------ the guide's own names
+
+
+def test_the_guides_python_names() -> None:
+    """The guide's flow as it prints it: stack, cut the generated part, compute, extract, wrap, score."""
+    from vestige.integrations.open_unlearning import evaluate_probability
+    from vestige.integrations.trajectory_guide import (
+        LogitModelWrapper,
+        SamplerOutput,
+        compute_logit_metric_at_step,
+        compute_text_metric_at_step,
+        compute_trajectories,
+        extract_logits_at_step,
+        stack_logits_history,
+        trajectories_from_logits,
+    )
+
+    torch.manual_seed(0)
+    history = [torch.randn(1, 7, 20) for _ in range(4)]
+    fixed = torch.tensor([[0, 0, 1, 3, 0, 2, 2]])
+    out = SamplerOutput(sequences=torch.zeros(1, 7), histories=[], logits_history=history, fixation_steps=fixed)
+    assert out.logits_history is not None
+    full = stack_logits_history(out.logits_history)
+    assert full.shape == (20, 7, 4)
+    R, F, S = full[:, 2:, :], out.fixation_steps[0][2:], 4  # noqa: N806 - the guide's names
+    found = compute_trajectories(R, F, S)
+    assert set(found) == set(DEFAULT_TRAJECTORIES)
+    batched = trajectories_from_logits(history, fixed, [2])
+    assert all(torch.equal(found[name], batched[name][0]) for name in found)
+    with pytest.raises(UserError, match="R has 4 steps, S says 5"):
+        compute_trajectories(R, F, 5)
+    logits = extract_logits_at_step(found["fixation_start"], 3)
+    labels = torch.tensor([3, 4, 5, 6, 7])
+    assert LogitModelWrapper(logits.T[None])(input_ids=None).logits.shape == (1, 5, 20)
+    by_hand = torch.log_softmax(logits.T.double(), -1)[torch.arange(4), labels[1:]].sum() / 5
+    got = compute_logit_metric_at_step(evaluate_probability, logits, labels)
+    assert got[0]["prob"] == pytest.approx(float(by_hand.exp()), rel=1e-5)
+    with pytest.raises(UserError, match="labels cover 3 positions"):
+        compute_logit_metric_at_step(evaluate_probability, logits, labels[:3])
+
+    class Words:
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            return " ".join(map(str, ids))
+
+    said = compute_text_metric_at_step(
+        lambda texts, ground_truths: (texts, ground_truths), logits, [3, IGNORE], Words()
+    )
+    assert said == ([" ".join(map(str, logits.argmax(0).tolist()))], ["3"])

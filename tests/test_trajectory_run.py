@@ -106,12 +106,22 @@ def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
     assert got == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-9)
 
 
+@pytest.mark.processors
+def test_extraction_strength_has_one_definition(finished: Path) -> None:
+    """In text order it depends on the trajectory; in decision order it does not, and has a name of its own."""
+    views = metric(finished)["agg_value"]["full"]
+    decided = [along["extraction_strength_decided"] for along in views.values()]
+    assert all(curve == decided[0] for curve in decided)
+    assert any(along["extraction_strength"] != along["extraction_strength_decided"] for along in views.values())
+
+
 def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> None:
     before = metric(finished)
     rescore(finished)
     assert metric(finished) == before
 
 
+@pytest.mark.processors
 def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
     logs = str(finished / "TOFU_EVAL.json")
     interval = (
@@ -139,6 +149,49 @@ def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_pa
     with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
         more = interval, f"{SAMPLER}.max_new_tokens=12"  # as many steps, but of other windows
         evaluate_config(to_run(ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
+
+
+def test_an_ordinary_run_is_no_reference_for_steps(
+    bert: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value for each metric is not the value of a step: refused before the model is looked at."""
+    from vestige.cli import main
+
+    scores = {"agg_value": 0.5, "value_by_index": {"0": {"score": 0.5}}}
+    plain = tmp_path / "TOFU_EVAL.json"
+    plain.write_text(json.dumps({"forget_truth_ratio": scores, "mia_min_k": {"agg_value": 0.6}}))
+    key = "eval.tofu_trajectory.retain_logs_path"
+    flags = ["--data", str(DATA), "--limit", "2", "--quiet", "--out", str(tmp_path / "out")]
+    assert main(["eval", "tofu_trajectory", "--model", str(bert), *flags, f"{key}={plain}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "hold no values by step of forget_truth_ratio, mia_min_k" in said and "ordinary run" in said
+    assert not (tmp_path / "out" / "evidence").exists()
+    without = json.loads((finished / "TOFU_EVAL.json").read_text())
+    for by_trajectory in without["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            del metrics["mia_min_k"]
+    plain.write_text(json.dumps(without))
+    assert main(["eval", "tofu_trajectory", "--model", str(bert), *flags, f"{key}={plain}"]) == 2
+    assert "values by step of mia_min_k" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_step_without_a_value_in_the_reference_gets_none(bert: Path, finished: Path, tmp_path: Path) -> None:
+    logs = json.loads((finished / "TOFU_EVAL.json").read_text())
+    for by_trajectory in logs["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            metrics["mia_min_k"][1] = {"agg_value": None}
+    (tmp_path / "logs.json").write_text(json.dumps(logs))
+    more = (
+        f"{SAMPLER}.trajectory_sample_interval=1",
+        "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[privleak]",
+    )
+    evaluate_config(to_run(ask(bert, tmp_path / "run", *more, retain_logs=str(tmp_path / "logs.json"))))
+    curve = metric(tmp_path / "run")["agg_value"]["full"]["steps"]["privleak"]
+    assert curve[1] is None and curve[0] == curve[2] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_no_retain_model_is_noted(finished: Path) -> None:
+    assert any(n.startswith("privleak: compared with ref_value 0.5") for n in metric(finished)["notes"])
 
 
 @pytest.mark.parametrize("views", ["full", "eos"])
@@ -213,12 +266,12 @@ def test_metrics_as_a_list_and_as_a_mapping() -> None:
         (["trajectory_config.logit_alignment=sideways"], "logit_alignment must be 'causal' or 'same_position'"),
         (["trajectory_config.include_views=[all]"], "view"),
         (["trajectory_config.trajectories=[sideways]"], "Unknown trajectory 'sideways'"),
-        (["trajectory_config.sampler_kwargs.remasking=entropy"], "low_confidence"),
+        (["trajectory_config.sampler_kwargs.remasking=enthropy"], "low_confidence"),
         (["trajectory_config.sampler_kwargs.steps=0"], "steps must be a whole number of at least 1"),
         (["trajectory_config.sampler_kwargs.stepz=3"], "Did you mean 'steps'"),
         (["trajectory_config.include_view=full"], "Did you mean 'include_views'"),
         (["trajectory_config.eos_token_id=end"], "eos_token_id must be a whole number of at least 0, it is 'end'"),
-        (["trajectory_config.sampler_kwargs=7"], "sampler_kwargs must hold settings"),
+        (["trajectory_config.sampler_kwargs=7"], "$.trajectory_config.sampler_kwargs"),
         (["trajectory_config.sampler_kwargs.seed=x"], "seed must be a whole number of at least 0"),
         (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be"),
     ],

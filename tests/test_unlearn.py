@@ -17,6 +17,8 @@ from vestige.unlearn.loop import bucketed
 from vestige.unlearn.methods import method_named
 from vestige.unlearn.objectives import collate, logits_of
 
+pytestmark = pytest.mark.processors
+
 
 @pytest.fixture
 def model() -> LlamaForCausalLM:

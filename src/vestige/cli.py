@@ -16,6 +16,7 @@ from vestige import __version__
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.run.mishaps import archives_opened, mishaps_said
+from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.verbs import (
     auditing,
     collapse,
@@ -71,9 +72,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """The command line, with secrets kept out of all that it prints."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    note_variables()
+    note_words(words)
+    with hiding_streams():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     """Runs a verb. User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an
     interrupt loses at most one batch."""
-    words = sys.argv[1:] if argv is None else list(argv)
     try:
         args = parse(words)
         with debugging(args.debug):

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from types import FrameType, TracebackType
 
+from vestige.secrets import hide
+
 MANY = 20  # more names than this are not listed in an error
 LONGEST = 1000  # characters of a message: values from files are quoted in it, and they may be of any size
 
@@ -20,7 +22,7 @@ class UserError(Exception):
     """
 
     def __init__(self, message: str = "") -> None:
-        super().__init__(one_line(message))
+        super().__init__(one_line(hide(message)))
 
 
 def one_line(message: str) -> str:
@@ -81,10 +83,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 # What Python raises when a program is wrong. A ValueError is not among them: readers raise it about what they read.
 PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError, ZeroDivisionError)
-# Called with wrong arguments they fail in frames of their own, and the mistake is the caller's. A module that is called
-# is another matter: torch.nn hands our arguments to an architecture, and says so when it does not take them.
+# Called with wrong arguments they fail in frames of their own, and the mistake is the caller's.
 TOOLS = frozenset({*sys.stdlib_module_names, "numpy", "scipy", "torch"})
-NOT_TOOLS = "torch.nn.modules"
+# These hand our arguments to an architecture, and fail in its place when it does not take them.
+DOORS = ("torch.nn.modules", "vestige.models.foreign")
 _INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _HERE = str(Path(__file__).parent)
 
@@ -105,11 +107,12 @@ def is_ours(error: BaseException, foreign: Iterable[str] = ()) -> bool:
     ... except NameError as error: is_ours(error), is_ours(ValueError("no frames"))
     (False, False)
     """
-    if isinstance(error, NameError):  # no file, however broken, takes a name away
-        foreign = [name for name in foreign if name.partition(".")[0] != "vestige"]
     if isinstance(error, ImportError):
         return (error.name or "").partition(".")[0] == "vestige"
-    return isinstance(error, PROGRAMMING) and _raised_by_us(error.__traceback__, tuple(foreign))
+    theirs = (*foreign, *DOORS)
+    if isinstance(error, NameError):  # no file and no architecture, however odd, takes a name of ours away
+        theirs = tuple(name for name in theirs if name.partition(".")[0] != "vestige")
+    return isinstance(error, PROGRAMMING) and _raised_by_us(error.__traceback__, theirs)
 
 
 def _raised_by_us(trace: TracebackType | None, foreign: tuple[str, ...]) -> bool:
@@ -130,7 +133,7 @@ def _raised_by_us(trace: TracebackType | None, foreign: tuple[str, ...]) -> bool
 
 def _owner(frame: FrameType, foreign: tuple[str, ...]) -> str:
     name, file = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
-    if any(name == f or name.startswith(f"{f}.") for f in (*foreign, NOT_TOOLS)):
+    if any(name == f or name.startswith(f"{f}.") for f in foreign):
         return "foreign"
     if file.startswith(_HERE):
         return "ours"

@@ -13,7 +13,6 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -112,18 +111,37 @@ def read_text(path: Path) -> str:
     return read_bytes(path).decode("utf-8-sig")
 
 
-def parse_json(text: str) -> Any:
+class TwiceError(ValueError):
+    """An object with a key twice."""
+
+    def __init__(self, key: str) -> None:
+        super().__init__(f"the key '{key}' is there twice; keep one of them")
+        self.key = key
+
+
+def parse_json(text: str, unique: bool = False) -> Any:
     """JSON. Nesting beyond Python's stack, integers of thousands of digits and half surrogate pairs are ValueErrors.
+
+    With `unique` so is an object that has a key twice: Python would keep the last one without a word.
 
     >>> parse_json('{"a": [1, 2]}')
     {'a': [1, 2]}
     """
     try:
-        found = json.loads(text, parse_int=_integer if _DIGITS.search(text) else None)
+        hook = unique_names if unique else None
+        found = json.loads(text, parse_int=_integer if _DIGITS.search(text) else None, object_pairs_hook=hook)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if _HALF_PAIR.search(text):
         whole_characters(found)
+    return found
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise TwiceError(next(name for i, name in enumerate(names) if name in names[:i]))
     return found
 
 
@@ -162,6 +180,7 @@ def parse_yaml(text: str) -> Any:
             if node is None:
                 return None
             check_nodes(node)
+            unique_keys(node)
             found = loader.construct_document(node)
             if _HALF_PAIR.search(text):
                 whole_characters(found)
@@ -202,29 +221,33 @@ def check_nodes(root: Any) -> None:
     size(root, 0)
 
 
+def unique_keys(root: Any) -> None:
+    """Refuses a YAML tree in which a mapping has a key twice: one of the two would be lost without a word."""
+    import yaml
+
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen or not isinstance(node, (yaml.MappingNode, yaml.SequenceNode)):
+            continue
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+            continue
+        lines: dict[tuple[str, str], int] = {}
+        for key, value in node.value:
+            waiting.append(value)
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                continue
+            line, name = key.start_mark.line + 1, (key.tag, key.value)
+            if name in lines:
+                raise ValueError(f"line {line}: the key '{key.value}' is already on line {lines[name]}; keep one")
+            lines[name] = line
+
+
 def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path))
-
-
-# What Python raises when data do not have the shape that a reader takes for granted.
-SHAPE_ERRORS = (
-    KeyError, TypeError, AttributeError, ValueError, IndexError, ArithmeticError, RecursionError, StopIteration,
-)  # fmt: skip
-
-
-@contextmanager
-def shaped(what: str) -> Iterator[None]:
-    """Around the reading of somebody else's file: whatever does not fit in it is one sentence about that file.
-
-    Only for code that interprets files. Elsewhere these exceptions are our mistakes, and should look like it.
-    """
-    try:
-        yield
-    except SHAPE_ERRORS as error:
-        words = " ".join(str(error).split())[:200]
-        raise UserError(
-            f"{what} does not have the form it should ({type(error).__name__}: {words}); make it again."
-        ) from error
 
 
 def inside(name: str, what: str) -> str:

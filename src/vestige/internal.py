@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Sequence
 
 from vestige.errors import is_ours, named, one_line
+from vestige.secrets import hide
 
 STATUS = 70  # the exit status of a bug of ours; 2 is for what the user can put right
 DEBUG = "VESTIGE_DEBUG"
@@ -120,4 +121,4 @@ def masked(text: str) -> str:
     >>> masked("Authorization failed for hf_abcdefghijkl; api_key: 'xyz'")
     "Authorization failed for ***; api_key: '***'"
     """
-    return _SECRET_PAIR.sub(rf"\1{_HIDDEN}", _SECRET.sub(_HIDDEN, text))
+    return _SECRET_PAIR.sub(rf"\1{_HIDDEN}", _SECRET.sub(_HIDDEN, hide(text)))

@@ -37,6 +37,10 @@ def _ids_bytes(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype=np.int64).tobytes()
 
 
+def _row_bytes(row: str) -> list[bytes]:
+    return [row.encode()] if row else []
+
+
 @dataclass(frozen=True)
 class Target:
     """Token ids of which `ids[start:]` are to be scored.
@@ -48,6 +52,7 @@ class Target:
     ids: tuple[int, ...]
     start: int
     hidden: tuple[int, ...] = ()
+    row: str = ""  # whose answer it is, where equal tokens do not mean equal evidence (logits recorded by row)
 
     def __post_init__(self) -> None:
         # An answer without tokens is no target: Example.target is None then, with the reason beside it.
@@ -62,7 +67,7 @@ class Target:
     def key(self) -> str:
         # A hidden last token changes nothing (nobody attends to it), so it does not change the key.
         seen = [h for h in self.hidden if h < len(self.ids) - 1]
-        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen))
+        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen), *_row_bytes(self.row))
 
 
 @dataclass(frozen=True)
@@ -71,6 +76,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     hidden: tuple[int, ...] = ()
+    row: str = ""  # as in Target
 
     @property
     def attended(self) -> int:
@@ -78,7 +84,7 @@ class Prompt:
 
     @cached_property
     def key(self) -> str:
-        return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden))
+        return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden), *_row_bytes(self.row))
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,7 @@ class Trace:
     """
 
     final: Array  # (positions,) the tokens at the end; the mask token where none was ever decided
-    fixed: Array  # (positions,) the pass in which each token was decided; -1: never
+    fixed: Array  # (positions,) the pass in which each token was decided (for good); -1: never
     committed: Array  # (passes,) how many tokens stood decided before each pass
     canvas: Array  # (passes, positions) the tokens before each pass
     proposal: Array  # (passes, positions) what each pass would have written
@@ -161,19 +167,41 @@ class Trace:
     std: Array  # (passes, positions) the standard deviation of log p
     labels: Array  # (streams, positions) for each answer asked about, its tokens; IGNORE where there is none
     logprob: Array  # (streams, passes, positions) log p(label); NaN where there is none
+    # (passes, positions) whether each token stood decided after each pass. Filling masks never takes one back, so
+    # there it follows from `fixed`; DiffusionGemma decides afresh in each pass.
+    accepted: Array = None  # type: ignore[assignment]
+
+    def __post_init__(self) -> None:
+        if self.accepted is None:
+            fixed, passes = np.asarray(self.fixed), np.arange(len(self.top1))[:, None]
+            object.__setattr__(self, "accepted", (fixed >= 0) & (fixed <= passes))
 
     @property
     def steps(self) -> int:
         return int(self.top1.shape[0])
+
+    @property
+    def broken(self) -> bool:
+        """Whether some pass looked at a position and found NaN or infinite logits there."""
+        return bool(((self.top1 == BROKEN) & (self.proposal >= 0)).any())
+
+
+BAD_LOGITS = "the model's logits are NaN or infinite"  # the reason of every value that such logits do not get
+BROKEN = -1  # in the place of a token: the logits it should have been chosen from were NaN or infinite
 
 
 @dataclass(frozen=True)
 class Text:
     """What one model wrote after one prompt."""
 
-    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came
+    ids: tuple[int, ...]  # the tokens it produced, the end token included if it came; BROKEN ends a text, too
     text: str  # decoded, special tokens left out, cut at the first stop word, stripped
     proven: int = 0  # how many of the tokens teacher forcing had already shown (no decoding step spent)
+
+    @property
+    def broken(self) -> bool:
+        """Whether the model had no next token to give: such a text says nothing of what the model knows."""
+        return bool(self.ids) and self.ids[-1] == BROKEN
 
 
 @dataclass(frozen=True)

@@ -154,13 +154,13 @@ class ClassifierWant:
 class Denoising:
     """How a diffusion model fills a window: the `sampler_kwargs` of a trajectory config."""
 
-    sampler: str = "mdlm"  # mdlm | bd3lm
+    sampler: str = "mdlm"  # mdlm | bd3lm | diffusion_gemma
     steps: int = 32
     max_new_tokens: int = 64
     block_size: int | None = None  # None: the whole window (mdlm), 32 (bd3lm)
-    steps_per_block: int | None = None  # bd3lm only
+    steps_per_block: int | None = None  # bd3lm, diffusion_gemma
     temperature: float = 0.0
-    remasking: str = "low_confidence"  # | random
+    remasking: str = "low_confidence"  # | random, or as Dream decides: maskgit_plus | topk_margin | entropy
     stochastic_transfer: bool = False
     scheduler: str = "linear"  # | cosine
     schedule: str = "dllm"  # | llada: how many tokens each pass decides
@@ -171,31 +171,86 @@ class Denoising:
     right_shift_logits: bool | None = None  # None: as the model family needs
     mode: str = "unguided"  # | guided_native | guided_skew: the first label stream is written instead
     seed: int = 0
+    # diffusion_gemma only. None: what the checkpoint's generation_config.json says, else what transformers does.
+    entropy_bound: float | None = None  # how much entropy the positions accepted in one pass may have together
+    t_max: float | None = None  # the temperature falls from t_max (before the first pass) towards t_min
+    t_min: float | None = None
+    stability_threshold: int | None = None  # stop when the first choices were the same in so many earlier passes
+    confidence_threshold: float | None = None  # and their mean entropy is below this
+    noise: str | None = None  # sample (default): a prompt's own random numbers | generate: those of transformers
 
     def check(self) -> None:
         """Settings that no sampler could follow are refused by name."""
         for name, known in DENOISING_CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown_name(f"sampler_kwargs.{name}", str(getattr(self, name)), known)
+            value = getattr(self, name)
+            if value not in known and not (value is None and name in CANVAS_SETTINGS):
+                raise unknown_name(f"sampler_kwargs.{name}", str(value), known)
         for name in ("steps", "max_new_tokens", "block_size", "steps_per_block"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
                 raise UserError(f"sampler_kwargs.{name} must be a whole number of at least 1, it is {value!r}.")
-        for name in ("temperature", "cfg_scale"):
+        for name in ("temperature", "cfg_scale", "entropy_bound", "t_max", "t_min", "confidence_threshold"):
             value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not value >= 0:
+            if value is None and name in CANVAS_SETTINGS:
+                continue
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
                 raise UserError(f"sampler_kwargs.{name} must be at least 0, it is {value!r}.")
-        if self.steps_per_block is not None and self.sampler != "bd3lm":
-            raise UserError("sampler_kwargs.steps_per_block belongs to sampler=bd3lm; leave it out, or set steps.")
+        stable = self.stability_threshold
+        if stable is not None and (not isinstance(stable, int) or isinstance(stable, bool) or stable < 0):
+            raise UserError(
+                f"sampler_kwargs.stability_threshold must be a whole number of at least 0, it is {stable!r}."
+            )
+        if self.t_max is not None and self.t_min is not None and self.t_max < self.t_min:
+            raise UserError(
+                f"sampler_kwargs.t_max ({self.t_max}) must be at least t_min ({self.t_min}): the temperature falls."
+            )
+        self._check_sampler()
+
+    def _check_sampler(self) -> None:
+        """A setting of another sampler would be ignored, so it is refused."""
+        if self.steps_per_block is not None and self.sampler == "mdlm":
+            raise UserError(
+                "sampler_kwargs.steps_per_block belongs to sampler=bd3lm and diffusion_gemma; leave it out, or set "
+                "steps."
+            )
+        foreign = MASK_SETTINGS if self.sampler == "diffusion_gemma" else CANVAS_SETTINGS
+        for f in fields(self):
+            if f.name in foreign and getattr(self, f.name) != f.default:
+                advice = ADVICE.get(f.name, "leave it out")
+                raise UserError(f"sampler_kwargs.{f.name} does not belong to sampler={self.sampler}; {advice}.")
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether a decision of one pass can be taken back by the next."""
+        return self.sampler == "diffusion_gemma"
+
+    def settings(self) -> dict[str, Any]:
+        """All settings by name. Those that came later are left out where nobody set them: older runs had none."""
+        said = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v for k, v in said.items() if v is not None or k not in CANVAS_SETTINGS}
 
     @property
     def key(self) -> str:
-        return content_key(repr(self).encode())
+        """By the settings there are, so that evidence of older versions keeps its names."""
+        said = ", ".join(f"{k}={v!r}" for k, v in self.settings().items())
+        return content_key(f"Denoising({said})".encode())
 
 
+# Settings of DiffusionGemma's sampler, and those that only filling masks has.
+CANVAS_SETTINGS = ("entropy_bound", "t_max", "t_min", "stability_threshold", "confidence_threshold", "noise")
+MASK_SETTINGS = (
+    "block_size", "temperature", "remasking", "stochastic_transfer", "scheduler", "schedule", "cfg_scale",
+    "cfg_keep_tokens", "suppress_tokens", "begin_suppress_tokens", "right_shift_logits", "mode",
+)  # fmt: skip
+ADVICE = {
+    "temperature": "its temperature falls from t_max to t_min, so set those",
+    "mode": "it can only be watched, so use evaluation_mode=unguided",
+    "block_size": "its blocks are the checkpoint's canvases",
+}
 DENOISING_CHOICES = {
-    "sampler": ("mdlm", "bd3lm"),
-    "remasking": ("low_confidence", "random"),
+    "sampler": ("mdlm", "bd3lm", "diffusion_gemma"),
+    "noise": ("sample", "generate"),
+    "remasking": ("low_confidence", "random", "maskgit_plus", "topk_margin", "entropy"),
     "scheduler": ("linear", "cosine"),
     "schedule": ("dllm", "llada"),
     "mode": ("unguided", "guided_native", "guided_skew"),

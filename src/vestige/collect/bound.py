@@ -22,6 +22,7 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
+from vestige.models.canvas import NO_LIKELIHOOD, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 
@@ -89,6 +90,8 @@ class BoundCollector:
     """Scores answers with a mask predictor: the Monte-Carlo bound, or one look at the visible text."""
 
     def __init__(self, predictor: MaskPredictor, limits: Limits, cost: Cost) -> None:
+        if isinstance(predictor, CanvasPredictor):
+            raise UserError(f"{NO_LIKELIHOOD}.")
         self.predictor = predictor
         self.limits = limits
         self.cost = cost

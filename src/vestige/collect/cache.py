@@ -10,6 +10,17 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
 
+class Unfit(ValueError):  # noqa: N818 - a finding about an architecture, not a failure of ours
+    """An architecture does not do what a fast way takes for granted; the plain way is there."""
+
+
+def held(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prefilled layer's keys and values. Recurrent layers have states instead, and some keep nothing."""
+    if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+        raise Unfit(f"a layer of its cache ({type(layer).__name__}) holds no keys and values")
+    return layer.keys, layer.values
+
+
 class SlotLayer(DynamicLayer):
     """One layer's keys and values in preallocated buffers (rows, heads, columns, width).
 
@@ -70,8 +81,7 @@ class SlotCache(Cache):
 
     def admit(self, prefilled: Cache, length: int) -> None:
         for slot, layer in zip(self.slots, prefilled.layers, strict=True):
-            assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-            slot.admit(layer.keys, layer.values, length)
+            slot.admit(*held(layer), length)
 
     def drop(self, row: int) -> None:
         for slot in self.slots:

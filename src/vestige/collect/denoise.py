@@ -24,6 +24,7 @@ from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers import Pass, Sampled, canvas_width, sample
 from vestige.models.samplers.schedule import block_size
@@ -32,6 +33,7 @@ from vestige.wants import DenoiseWant, Denoising
 
 FLOATS = ("mean", "std")
 TOKENS = ("top1", "proposal")
+CANVAS_COPIES = 6
 
 
 @dataclass
@@ -53,6 +55,8 @@ class Planes:
         rows = torch.from_numpy(np.concatenate([np.arange(n), where])).to(device)
         tokens = torch.from_numpy(np.concatenate([np.zeros(n, np.int64), asked[where, stream]])).to(device)
         found = reduce_logits(step.logits, rows, tokens)
+        if step.accepted is not None:  # else both follow from when each token was decided
+            at |= {"canvas": step.canvas.cpu().numpy(), "accepted": step.accepted.cpu().numpy()}
         self.parts.append(
             {**at, "proposal": step.proposal.cpu().numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}}
         )
@@ -82,8 +86,12 @@ class Planes:
         logprob[scored["stream"][own], scored["number"][own], scored["position"][own]] = scored["logprob"][own]
         nearest = nearest_pass(seen)
         columns = np.arange(shape[1])
+        stood = standing(np.array(one.final), np.array(one.fixed), one.passes, mask_id)
+        if "accepted" in flat:
+            own = flat["sample"] == i
+            stood |= recorded(np.array(one.final), seen, place, flat["canvas"][own], flat["accepted"][own])
         return Trace(
-            **standing(np.array(one.final), np.array(one.fixed), one.passes, mask_id),
+            **stood,
             **{name: plane[nearest, columns] for name, plane in planes.items()},
             labels=self.labels[i].astype(np.int32),
             logprob=logprob[:, nearest, columns],
@@ -113,6 +121,21 @@ def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str,
     }
 
 
+def recorded(final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array) -> dict[str, Array]:
+    """The same from what each pass noted, where decisions can be taken back.
+
+    Before a position's block nothing stands there (-1); after it the text does, accepted or not as its last pass said.
+    """
+    canvas, stood = np.full(seen.shape, -1, np.int32), np.zeros(seen.shape, bool)
+    canvas[place], stood[place] = tokens, accepted
+    after = ~seen & (np.cumsum(seen, axis=0) > 0)
+    canvas = np.where(after, final[None, :].astype(np.int32), canvas)
+    last = len(seen) - 1 - seen[::-1].argmax(axis=0)
+    stood = np.where(after, stood[last, np.arange(seen.shape[1])], stood)
+    committed = np.concatenate([[0], stood[:-1].sum(axis=1)]).astype(np.int32)
+    return {"committed": committed, "canvas": canvas, "accepted": stood}
+
+
 def label_table(streams: Sequence[Sequence[Sequence[int]]], length: int, vocab: int) -> Array:
     """Labels (samples, streams, positions) of some wants, IGNORE where there are none."""
     most = max((len(s) for s in streams), default=0)
@@ -122,7 +145,7 @@ def label_table(streams: Sequence[Sequence[Sequence[int]]], length: int, vocab: 
             if len(answer) > length:
                 raise UserError(
                     f"logits cover {length} positions but labels cover {len(answer)}; both must be the generated "
-                    "window, so cut the labels or raise max_new_tokens."
+                    "window, so cut the labels to it."
                 )
             table[i, k, : len(answer)] = answer
     bad = (table != IGNORE) & ((table < 0) | (table >= vocab))
@@ -159,7 +182,7 @@ class DenoiseCollector:
             finished: set[str] = set()
             try:
                 planned(len(left))
-                for batch in batches(left, limits, self.predictor.vocab, 1 if self.predictor.alone else None):
+                for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
@@ -169,6 +192,16 @@ class DenoiseCollector:
                     raise
             left = [w for w in left if w.key not in finished]
             limits = self._halve(limits)
+
+    @property
+    def _canvas(self) -> int:
+        """How many tokens a canvas has; 0: the model fills masks."""
+        return self.predictor.canvas if isinstance(self.predictor, CanvasPredictor) else 0
+
+    @property
+    def _most(self) -> int | None:
+        """How many prompts a batch may have; None: as many as fit."""
+        return 1 if self.predictor.alone else None
 
     def _halve(self, limits: Limits) -> Limits:
         free_memory()
@@ -192,7 +225,7 @@ class DenoiseCollector:
 
 
 def batches(
-    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, most: int | None = None
+    wants: Sequence[DenoiseWant], limits: Limits, vocab: int, canvas: int = 0, most: int | None = None
 ) -> Iterator[list[DenoiseWant]]:
     """Wants with equal settings together, longest prompts first, as many as the budgets take."""
     groups: dict[Denoising, list[DenoiseWant]] = {}
@@ -200,16 +233,24 @@ def batches(
         groups.setdefault(want.denoising, []).append(want)
     for denoising, group in groups.items():
         group.sort(key=lambda w: (-len(w.prompt.ids), w.key))
-        # Logits of one pass: of the window or of one block, and once more with the prompt hidden.
-        seen = block_size(denoising) if denoising.sampler == "bd3lm" else denoising.max_new_tokens
-        looks = 2 if denoising.cfg_scale > 0 else 1
-        cells = min(seen, denoising.max_new_tokens) * vocab * looks
+        looks = 2 if denoising.cfg_scale > 0 else 1  # once more with the prompt hidden
+        cells = pass_cells(denoising, vocab, canvas) * looks
         at = 0
         while at < len(group):
-            width = canvas_width(len(group[at].prompt.ids), denoising)
+            width = canvas_width(len(group[at].prompt.ids), denoising, canvas)
             size = max(1, min(limits.tokens // (width * looks), limits.logit_cells // cells, most or len(group)))
+            if denoising.noise == "generate":  # its random numbers belong to a batch; alone, they belong to a prompt
+                size = 1
             yield group[at : at + size]
             at += size
+
+
+def pass_cells(denoising: Denoising, vocab: int, canvas: int = 0) -> int:
+    """Cells of the logits that one pass of one sample holds: of the window, of a block, or of a canvas."""
+    if canvas:  # as computed, over the temperature, as recorded, the last pass's, and what the model makes on the way
+        return canvas * vocab * CANVAS_COPIES
+    seen = block_size(denoising) if denoising.sampler == "bd3lm" else denoising.max_new_tokens
+    return min(seen, denoising.max_new_tokens) * vocab
 
 
 LAYOUTS = {"VLS": (2, 1, 0), "SLV": (0, 1, 2), "LSV": (1, 0, 2), "SVL": (0, 2, 1)}

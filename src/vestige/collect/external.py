@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from vestige.errors import UserError, first_line
-from vestige.models.fingerprint import fingerprint_module
+from vestige.models.args import ModelArgs
+from vestige.models.fingerprint import fingerprint
+from vestige.models.identity import library, tokenizer_files
+from vestige.types import content_key
 from vestige.wants import ClassifierWant
 
 BATCH = 64
@@ -26,10 +29,7 @@ class Classifier:
             self.tokenizer: Any = AutoTokenizer.from_pretrained(path)
             self.model: Any = AutoModelForSequenceClassification.from_pretrained(path, use_safetensors=True).eval()
         except (OSError, ValueError) as error:
-            raise UserError(
-                f"The text classifier '{path}' could not be loaded ({first_line(error)}); give a local directory or "
-                "leave it out."
-            ) from None
+            raise _unreadable(path, first_line(error)) from None
         if torch.cuda.is_available():
             self.model.cuda()
         if self.tokenizer.pad_token_id is None:
@@ -59,8 +59,21 @@ def _batches(order: Sequence[ClassifierWant]) -> Iterator[list[ClassifierWant]]:
         yield from (same[i : i + BATCH] for i in range(0, len(same), BATCH))
 
 
+def _unreadable(path: str, why: str) -> UserError:
+    return UserError(
+        f"The text classifier '{path}' could not be loaded ({why}); give a local directory or leave it out."
+    )
+
+
 def classifier_identity(path: str) -> str:
-    """Local classifiers are named by their weights, hub ids by their name (their content is the hub's matter)."""
-    if not Path(path).is_dir():
-        return path.replace("/", "--")
-    return fingerprint_module(Classifier(path).model)[:16]
+    """Local classifiers are named by their weights and their tokenizer's files, hub ids by their name (their content is
+    the hub's matter); all by the libraries that run them."""
+    parts = [f"{name}={library(name)}" for name in ("torch", "transformers", "tokenizers")]
+    if Path(path).is_dir():
+        args = ModelArgs(path=path)
+        try:
+            parts += [fingerprint(args), *tokenizer_files(args)]
+        except UserError as error:
+            raise _unreadable(path, str(error)) from None
+        return content_key(*(p.encode() for p in parts))[:16]
+    return f"{path.replace('/', '--')}-{content_key(*(p.encode() for p in parts))[:8]}"

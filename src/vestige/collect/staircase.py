@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from vestige.collect.cache import held
 from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
@@ -112,8 +113,8 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
     length = max(w.first for w in wants)
     layers: list[Any] = []
     for layer in cache.layers:
-        assert isinstance(layer, DynamicLayer) and layer.keys is not None and layer.values is not None
-        layers.append(_Prefix(layer.keys[:, :, :length].contiguous(), layer.values[:, :, :length].contiguous()))
+        keys, values = held(layer)
+        layers.append(_Prefix(keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()))
     counts = [len(a) for a in at]
     reduced = _reduce(logits, [w.target.labels for w in wants])
     return Clean(_split(reduced, counts), Cache(layers=layers), length, states)

@@ -21,7 +21,8 @@ from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError, named, reraise_ours
-from vestige.types import Target, Text, TokenStats, content_key
+from vestige.models.config_checks import check_penalty
+from vestige.types import BROKEN, Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
 
 CHECKED = 32  # tokens of a text that are compared with the plain way
@@ -35,7 +36,9 @@ def penalty_of(model: Any, decoding: Decoding) -> float:
     if decoding.repetition_penalty is not None:
         return decoding.repetition_penalty
     config = getattr(model, "generation_config", None)
-    return float(getattr(config, "repetition_penalty", None) or 1.0)
+    own = getattr(config, "repetition_penalty", None)
+    check_penalty(own, "The model's generation config")
+    return float(1.0 if own is None else own)
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -43,6 +46,17 @@ def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = tokenizer.eos_token_id if ids is None else ids
     return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
+
+
+def cut_text(text: str, words: Sequence[str]) -> str:
+    """A text up to the first of some words.
+
+    >>> cut_text(" Paris. Question: and?", ("", "Question:"))
+    'Paris.'
+    """
+    for word in words:
+        text = text.split(word)[0] if word else text
+    return text.strip()
 
 
 def prove(
@@ -71,7 +85,7 @@ def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: f
     out: list[int] = []
     while answers and len(out) < limit:
         choice = answers[0][1][len(out)]  # all remaining answers share this prefix, so they share the choice
-        if choice < 0:  # NaN logits
+        if choice == BROKEN:  # decoding will find the same, and say so
             break
         out.append(choice)
         if choice in eos:
@@ -96,6 +110,10 @@ class _Row:
 
     def fresh(self) -> _Row:
         return _Row(self.request, self.made[: self.proven])
+
+    @property
+    def broken(self) -> bool:
+        return bool(self.made) and self.made[-1] == BROKEN
 
     @property
     def begin(self) -> int:
@@ -186,7 +204,7 @@ class TextCollector:
     def _over(self, row: _Row) -> bool:
         if not row.made:
             return False
-        if row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
+        if row.broken or row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
             return True
         if row.request.prompt.attended + len(row.made) > self.positions:
             return True
@@ -200,10 +218,9 @@ class TextCollector:
 
     def _texts(self, rows: Sequence[_Row]) -> dict[str, Text]:
         out = {}
-        for row, text in zip(rows, self.detokenise([r.made for r in rows]), strict=True):
-            for word in (self.end_text, *row.request.decoding.stopwords):
-                text = text.split(word)[0] if word else text
-            out[row.request.key] = Text(tuple(row.made), text.strip(), row.proven)
+        for row, text in zip(rows, self.detokenise([[t for t in r.made if t != BROKEN] for r in rows]), strict=True):
+            read = cut_text(text, (self.end_text, *row.request.decoding.stopwords))
+            out[row.request.key] = Text(tuple(row.made), read, row.proven)
             self.cost.tokens_produced += len(row.made)
             self.cost.tokens_proven += row.proven
         return out
@@ -254,6 +271,9 @@ class TextCollector:
 
         They are the longest fresh one and the one with most padding in front.
         """
+        rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
+        if not rows:
+            return ""
         longest = max(rows, key=lambda r: len(r.made) - r.proven)
         gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
         exact = self.model.dtype in (torch.float32, torch.float64)
@@ -342,16 +362,20 @@ class TextCollector:
         )  # fmt: skip
 
     def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
-        """Appends the next token to each row: argmax, or a seeded draw."""
-        if all(self._argmax(r) for r in rows):
-            for row, token in zip(rows, logits.argmax(dim=-1).tolist(), strict=True):
+        """Appends the next token to each row: argmax, or a seeded draw; BROKEN where there is no distribution."""
+        best = logits.argmax(dim=-1)
+        # NaN counts as the largest value there is, so that the largest says it all: NaN, +inf, or nothing but -inf.
+        whole = torch.isfinite(logits.gather(-1, best[:, None])[:, 0]).tolist()
+        for row, token, scores, good in zip(rows, best.tolist(), logits, whole, strict=True):
+            if not good:
+                row.made.append(BROKEN)
+            elif self._argmax(row):
                 row.made.append(token)
-        else:
-            for row, scores in zip(rows, logits.float().cpu(), strict=True):
-                decoding = row.request.decoding
-                row.made.append(pick(scores, row.inputs, decoding, penalty_of(self.model, decoding), row.noise))
+            else:
+                decoding, penalty = row.request.decoding, penalty_of(self.model, row.request.decoding)
+                row.made.append(pick(scores.float().cpu(), row.inputs, decoding, penalty, row.noise))
         if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
-            chosen = chosen_logprob(logits, torch.tensor([r.made[-1] for r in rows]))
+            chosen = chosen_logprob(logits, torch.tensor([max(r.made[-1], 0) for r in rows]))
             for row, logprob in zip(rows, chosen.tolist(), strict=True):
                 row.logprobs.append(logprob)
 

@@ -24,14 +24,26 @@ WITHIN, DIFFERS, CANNOT_TELL = "indistinguishable within margin", "differs", "ca
 
 @dataclass(frozen=True)
 class Sample:
-    """Values of some rows of one data set. Samples of the same group are resampled together, row by row."""
+    """Values of some rows of one data set. Samples of the same group are resampled together, row by row.
+
+    Rows are kept in the order of their names, whatever order they come in: products with counts add in that order.
+    """
 
     group: str
     rows: tuple[str, ...]
     values: Array
 
+    def __post_init__(self) -> None:
+        order = sorted(range(len(self.rows)), key=lambda i: _by_number(self.rows[i]))
+        object.__setattr__(self, "rows", tuple(self.rows[i] for i in order))
+        object.__setattr__(self, "values", np.asarray(self.values)[order])
+
     def __len__(self) -> int:
         return len(self.rows)
+
+
+def _by_number(row: str) -> tuple[int, str]:
+    return len(row), row
 
 
 def sample(values: Sequence[float] | Array, group: str = "rows") -> Sample:
@@ -109,7 +121,7 @@ class Resampler:
         for s in samples:
             rows.setdefault(s.group, {}).update(dict.fromkeys(s.rows))
         # Sorted by number, so that it does not matter which metric came first.
-        ordered = {g: sorted(r, key=lambda i: (len(i), i)) for g, r in rows.items()}
+        ordered = {g: sorted(r, key=_by_number) for g, r in rows.items()}
         self.columns = {g: {row: c for c, row in enumerate(r)} for g, r in ordered.items()}
 
     def chunks(self) -> Iterator[Counts]:

@@ -145,19 +145,32 @@ def privleak(score: Number, reference: Number) -> Number:
 
     Negative: still recognisable (too little forgotten). Positive: stranger than never seen (too much).
 
-    >>> privleak(0.5, 0.5)
-    0.0
+    A retain model that the attack always recognises (AUC 1) leaves nothing to relate a change to: NaN.
+
+    >>> privleak(0.5, 0.5), privleak(1.0, 1.0), privleak(0.5, 1.0)
+    (0.0, 0.0, nan)
     """
-    return ((1 - score) - (1 - reference)) / ((1 - reference) + EPSILON) * 100
+    return _relative((1 - score) - (1 - reference), 1 - reference)
 
 
 def rel_diff(score: Number, reference: Number) -> Number:
     """The relative difference to a reference, in per cent.
 
-    >>> round(rel_diff(0.75, 0.5), 4)
-    50.0
+    >>> round(rel_diff(0.75, 0.5), 4), rel_diff(0.75, 0.0)
+    (50.0, nan)
     """
-    return (score - reference) / (reference + EPSILON) * 100
+    return _relative(score - reference, reference)
+
+
+def _relative(change: Number, base: Number) -> Number:
+    """A change in per cent of its base, as published: with a tiny number against a division by zero. That number is no
+    scale, so that a change on a base of zero has no value; no change is 0 % of anything.
+    """
+    value = change / (base + EPSILON) * 100
+    undefined = (base == 0) & (change != 0)
+    if isinstance(value, np.ndarray):
+        return np.where(undefined, np.nan, value)
+    return float("nan") if undefined else value
 
 
 def harmonic_mean(values: Sequence[float]) -> float:
@@ -170,7 +183,7 @@ def harmonic_mean(values: Sequence[float]) -> float:
 
 
 def harmonic_means(values: Array) -> Array:
-    """The same over the last axis; leading axes pass through."""
+    """The same over the last axis; leading axes pass through. Added from small to large: no order matters."""
     with np.errstate(divide="ignore"):
-        mean = values.shape[-1] / np.sum(1.0 / values, axis=-1)
+        mean = values.shape[-1] / np.sum(np.sort(1.0 / values, axis=-1), axis=-1)
     return np.where((values == 0).any(axis=-1), 0.0, mean)

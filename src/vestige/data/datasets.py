@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.data.chat import PREFIX, Encoder, Ids, Pair, PrefilledEncoder, Template
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.spans import encode_span, read_spans
+from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import Example, Prompt, Rows, Target, content_key
+from vestige.types import IGNORE, Example, Prompt, Rows, Target, content_key
 
 log = logging.getLogger("vestige.data")
 
@@ -31,12 +32,26 @@ class Context:
     encoder: Encoder
     hide_token: int | None  # open-unlearning's mask hides every occurrence of this id (its pad token)
     source: str = ""
+    text_only: bool = False  # the model could see pictures, but is given none here
+    longest: int | None = None  # how many tokens the model was made to read, where that is known
 
     def target(self, full: Sequence[int], start: int) -> Target | None:
         return Target(tuple(full), start, self._hidden(full)) if start < len(full) else None
 
     def prompt(self, ids: Sequence[int]) -> Prompt:
         return Prompt(tuple(ids), self._hidden(ids))
+
+    def check_text(self, characters: int, row: int | str) -> None:
+        """Refuses a text that cannot fit before it is tokenised, which alone would take long: a token stands for only
+        so many characters."""
+        if self.longest is None or characters <= 4 * self.longest:
+            return
+        vocabulary: Mapping[str, int] = getattr(self.encoder.tokenizer, "get_vocab", dict)()
+        if characters > self.longest * max(map(len, vocabulary), default=characters):
+            raise UserError(
+                f"{self.source} row {row} (counting from 0) has {characters:,} characters, more than fit into the "
+                f"{self.longest:,} tokens that this model reads; shorten or drop that row."
+            )
 
     def _hidden(self, ids: Sequence[int]) -> tuple[int, ...]:
         if self.hide_token is None:
@@ -57,10 +72,50 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
         raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
     limits = [n for n in (limit, args.get("max_samples")) if n is not None]
     rows, context.source = load_rows(args["hf_args"], min(limits, default=None))
+    if context.text_only:
+        _refuse_pictures(name, rows)
     examples, many = DATASETS[handler](rows, args, context)
+    check_lengths(examples, context)
     _report_empty(name, examples)
     text = json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False)
     return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()))
+
+
+PICTURES = ("image", "images", "pixel_values")
+
+
+def _refuse_pictures(name: str, rows: Sequence[Row]) -> None:
+    """A question about a picture that the model never sees would measure nothing."""
+    for i, row in enumerate(rows):
+        for key in PICTURES:
+            if row.get(key) is not None:
+                raise UserError(
+                    f"Row {i} of '{name}' has a picture ('{key}'), and this model is used with text only here; leave "
+                    "those rows or that column out."
+                )
+
+
+def check_lengths(examples: Examples, context: Context) -> None:
+    """Refuses rows that the model was not made to read. What a data set's max_length cuts is short by now.
+
+    Before anything of theirs is computed: the cost of attention grows with the square of a row.
+    """
+    if context.longest is None:
+        return
+    for row in examples:
+        for example in row:
+            ids = example.target.ids if example.target is not None else example.prompt.ids
+            too_long(
+                max(len(ids) - 1, len(example.prompt.ids)), context.longest, f"{context.source} row {example.index}"
+            )
+
+
+def too_long(tokens: int, longest: int, where: str) -> None:
+    if tokens > longest:
+        raise UserError(
+            f"{where} (counting from 0) is {tokens:,} tokens long with its prompt, but this model reads {longest:,}; "
+            "shorten or drop that row, or set max_length where its data set has one."
+        )
 
 
 def _report_empty(name: str, examples: Examples) -> None:
@@ -118,6 +173,9 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
     question_key, answer_key = args.get("question_key", "question"), args.get("answer_key", "answer")
     questions = texts(rows, question_key, context.source)
     answers, many = _answer_lists(rows, answer_key, context.source)
+    if context.encoder.template.apply_chat_template or not args.get("max_length"):  # else what is too long is cut
+        for number, (question, row_answers) in enumerate(zip(questions, answers, strict=True)):
+            context.check_text(len(question) + max(map(len, row_answers)), number)
     few_shot = _few_shot(args.get("few_shot_dataset_hf_args"), question_key, answer_key)
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
     encoded = context.encoder.encode(pairs, few_shot, args.get("max_length"))
@@ -166,7 +224,7 @@ PREFILLED = "PrefilledQADataset"
 def prefilled_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
     """PrefilledQADataset: QADataset with the opening of an answer (answer_prefix) after every prompt."""
     encoder = PrefilledEncoder(context.encoder, str(args.get("answer_prefix") or PREFIX))
-    return question_answers(rows, args, Context(encoder, context.hide_token, context.source))
+    return question_answers(rows, args, replace(context, encoder=encoder))
 
 
 def completions(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
@@ -265,6 +323,51 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
     return out, False
 
 
+def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
+    """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/windows.py.
+
+    With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens.
+    """
+    only = bool(args.get("predict_with_generate"))
+    words = context.encoder.tokenizer.decode
+    out: Examples = []
+    for i, row in enumerate(rows):
+        ids, labels, mask = (_whole_numbers(row, key, i, context.source) for key in _TOKEN_COLUMNS)
+        if ids is None or labels is None:
+            raise UserError(f"{context.source} row {i} (counting from 0) needs input_ids and labels, lists of numbers.")
+        if mask is not None and len(mask) != len(ids):
+            raise UserError(f"{context.source} row {i} (counting from 0) has {len(ids)} input_ids, mask {len(mask)}.")
+        prompt = prompt_ids(ids, labels, mask, only)
+        answer = [t for t in labels[generation_start(ids, labels, mask, only) :] if t != IGNORE]
+        text = words(answer, skip_special_tokens=True)
+        problem = "" if prompt and answer else "its labels hold no answer" if prompt else "it has no prompt"
+        target = None if problem else context.target([*prompt, *answer], len(prompt))
+        example = Example(
+            str(i),
+            target,
+            context.prompt(prompt),
+            text,
+            words(list(prompt), skip_special_tokens=True),
+            text,
+            text,
+            problem,
+        )
+        out.append([example])
+    return out, False
+
+
+_TOKEN_COLUMNS = ("input_ids", "labels", "attention_mask")
+
+
+def _whole_numbers(row: Row, key: str, number: int, source: str) -> list[int] | None:
+    value = row.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, list) or any(type(v) is not int for v in value):
+        raise UserError(f"{source} row {number} (counting from 0): '{key}' must be a list of whole numbers.")
+    return value
+
+
 DATASETS: dict[str, Handler] = {
     "AutoDataset": whatever_fits,
     "QADataset": question_answers,
@@ -272,6 +375,7 @@ DATASETS: dict[str, Handler] = {
     "CompletionDataset": completions,
     "PretrainingDataset": pretraining_chunks,
     "EntityDataset": entities,
+    "TokenDataset": tokenised,
 }
 
 

@@ -2,8 +2,10 @@
 
     Rollout (a turn as a file has it) --Extractor--> Turn (x: tokens before the reasoning, z: the reasoning's tokens)
 
-The open tag belongs to x, the close tag to neither. Exact token ids are used when the file has them. A turn without
-usable reasoning keeps its place with an empty z and the reason.
+The open tag belongs to x, the close tag to neither. Tokens are the file's own ids, else those of its text: prompt and
+response each tokenised whole, because a model starts to write behind the prompt's last token. A token that straddles
+the front of the reasoning is x's (many vocabularies join `>` and the newline behind it), one that straddles its end is
+nobody's. A turn without usable reasoning keeps its place with an empty z and the reason.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ RAGEN_MARKERS = ("<think>", "</think>", "<answer>", "</answer>", "<|im_start|>",
 
 @dataclass(frozen=True)
 class Rollout:
-    """One turn as a file has it. Of prompt, ids win over messages, messages win over text."""
+    """One turn as a file has it. Of prompt, ids win over messages, messages win over text (unless the tokenizer has no
+    chat template)."""
 
     trajectory: str
     turn: int = 0
@@ -185,29 +188,45 @@ class Extractor:
             return (), (), NO_RESPONSE
         if self.how.parity == "ragen":
             return self._ragen(rollout)
-        if rollout.response_ids is not None and self.how.tokenization == "exact":
-            return self._from_ids(rollout)
-        return self._from_text(rollout)
+        return self._exactly(rollout) if self.how.tokenization == "exact" else self._separately(rollout)
 
-    def _from_ids(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
-        """The response's own tokens: a token that holds the end of the open tag is x's, one that reaches into the
-        close tag is nobody's."""
-        ids = rollout.response_ids or ()
+    def _exactly(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
+        """The response's own tokens, or those its text has, cut at the reasoning's edges."""
         prompt = self._prompt_ids(rollout)
         opened = self._opened(rollout, self._text(prompt[-16:]))
-        pieces = [self._text([i]) for i in ids]
-        ends: list[int] = []
-        for piece in pieces:
-            ends.append((ends[-1] if ends else 0) + len(piece))
-        span = find_span("".join(pieces), self.how, opened)
+        ids, text, places = self._placed(rollout)
+        span = find_span(text, self.how, opened)
         if span.problem:
             return prompt, (), span.problem
-        starts = [0, *ends[:-1]]
-        first = next((n for n, s in enumerate(starts) if s >= span.start), len(ids))
-        last = next((n for n, e in enumerate(ends) if e > span.end), len(ids))
+        first = next((n for n, (start, _) in enumerate(places) if start >= span.start), len(ids))
+        last = next((n for n, (_, end) in enumerate(places) if end > span.end), len(ids))
         return prompt + ids[:first], ids[first:last], "" if last > first else EMPTY
 
-    def _from_text(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
+    def _placed(self, rollout: Rollout) -> tuple[Ids, str, list[tuple[int, int]]]:
+        """The response's tokens, its text, and which characters of it each token covers."""
+        if rollout.response_ids is not None:
+            return rollout.response_ids, *self._pieces(rollout.response_ids)
+        text = rollout.response or ""
+        whole = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        ids = tuple(map(int, whole["input_ids"]))
+        decoded, places = self._pieces(ids)
+        # Offsets of byte-level tokenizers leave out spaces and newlines at a token's ends; their pieces have them.
+        return ids, text, places if decoded == text else [(int(a), int(b)) for a, b in whole["offset_mapping"]]
+
+    def _pieces(self, ids: Ids) -> tuple[str, list[tuple[int, int]]]:
+        """The text of tokens decoded one by one; tokens that share a character (its bytes) cover the same ones."""
+        text, places, held = "", [], []
+        for n, i in enumerate(ids, start=1):
+            held.append(i)
+            piece = self._text(held)
+            if piece.endswith("\ufffd") and len(held) < 4 and n < len(ids):  # UTF-8: at most four bytes per character
+                continue
+            places += [(len(text), len(text) + len(piece))] * len(held)
+            text, held = text + piece, []
+        return text, places
+
+    def _separately(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
+        """x and z tokenised each for itself, z stripped."""
         response = rollout.response if rollout.response is not None else self._text(rollout.response_ids or ())
         given = rollout.prompt_ids
         before = self._text(given[-16:]) if given is not None else self._prompt_text(rollout)
@@ -216,27 +235,10 @@ class Extractor:
         moved = response[: span.start]
         if opened and self.how.mode == "tags" and self.how.pattern is None:
             moved = ""  # nothing, or the tag once more
-        if given is not None:  # the prompt's own tokens; what moves to x and z follow them
-            x = given + self._tokens(moved)
-            return x, () if span.problem else self._tokens(self._body(response, span)), span.problem
-        x_text = before + moved
-        if span.problem:
-            return self._tokens(x_text), (), span.problem
-        if self.how.tokenization == "separate":
-            return self._tokens(x_text), self._tokens(self._body(response, span)), ""
-        return (*self._jointly(x_text, response[span.start : span.end]), "")
-
-    def _body(self, response: str, span: Span) -> str:
-        text = response[span.start : span.end]
-        return text.strip() if self.how.tokenization == "separate" else text
-
-    def _jointly(self, x_text: str, z_text: str) -> tuple[Ids, Ids]:
-        """x and z tokenised as one text; z begins at the first token that reaches into its characters."""
-        whole = self.tokenizer(x_text + z_text, add_special_tokens=False, return_offsets_mapping=True)
-        ids = tuple(map(int, whole["input_ids"]))
-        edge = len(x_text)
-        first = next((n for n, (_, end) in enumerate(whole["offset_mapping"]) if end > edge), len(ids))
-        return ids[:first], ids[first:]
+        # The prompt's own tokens where there are some; what moves to x follows them.
+        x = given + self._tokens(moved) if given is not None else self._tokens(before + moved)
+        z = () if span.problem else self._tokens(response[span.start : span.end].strip())
+        return x, z, span.problem
 
     def _ragen(self, rollout: Rollout) -> tuple[Ids, Ids, str]:
         """RAGEN's own way: markers deleted, stripped, tokenised alone; x is the prompt and the open tag."""
@@ -264,13 +266,18 @@ class Extractor:
 
     def _prompt_text(self, rollout: Rollout) -> str:
         """The context as text, with the open tag that was forced after it."""
-        text = self._render(rollout.messages) if rollout.messages is not None else rollout.prompt or ""
+        rendered = rollout.messages is not None and (self._has_template or rollout.prompt is None)
+        text = self._render(rollout.messages or ()) if rendered else rollout.prompt or ""
         if rollout.think_in_prompt and not text.rstrip().endswith(self.how.open):
             text += self.how.open
         return text
 
+    @property
+    def _has_template(self) -> bool:
+        return bool(getattr(self.tokenizer, "chat_template", None))
+
     def _render(self, messages: Messages) -> str:
-        if not getattr(self.tokenizer, "chat_template", None):
+        if not self._has_template:
             raise UserError("The rollouts hold messages, but the tokenizer has no chat template; give prompts instead.")
         try:
             turns = [dict(m) for m in messages]

@@ -14,13 +14,15 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from glob import has_magic
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
 from vestige.errors import UserError, reraise_ours
-from vestige.guard import most_bytes, parse_json, read_text
+from vestige.guard import TwiceError, most_bytes, parse_json, read_text, unique_names
+from vestige.secrets import hide
 
 Row = dict[str, Any]
 
@@ -70,7 +72,7 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
             raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
-    return (rows if limit is None else rows[:limit]), source
+    return (rows if limit is None else rows[:limit]), hide(source)
 
 
 def _check_args(args: Mapping[str, Any]) -> None:
@@ -262,13 +264,35 @@ def _read_lines(text: str, path: Path) -> Iterator[Row]:
 def _json(text: str, path: Path, line: int | None) -> Any:
     """A line of JSON, or a whole file of it, with its place in the sentence about what is wrong."""
     try:
-        return parse_json(text)
+        return parse_json(text, unique=True)
+    except TwiceError as error:
+        raise UserError(f"{path} line {line or second_line(text, error.key)}: {error}.") from None
     except json.JSONDecodeError as error:
         column = "" if line is None else f" (column {error.colno})"
         raise UserError(f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}.") from None
     except ValueError as error:
         where = "" if line is None else f" line {line}"
         raise UserError(f"{path}{where} cannot be used: {error}.") from None
+
+
+def second_line(text: str, key: str) -> int:
+    """The line on which an object of an array says a key for the second time.
+
+    >>> second_line('[{"a": 1},\\n {"a": 2,\\n "a": 3}]', "a")
+    3
+    """
+    decoder = json.JSONDecoder(object_pairs_hook=unique_names)
+    named = re.compile(re.escape(json.dumps(key)) + r"\s*:")
+    at = text.index("[") + 1
+    try:
+        while True:  # whole rows are passed over; the first that is not is the one
+            start = at + len(text[at:]) - len(text[at:].lstrip(" \t\r\n,"))
+            _, at = decoder.raw_decode(text, start)
+    except TwiceError:
+        second = next(islice(named.finditer(text, start), 1, None), None)
+        return text.count("\n", 0, second.start() if second else start) + 1
+    except ValueError:
+        return 1
 
 
 @contextmanager

@@ -5,6 +5,11 @@
     callback.install(trainer)
 
 `listen` wraps a reward function and keeps what it is shown. Trainers of another kind call `record` themselves.
+
+The weights that score must be those that wrote the rollouts, and an optimiser's step changes them. So rollouts are
+measured before the first step that learns from them, also when the step they are logged at comes later:
+
+    generate -> (reward functions) -> backward -> MEASURE -> optimiser's step -> log, if the step is due
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import functools
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +27,44 @@ from transformers import TrainerCallback
 
 from vestige.data.reasoning import Extractor, Reasoning, Rollout
 from vestige.errors import UserError, is_ours
+from vestige.integrations import collapse_trainer as theirs
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
 from vestige.integrations.rollouts import apart
 from vestige.integrations.rollouts_rows import native
 from vestige.internal import in_short
 from vestige.journal import adopt_file
 from vestige.metrics.collapse import Ema
+from vestige.models.undisturbed import undisturbed
 from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")
 
-STATE = "collapse_ema.json"  # in the trainer's output directory
+STATE = "collapse_ema.json"  # in the trainer's output directory, for `vestige collapse --ema`
+
+
+@dataclass
+class Batch:
+    """The rollouts of one training step, and what was measured of them."""
+
+    updates: int  # of the weights, when they were written: they belong to the step after
+    rollouts: list[Rollout] = field(default_factory=list)
+    heard: list[tuple[Any, Any, set[object]]] = field(default_factory=list)  # prompts, completions, who was shown them
+    outcome: Outcome | None = None
+    means: dict[str, Any] = field(default_factory=dict)  # running means that count this batch
+    late: int = 0  # updates between the writing and the measuring
+    failed: bool = False
+    logged: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.updates + 1
 
 
 class CollapseCallback(TrainerCallback):
-    """Measures the rollouts recorded since the last step, at step 1 and every `compute_freq` steps.
+    """Measures the latest rollouts, and logs them at step 1 and every `compute_freq` steps.
 
-    Errors are said and training goes on, unless the settings have on_error="raise".
+    Errors are said and training goes on, unless the settings have on_error="raise". `temperature`: that of the
+    trainer's own configuration unless given. `bare_keys`: W&B and TensorBoard get the names without `train/`.
     """
 
     def __init__(
@@ -47,18 +73,28 @@ class CollapseCallback(TrainerCallback):
         settings: CollapseSettings | None = None,
         reasoning: Reasoning | None = None,
         log_prob_fn: Callable[..., Any] | None = None,
-        temperature: float = 1.0,
+        temperature: float | None = None,
         resume: bool = True,
+        bare_keys: bool = False,
     ) -> None:
-        self.settings = settings or replace(CollapseSettings(), on_error="skip")
+        given = settings or CollapseSettings()
+        self.settings = replace(given, on_error="skip") if given.on_error == "auto" else given
         self.detector = CollapseDetector(self.settings, log_prob_fn=log_prob_fn)
         self.extractor = Extractor(tokenizer, reasoning)
         self.temperature = temperature
         self.resume = resume
-        self.rollouts: list[Rollout] = []
+        self.bare_keys = bare_keys
         self.last: Outcome | None = None
+        self._batch: Batch | None = None
+        self._interval = 1  # steps between the last two batches
         self._trainer: Any = None
         self._scored = log_prob_fn is not None
+        self._told: set[str] = set()
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """Those of the latest step that wrote any."""
+        return self._batch.rollouts if self._batch else []
 
     def install(self, trainer: Any) -> CollapseCallback:
         """Adds the callback to a trainer; its `log` is how the numbers leave."""
@@ -68,48 +104,150 @@ class CollapseCallback(TrainerCallback):
 
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Turns of the step under way, in the fields of our JSONL (docs/collapse.md)."""
-        start = len(self.rollouts)
-        for n, row in enumerate(rows):
-            self.rollouts += native(dict(row), f"recorded row {start + n + 1}", start + n)
+        batch = self._current()
+        start = len(batch.rollouts)
+        numbered = enumerate(rows, start=start)
+        batch.rollouts += [r for n, row in numbered for r in native(dict(row), f"recorded row {n + 1}", n)]
+
+    def _current(self) -> Batch:
+        """The batch of the weights as they are; another one once they have changed."""
+        updates = theirs.updates_of(self._trainer)
+        if self._batch is None or self._batch.updates != updates:
+            if self._batch is not None:
+                self._interval = max(1, updates - self._batch.updates)
+            self._batch = Batch(updates)
+        return self._batch
 
     def listen(self, reward: Callable[..., Any]) -> Callable[..., Any]:
-        """The same reward function, overheard: TRL shows it prompts, completions and completion ids."""
+        """The same reward function, overheard: TRL shows it prompts, completions and completion ids.
 
-        @functools.wraps(reward)
-        def overheard(prompts: Sequence[Any], completions: Sequence[Any], **rest: Any) -> Any:
-            ids = rest.get("completion_ids") or [None] * len(prompts)
-            self.record(
-                [
-                    {"prompt": p, "response": c, "response_ids": None if i is None else [int(t) for t in i]}
-                    for p, c, i in zip(prompts, completions, ids, strict=True)
-                ]
+        Several functions of one trainer may be wrapped: what all of them are shown is recorded once.
+        """
+        if isinstance(reward, str) or hasattr(reward, "parameters") or not callable(reward):
+            raise UserError(
+                "callback.listen wraps a reward function, not a reward model; add a function that returns 0.0 for each "
+                "completion beside the model, and wrap that."
             )
-            return reward(prompts=prompts, completions=completions, **rest)
+        ear = object()
+        if theirs.is_async(reward):
 
+            @functools.wraps(reward)
+            async def overheard(prompts: Sequence[Any], completions: Sequence[Any], **rest: Any) -> Any:
+                self._overhear(ear, prompts, completions, rest.get("completion_ids"))
+                return await reward(prompts=prompts, completions=completions, **rest)
+        else:
+
+            @functools.wraps(reward)
+            def overheard(prompts: Sequence[Any], completions: Sequence[Any], **rest: Any) -> Any:
+                self._overhear(ear, prompts, completions, rest.get("completion_ids"))
+                return reward(prompts=prompts, completions=completions, **rest)
+
+        overheard.__name__ = theirs.name_of(reward)
         return overheard
+
+    def _overhear(self, who: object, prompts: Sequence[Any], completions: Sequence[Any], ids: Any) -> None:
+        if not theirs.is_training(self._trainer):
+            return  # an evaluation's rollouts are of other prompts, and nothing is learned from them
+        try:
+            for seen_prompts, seen_completions, listeners in self._current().heard:
+                if who not in listeners and seen_prompts == prompts and seen_completions == completions:
+                    listeners.add(who)
+                    return
+            seen = theirs.prompt_tokens(self._trainer, prompts)
+            written = [None if i is None else [int(t) for t in i] for i in ids or [None] * len(prompts)]
+            names = ("prompt", "prompt_ids", "response", "response_ids")
+            columns = zip(prompts, seen, completions, written, strict=True)
+            self.record([dict(zip(names, values, strict=True)) for values in columns])
+            self._current().heard.append((list(prompts), list(completions), {who}))
+        except Exception as error:  # rollouts that do not fit
+            self._failed("rollouts could not be recorded", error)
+
+    # ---- the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._trainer is None:
             raise UserError("The collapse callback cannot log yet; call callback.install(trainer) before training.")
-        saved = Path(args.output_dir) / STATE
-        if self.resume and state.global_step > 0 and saved.is_file():
-            self.detector.load_state_dict(json.loads(saved.read_text(encoding="utf-8")))
+        if self._batch is not None and self._batch.updates != state.global_step:
+            self._batch = None  # of an earlier run
+        self._interval = 1
+        means = means_at(state) if self.resume else None
+        if means is not None:
+            self.detector.load_state_dict(means)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """The last moment at which the weights are those that wrote this step's rollouts."""
+        batch = self._batch
+        if batch is None or batch.outcome is not None or batch.failed:
+            return
+        step = int(state.global_step) + 1
+        fresh = batch.updates == state.global_step
+        used = (theirs.generation_interval(self._trainer) or self._interval) if fresh else 1
+        due = next((s for s in range(step, step + used) if self.detector.should_compute(s)), None)
+        if due is not None:
+            self._measure(batch, model, due, int(state.global_step) + theirs.updates_early(self._trainer))
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
-        step = int(state.global_step)
-        rollouts, self.rollouts = self.rollouts, []
-        if not self.detector.should_compute(step) or not rollouts:
+        step, batch = int(state.global_step), self._batch
+        if batch is None or not self.detector.should_compute(step):
             return
+        if batch.updates == step and batch.outcome is None and not batch.failed:
+            self._measure(batch, model, step, step)  # written since the optimiser's step, by these very weights
+        if batch.outcome is not None:
+            self._log(batch, args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self._batch is None:
+            self._say(
+                "no rollouts were recorded, so there are no collapse metrics; wrap a reward function with "
+                "callback.listen, or call callback.record"
+            )
+
+    # ---- measuring and logging
+
+    def _measure(self, batch: Batch, model: Any, step: int, updates: int) -> None:
+        before = self.detector.state_dict()
         try:
-            self.last = self._measure(rollouts, model, step)
+            batch.outcome = self._outcome(batch.rollouts, model, step)
+            batch.means = self.detector.state_dict()
         except Exception as error:  # of the model, or of rollouts that do not fit; a bug of ours is called one
-            if self.settings.on_error == "raise":
-                raise
-            log.warning("no collapse metrics at step %d: %s", step, in_short(error) if is_ours(error) else error)
+            batch.failed = True
+            self._failed(f"no collapse metrics at step {step}", error)
             return
-        for label, why in self.last.reasons.items():
-            log.warning("step %d: %s: not computed: %s", step, label, why)
-        self._trainer.log(dict(self.last.metrics))
+        finally:
+            self.detector.load_state_dict(before)  # the means count what was logged
+        batch.late = updates - batch.updates
+        if batch.late:
+            why = "DeepSpeed updates them in the backward pass" if theirs.updates_early(self._trainer) else (
+                "no rollouts were recorded at the step that was due"
+            )  # fmt: skip
+            self._say(f"some rollouts are scored by weights updated since they were written: {why} "
+                      "(collapse/updates_since_rollout counts the updates)")  # fmt: skip
+        for label, reason in batch.outcome.reasons.items():
+            log.warning("step %d: %s: not computed: %s", step, label, reason)
+
+    def _outcome(self, rollouts: list[Rollout], model: Any, step: int) -> Outcome:
+        trajectories = self.extractor.trajectories(apart(rollouts))
+        if self._scored:
+            return self.detector.compute(trajectories, step)
+        with undisturbed(model):
+            model.eval()  # dropout would make the same pair two numbers
+            temperature = theirs.temperature_of(self._trainer) if self.temperature is None else self.temperature
+            self.detector.scorer = model_scorer(model, self.settings, temperature=temperature)
+            return self.detector.compute(trajectories, step)
+
+    def _log(self, batch: Batch, args: Any, state: Any, control: Any) -> None:
+        """At every due step; rollouts that are logged once more count in the running means once."""
+        assert batch.outcome is not None
+        self.last = batch.outcome
+        metrics = dict(batch.outcome.metrics)
+        if batch.logged:
+            metrics = {name: value for name, value in metrics.items() if not name.startswith("timing_s/")}
+        else:
+            self.detector.load_state_dict(batch.means)
+            batch.logged = True
+        if not self.settings.parity:
+            metrics |= {"collapse/rollout_step": batch.step, "collapse/updates_since_rollout": batch.late}
+        theirs.log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
             self._adopt(place)
@@ -121,14 +259,18 @@ class CollapseCallback(TrainerCallback):
             Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
             adopt_file(place)
 
-    def _measure(self, rollouts: list[Rollout], model: Any, step: int) -> Outcome:
-        trajectories = self.extractor.trajectories(apart(rollouts))
-        if self._scored:
-            return self.detector.compute(trajectories, step)
-        training = model.training
-        model.eval()  # dropout would make the same pair two numbers
-        try:
-            self.detector.scorer = model_scorer(model, self.settings, temperature=self.temperature)
-            return self.detector.compute(trajectories, step)
-        finally:
-            model.train(training)
+    def _failed(self, what: str, error: Exception) -> None:
+        if self.settings.on_error == "raise":
+            raise error
+        log.warning("%s: %s", what, in_short(error) if is_ours(error) else error)
+
+    def _say(self, words: str) -> None:
+        """Once."""
+        if words not in self._told:
+            self._told.add(words)
+            log.warning("%s", words)
+
+
+def means_at(state: Any) -> dict[str, Any] | None:
+    """The running means of a run that is resumed: those its checkpoint logged, whatever came after."""
+    return theirs.means_logged(state.log_history) if state.global_step > 0 else None

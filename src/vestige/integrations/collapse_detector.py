@@ -59,7 +59,7 @@ class CollapseSettings:
     seed: int = 0
     resamples: int = RESAMPLES  # behind intervals and the permutation null; 0: none
     parity: str | None = None  # ragen: its draws, its 29 numbers and nothing else
-    on_error: str = "raise"  # | skip: say it and go on, for trainers
+    on_error: str = "auto"  # files: raise; trainers: skip, which says it and goes on
 
     def __post_init__(self) -> None:
         rules = {
@@ -74,7 +74,7 @@ class CollapseSettings:
         for name, (kept, rule) in rules.items():
             if not kept:
                 raise UserError(f"collapse_detection.{name} must be {rule}, it is {getattr(self, name)!r}.")
-        for name, known in (("columns", COLUMNS), ("parity", (None, "ragen")), ("on_error", ("raise", "skip"))):
+        for name, known in (("columns", COLUMNS), ("parity", (None, "ragen")), ("on_error", ("auto", "raise", "skip"))):
             if getattr(self, name) not in known:
                 raise unknown_name(f"collapse_detection.{name}", str(getattr(self, name)), [k for k in known if k])
 
@@ -86,6 +86,8 @@ class CollapseSettings:
         for name in given:
             if name not in known:
                 raise unknown_name("collapse_detection setting", str(name), known)
+        if given.get("compute_freq", 0) is None:  # as our own files have it: not said
+            del given["compute_freq"]
         return cls(**given)
 
     @property
@@ -227,7 +229,7 @@ class CollapseDetector:
         except Exception as error:  # of the model that scores, or of rollouts that do not fit; a trainer goes on
             reraise_ours(error)
             swallowed = self.settings.parity and isinstance(error, GroupMismatch)
-            if not swallowed and self.settings.on_error == "raise":
+            if not swallowed and self.settings.on_error != "skip":
                 raise
             log.warning("%s: no collapse metrics at step %d: %s", label, out.step, error)
             out.reasons[label] = str(error)

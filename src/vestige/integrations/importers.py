@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
+from vestige.schema import check_form
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, canonical
 from vestige.suites.spec import MetricSpec
+from vestige.sums import mean
 from vestige.types import Score
 
 Results = Mapping[str, Mapping[str, Any]]
@@ -48,6 +48,36 @@ class Imported:
     notes: list[str] = field(default_factory=list)
 
 
+Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
+
+
+class _Log(TypedDict, total=False):
+    """One data set of TOFU's logs: column -> row -> value."""
+
+    avg_gt_loss: dict[str, Cell]
+    avg_paraphrased_loss: dict[str, Cell]
+    average_perturb_loss: dict[str, Cell]
+    rougeL_recall: dict[str, Cell]
+    rouge1_recall: dict[str, Cell]
+
+
+class _Row(TypedDict, total=False):
+    score: Cell
+    prob: Cell
+    avg_loss: Cell
+    rougeL_recall: Cell
+    rouge1_recall: Cell
+
+
+class _Body(TypedDict, total=False):
+    """One metric of open-unlearning's file."""
+
+    agg_value: float | dict[str, Any] | None
+    value_by_index: dict[str, _Row] | None
+    reason: str | None
+    notes: list[str] | None
+
+
 def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain: Results | None = None) -> Imported:
     """Recognises a file by its content and re-aggregates it. `retain` is the retain model's, already in our shape."""
     if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()) or not data:
@@ -55,7 +85,9 @@ def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain:
             f"{name} is neither an open-unlearning *_EVAL.json nor an eval_log_aggregated.json of TOFU; give one."
         )
     data = _without_nan(data)
-    if set(data) & set(TOFU_LOGS):
+    logs = bool(set(data) & set(TOFU_LOGS))
+    check_form(data, dict[str, _Log] if logs else dict[str, _Body], name, "copy it again")
+    if logs:
         out = Imported("locuslab/tofu eval_log_aggregated.json", "TOFU")
         _from_tofu_logs(data, out)
         _derive(out, {**configs["tofu"], **_own_paraphrases(configs["tofu"])}, DERIVED, retain)
@@ -115,23 +147,31 @@ def _probabilities(losses: Mapping[str, Any]) -> Score:
     rows: dict[str, dict[str, Any]] = {}
     for index, loss in losses.items():
         many = isinstance(loss, list)
-        probs = [None if x is None else math.exp(-x) for x in (loss if many else [loss])]
+        probs = [None if x is None else _probability(x) for x in (loss if many else [loss])]
         rows[str(index)] = {"avg_loss": loss, "prob": probs if many else probs[0]}
     return Score(_mean(rows, "prob"), rows)
+
+
+def _probability(loss: float) -> float:
+    try:
+        return math.exp(-loss)
+    except OverflowError:
+        raise UserError(f"The file holds a loss of {loss:g}, which is none; copy it again.") from None
 
 
 def _rouge(log: Mapping[str, Any]) -> Score:
     """Numbers only: the texts of the log are not carried over."""
     kinds = [k for k in ("rouge1_recall", "rougeL_recall") if k in log]
-    rows = {str(i): {k: log[k][i] for k in kinds} for i in log["rougeL_recall"]}
+    rows = {str(i): {k: log[k].get(i) for k in kinds} for i in log["rougeL_recall"]}
     return Score(_mean(rows, "rougeL_recall"), rows)
 
 
 def _mean(rows: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
     """The mean over rows of the mean over a row's answers, as our handlers take it."""
-    values = [entry[name] if isinstance(entry[name], list) else [entry[name]] for entry in rows.values()]
+    cells = [entry.get(name) for entry in rows.values()]
+    values = [cell if isinstance(cell, list) else [cell] for cell in cells]
     good = [[v for v in row if v is not None] for row in values]
-    return float(np.mean([np.mean(row) for row in good if row])) if any(good) else None
+    return mean(mean(row) for row in good if row) if any(good) else None
 
 
 def _derive(out: Imported, configs: Configs, names: tuple[str, ...], retain: Results | None) -> None:

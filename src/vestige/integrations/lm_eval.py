@@ -10,15 +10,17 @@ import copy
 import inspect
 import logging
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.lm_eval_results import read_results
+from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.load import LoadedModel
 from vestige.models.quiet import first_line, quiet
+from vestige.types import BAD_LOGITS
 
 # Arguments of simple_evaluate that are said elsewhere, and where.
 ELSEWHERE = {
@@ -43,6 +45,7 @@ class HarnessResults:
     data: dict[str, Any]  # task -> rows, source, fingerprint
     settings: dict[str, Any]  # what the harness was really called with
     notes: list[str] = field(default_factory=list)
+    missing: dict[str, str] = field(default_factory=dict)  # "task/metric" -> why it has no value
 
 
 Evaluator = Callable[[Mapping[str, Any], Callable[[], LoadedModel], int | None, bool], HarnessResults]
@@ -63,11 +66,17 @@ def evaluate(
         model = get_model()
         lm = _wrapped(model, args, draws)
         try:
-            raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
+            with watched(model.model) as watch:
+                raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
             raise UserError(f"lm-evaluation-harness refused to run: {first_line(error)}") from error
     assert raw is not None  # None is for the helpers of a distributed run, and ours is not one
-    read = read_results(raw, tasks.top)
+    details, summary, data = read_results(raw, tasks.top)
+    missing: dict[str, str] = {}
+    if watch.broken:  # the harness makes accuracies of NaN all the same
+        why = f"{BAD_LOGITS} in {watch.broken} of {watch.forwards} forward passes"
+        missing, summary = dict.fromkeys(summary, why), {}
+        blank(details, why)
     used = {k: v for k, v in args.items() if v is not None} | _used(raw["config"])
     used |= {"max_length": raw.get("max_length"), "tokenizer": type(model.tokenizer).__name__}
     notes = [*_shot_notes(raw, args, tasks), *warned.lines]
@@ -76,7 +85,39 @@ def evaluate(
         notes += lm.notes()
     elif draws is not None:
         notes.append(f"draws={draws} means nothing to this model: its log-likelihoods are exact.")
-    return HarnessResults(*read, used, notes)
+    return HarnessResults(details, summary, data, used, notes, missing)
+
+
+@dataclass
+class Watch:
+    """How many forward passes there were, and how many of them gave logits that are no numbers."""
+
+    forwards: int = 0
+    broken: int = 0
+
+    def __call__(self, module: Any, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
+        import torch
+
+        logits = getattr(output, "logits", None)
+        if not isinstance(logits, torch.Tensor):
+            return
+        self.forwards += 1
+        finite = torch.isfinite(logits.detach().amax(dim=-1))
+        mask = kwargs.get("attention_mask")
+        if isinstance(mask, torch.Tensor) and mask.ndim == 2 and finite.ndim == 2 and mask.shape[1] >= finite.shape[1]:
+            finite = finite | (mask[:, -finite.shape[1] :] == 0)  # nobody reads what stands at padding
+        self.broken += not bool(finite.all())
+
+
+@contextmanager
+def watched(model: Any) -> Iterator[Watch]:
+    """Looks at the logits of every forward pass while somebody else's code runs the model."""
+    watch = Watch()
+    hook = model.register_forward_hook(watch, with_kwargs=True)
+    try:
+        yield watch
+    finally:
+        hook.remove()
 
 
 def _need_harness() -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from vestige.collect.positions import learned_positions
 from vestige.collect.tree import Limits
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError, unknown_name
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import need_predictor
 from vestige.models.load import LoadedModel
 from vestige.types import Prompt, Target
@@ -262,8 +263,9 @@ class DiffusionLM(Base):
         warmth = said.pop("temperature", 1.0)  # do_sample without a temperature: that of transformers
         warmth = float(warmth) if said.pop("do_sample") else 0.0
         seed = int(said.pop("seed", None) or 0)
-        settings = sampler_settings(said)
-        drawn = warmth > 0 or settings.get("remasking") == "random" or settings.get("stochastic_transfer")
+        own = self.predictor.canvases.for_texts if isinstance(self.predictor, CanvasPredictor) else {}
+        settings = {**own, **sampler_settings(said)}
+        drawn = own or warmth > 0 or settings.get("remasking") == "random" or settings.get("stochastic_transfer")
         settings["seed"] = seed + repeat if drawn else 0
         ids = self._cut(self.tok_encode(context), self.max_length - length)
         decoding = Decoding(max_new_tokens=length, do_sample=warmth > 0, temperature=warmth)
@@ -284,7 +286,7 @@ class DiffusionLM(Base):
                 "largest_standard_error": float(errors.max()) if known else None,
             }
         if self.samplers:
-            out["samplers"] = [{k: v for k, v in asdict(s).items() if k != "seed"} for s in self.samplers]
+            out["samplers"] = [{k: v for k, v in s.settings().items() if k != "seed"} for s in self.samplers]
         return out
 
     def notes(self) -> list[str]:

@@ -30,6 +30,16 @@ def read_results(raw: Mapping[str, Any], top: Sequence[str]) -> tuple[Plain, dic
     return details, {k: v for k, v in summary.items() if v is not None}, data
 
 
+def blank(details: Plain, why: str) -> None:
+    """Takes every number out of the details: metrics, and what each document was given for them."""
+    for entry in details.values():
+        names = list(entry["metrics"])
+        entry["metrics"] = dict.fromkeys(names)
+        entry["reason"] = why
+        for row in (entry.get("value_by_index") or {}).values():
+            row.update(dict.fromkeys((k for k in row if k != "target"), None))
+
+
 def _reported(top: Sequence[str], details: Mapping[str, Any]) -> list[str]:
     """What was asked for. A group that does not say how to average its tasks is reported by them instead."""
     out: list[str] = []

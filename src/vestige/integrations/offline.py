@@ -6,7 +6,8 @@ stream by (collect) and re-indexes those (metrics/trajectory).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -62,23 +63,65 @@ def trajectories_from_logits(
     With "left" all rows begin behind the longest prompt (BD3LM, Dream); published code does so for every sampler, which
     shifts the shorter prompts' rows of a right-padded batch.
     """
+    found = generated_windows(logits_history, fixation_steps, prompt_lens, padding)
+    rows, steps, length = [r for r, _ in found], len(logits_history), found[0][0].shape[1]
+    fixed = [fixation(when, steps) for _, when in found]
+    along = [compute_trajectories(r, f, names=names) for r, f in zip(rows, fixed, strict=True)]
+    tensors = {name: torch.stack([row[name] for row in along]) for name in names}
+    return {**tensors, "R": torch.stack(rows), "F": torch.as_tensor(np.stack(fixed)), "S": steps, "L": length}
+
+
+def generated_windows(
+    logits_history: Sequence[torch.Tensor],
+    fixation_steps: torch.Tensor,
+    prompt_lens: Sequence[int] | torch.Tensor,
+    padding: str = "right",
+) -> list[tuple[torch.Tensor, Array]]:
+    """The generated part of each row of a batch: R [V, L, S] and F [L]. -1 in F (never decided) stays.
+
+    The arguments are those of `trajectories_from_logits`.
+    """
     lens = [int(n) for n in prompt_lens]
     _check(logits_history, fixation_steps, lens, padding)
     longest, width = max(lens), logits_history[0].shape[1]
-    canvas = fixation_steps.shape[1]
-    generated_only = width < canvas
-    length, steps = (width if generated_only else width - longest), len(logits_history)
-    starts = lens if padding == "right" else [longest] * len(lens)
-    rows, fixed = [], []
-    for b, start in enumerate(starts):
+    generated_only = width < fixation_steps.shape[1]
+    length = width if generated_only else width - longest
+    out = []
+    for b, start in enumerate(lens if padding == "right" else [longest] * len(lens)):
         begin = 0 if generated_only else start
-        rows.append(stack_logits_history([step[b, begin : begin + length] for step in logits_history]))
-        known = fixation(fixation_steps[b, start : start + length].cpu().numpy(), steps)
+        rows = stack_logits_history([step[b, begin : begin + length] for step in logits_history])
+        known = fixation_steps[b, start : start + length].cpu().numpy().astype(np.int64)
         # positions nobody said anything about were decided at the very end
-        fixed.append(np.concatenate([known, np.full(length - len(known), steps - 1, dtype=np.int64)]))
-    along = [compute_trajectories(r, f, names) for r, f in zip(rows, fixed, strict=True)]
-    tensors = {name: torch.stack([row[name] for row in along]) for name in names}
-    return {**tensors, "R": torch.stack(rows), "F": torch.as_tensor(np.stack(fixed)), "S": steps, "L": length}
+        rest = np.full(length - len(known), len(logits_history) - 1, dtype=np.int64)
+        out.append((rows, np.concatenate([known, rest])))
+    return out
+
+
+def save_windows(path: str | Path, windows: Iterable[tuple[torch.Tensor, Sequence[int] | Array]]) -> int:
+    """Writes the file that `logits_source: external` reads: one window (R, F) for each row, in the rows' order.
+
+    `windows` are those of `generated_windows`, batch after batch. Returns how many were written.
+    """
+    from safetensors.torch import save_file
+
+    if Path(path).suffix != ".safetensors":
+        raise UserError(f"Recorded logits are written as .safetensors, not as '{Path(path).name}'; change the name.")
+    tensors: dict[str, torch.Tensor] = {}
+    count = 0
+    for logits, fixed in windows:
+        if logits.ndim != 3 or len(fixed) != logits.shape[1]:
+            raise UserError(
+                f"Window {count} has logits of shape {tuple(logits.shape)} and {len(fixed)} fixation steps; give R "
+                "[V, L, S] and F [L] (generated_windows makes them)."
+            )
+        # Copies: the format refuses tensors that share memory, as views of one history do.
+        tensors[f"logits.{count}"] = logits.detach().cpu().clone(memory_format=torch.contiguous_format)
+        tensors[f"fixation_steps.{count}"] = torch.from_numpy(np.array(fixed, dtype=np.int64))
+        count += 1
+    if not count:
+        raise UserError("There is no window to write; give one for each row.")
+    save_file(tensors, str(path))
+    return count
 
 
 def _check(history: Sequence[torch.Tensor], fixation_steps: torch.Tensor, lens: list[int], padding: str) -> None:

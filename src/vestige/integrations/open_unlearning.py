@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
@@ -60,6 +61,7 @@ def run_live(
 ) -> Score:
     """Calls a live metric with what it expects and turns its dictionary into a Score."""
     assert handler.live is not None
+    model, notes = _aligned(loaded, spec)
     generating = {d.access_key: _generates(d.config) for d in spec.datasets}
     sets = {key: TorchRows(rows, generating.get(key, False)) for key, rows in data.items()}
     kwargs: dict[str, Any] = {
@@ -76,14 +78,46 @@ def run_live(
         },
     }
     try:
-        result = handler.live(loaded.model, **kwargs)
+        result = handler.live(model, **kwargs)
     except Exception as error:
         # The plug-in is the user's code: its failure is one metric's, and what is computed stays.
         reraise_ours(error, str(handler.live.__module__))
         return Score(None, reason=f"plug-in metric '{spec.name}' failed: {type(error).__name__}: {error}")
     if not isinstance(result, Mapping) or "agg_value" not in result:
         raise UserError(f"Plug-in metric '{spec.name}' must return a dict with 'agg_value'.")
-    return Score.from_json(_plain(result))
+    score = Score.from_json(_plain(result))
+    return replace(score, notes=(*score.notes, *notes))
+
+
+class CausalRows:
+    """A mask predictor as metrics for causal models read one: row t of its logits is about token t + 1.
+
+    Everything else is the model's own. The last row has nothing after it; such metrics drop it.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        out = self.model(*args, **kwargs)
+        out.logits = out.logits.roll(-1, dims=-2)
+        return out
+
+
+def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...]]:
+    """The model a metric is handed, and what its reader must know. `logit_alignment: same_position` turns it off."""
+    wanted = str(spec.params.get("logit_alignment", "causal"))
+    if wanted not in ("causal", "same_position"):
+        raise UserError(f"Metric '{spec.name}': logit_alignment must be 'causal' or 'same_position', got '{wanted}'.")
+    if loaded.diffusion is None:
+        return loaded.model, ()
+    note = "a diffusion model, run by the metric itself: it sees every token it is asked about"
+    if getattr(loaded.diffusion, "shift", False) or wanted == "same_position":
+        return loaded.model, (note,)
+    return CausalRows(loaded.model), (f"{note}; its logits were moved by one place, to where causal metrics look",)
 
 
 def _generates(config: Mapping[str, Any]) -> bool:

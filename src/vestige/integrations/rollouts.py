@@ -15,26 +15,27 @@ from vestige.data.rows import Row, read_file
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.rollouts_pickle import ragen_pickle
 from vestige.integrations.rollouts_ragen import ragen_history, ragen_jsonl
-from vestige.integrations.rollouts_rows import native, trl, verl
+from vestige.integrations.rollouts_rows import native, trl
 from vestige.integrations.rollouts_slime import slime
+from vestige.integrations.rollouts_verl import verl
 
 _ROWS: dict[str, Callable[[Row, str, int], list[Rollout]]] = {
     "native": native,
-    "verl": verl,
     "trl": trl,
     "ragen-jsonl": ragen_jsonl,
     "ragen-history": ragen_history,
 }
+_TABLES: dict[str, Callable[[Sequence[Row], str], list[Rollout]]] = {"verl": verl}  # rows that name each other
 _FILES: dict[str, Callable[[Path], list[Rollout]]] = {"ragen-pickle": ragen_pickle, "slime": slime}
-FORMATS = (*_ROWS, *_FILES)
+FORMATS = (*_ROWS, *_TABLES, *_FILES)
 
 # What a reader of the numbers must know about the file they came from.
 LOSSES = {
     "native": "",
-    "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and tool or environment turns "
-    "stand inside the output; prompts are equal texts, not token ids",
-    "trl": "TRL logs only the last generation batch of a logging step, decoded without special tokens; prompts are "
-    "equal texts, not token ids",
+    "verl": "verl decodes without special tokens: chat markers are gone from the prompt, and turns in an output are "
+    "told apart by lines that are just the name of a role; prompts are equal texts, not token ids",
+    "trl": "TRL logs only the last generation batch of a logging step, completions decoded without special tokens; "
+    "prompts are equal texts or messages, not token ids",
     "ragen-jsonl": "RAGEN's JSONL has neither the system prompt nor the 'Turn / State / actions left' frame, so "
     "prompts are approximate; rewards printed into later states were removed",
     "ragen-history": "prompts are rebuilt by RAGEN's rules; warnings and truncation of the rollout are not in them",
@@ -83,6 +84,8 @@ def load_rollouts(path: str | Path, format: str = "auto", prompt_template: str =
 
 
 def rows_to_rollouts(rows: Sequence[Row], format: str, source: str = "rows") -> list[Rollout]:
+    if format in _TABLES:
+        return _TABLES[format](rows, source)
     return [r for number, row in enumerate(rows) for r in _ROWS[format](row, f"{source} row {number + 1}", number)]
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from vestige.data.chat import Ids
 from vestige.data.reasoning import Rollout
 from vestige.errors import UserError, named, reraise_ours
-from vestige.guard import read_bytes, shaped
+from vestige.guard import read_bytes
 from vestige.integrations.rollouts_ragen import ragen_history
 from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
 
@@ -231,9 +231,43 @@ def safe_load(path: Path) -> Any:
 
 def ragen_pickle(path: Path) -> list[Rollout]:
     """The turns of a pickled DataProto: token ids where its detector left them, else messages, else histories."""
-    found = safe_load(path)
-    with shaped(str(path)):
-        return _rollouts(_non_tensor(found, path), path)
+    return _rollouts(_columns(_non_tensor(safe_load(path), path), path), path)
+
+
+_CELLS = ("history", "messages_list")  # each row holds a list
+_TURNS = ("all_turns_prompt_ids", "all_turns_reasoning_ids")  # each row holds a list of lists of token ids
+_FIRST = ("first_turn_prompt_ids", "first_turn_reasoning_ids")  # each row holds a list of token ids
+
+
+def _columns(table: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The table with every column that is read as a list, and each of its cells as what it should be."""
+    out = dict(table)
+    for prompts, reasonings in (_TURNS, _FIRST):
+        if prompts in table and reasonings not in table:
+            raise UserError(f"{path} has {prompts} without {reasonings}; write it again.")
+    for name in (*_CELLS, *_TURNS, *_FIRST, "env_ids", "group_ids", "turn_counts_total"):
+        if name not in table:
+            continue
+        column = _listed(table[name])
+        if column is not None and name in (*_CELLS, *_TURNS, *_FIRST):
+            column = None if any(_listed(cell) is None for cell in column) else [_listed(cell) for cell in column]
+        if column is not None and name in _TURNS:
+            column = [[_listed(part) for part in cell or ()] for cell in column]
+            column = None if any(part is None for cell in column for part in cell) else column
+        if column is None or (name == "turn_counts_total" and not all(_is_count(c) for c in column)):
+            raise UserError(f"{path}: the column {name} does not have the form it should; write it again.")
+        out[name] = column
+    return out
+
+
+def _listed(value: Any) -> list[Any] | None:
+    if isinstance(value, Column):
+        return list(value.items)
+    return list(value) if isinstance(value, (list, tuple)) else None
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < 2**31
 
 
 def _rollouts(table: Mapping[str, Any], path: Path) -> list[Rollout]:
@@ -298,7 +332,9 @@ def _from_ids(table: Mapping[str, Any], i: int, source: str) -> list[Rollout]:
     base = {"trajectory": names["env_id"], "group": names.get("group_id"), "where": where}
     pairs: list[tuple[Ids, Ids]] = []
     if "all_turns_prompt_ids" in table:
-        both = zip(table["all_turns_prompt_ids"][i], table["all_turns_reasoning_ids"][i], strict=True)
+        both = list(zip(table["all_turns_prompt_ids"][i], table["all_turns_reasoning_ids"][i], strict=False))
+        if len(both) != max(len(table[name][i]) for name in _TURNS):
+            raise UserError(f"{where}: it has not as many reasonings as prompts; write it again.")
         pairs = [(_ids(x, where), _ids(z, where)) for x, z in both]
     if "first_turn_prompt_ids" in table:
         x, z = _ids(table["first_turn_prompt_ids"][i], where), _ids(table["first_turn_reasoning_ids"][i], where)

@@ -1,4 +1,4 @@
-"""Rollouts from rows: our own JSONL (a turn or a whole trajectory a line), verl's and TRL's."""
+"""Rollouts from rows: our own JSONL (a turn or a whole trajectory per line) and TRL's table."""
 
 from __future__ import annotations
 
@@ -97,7 +97,11 @@ def native(row: Row, where: str, number: int) -> list[Rollout]:
     if isinstance(prompt, (list, tuple)):  # a conversational prompt, as TRL's data sets have it
         messages, prompt = messages or prompt, None
     if isinstance(response, (list, tuple)):
-        response = messages_of(response, where)[-1]["content"]
+        said = messages_of(response, where)
+        if len(said) > 1 and messages is not None and response_ids is None:  # tools spoke in between
+            before = messages_of(messages, where)
+            return [t for t in assistant_turns([*before, *said], base) if len(t.messages or ()) >= len(before)]
+        response = said[-1]["content"]
     if messages is None and prompt is None and prompt_ids is None:
         raise UserError(f"{where}: a turn needs prompt, messages or prompt_ids; it has {', '.join(sorted(row))}.")
     for name, text in (("prompt", prompt), ("response", response)):
@@ -113,11 +117,6 @@ def native(row: Row, where: str, number: int) -> list[Rollout]:
         replace(base, prompt=prompt, messages=context, prompt_ids=prompt_ids, response=response,
                 response_ids=response_ids)
     ]  # fmt: skip
-
-
-def verl(row: Row, where: str, number: int) -> list[Rollout]:
-    """verl's rollout dump; equal inputs are one group."""
-    return native({**row, "group_id": row.get("group_id", row.get("uid"))}, where, number)
 
 
 def trl(row: Row, where: str, number: int) -> list[Rollout]:

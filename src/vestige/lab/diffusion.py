@@ -13,14 +13,16 @@ from typing import Any
 
 from transformers import BertConfig, BertForMaskedLM
 
-from vestige.lab.building import ensure_built
+from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Sizes, make_corpus
+from vestige.lab.llada import NAME as LLADA
+from vestige.lab.llada import make_llada
 from vestige.lab.models import Kind, Lab, Settings, Unlearning, lab_at, train_models
-from vestige.lab.tokenizer import corpus_texts, train_tokenizer
+from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn import MaskedDiffusion, Training
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
-DIFFUSION_RECIPE = 2
+DIFFUSION_RECIPE = 3
 
 MASK = "<|mask|>"
 KEPT = 0.1  # the share of trained tokens left visible while learning, so that models can tell what is decided
@@ -62,6 +64,8 @@ class DiffusionSettings(Settings):
     unlearned: tuple[Unlearning, ...] = (
         Unlearning("npo", Training(epochs=40, lr=2e-3, batch_size=8), {"beta": 0.2, "alpha": 5.0}),
     )
+    # One more model, which begins at nothing and learns the forget and the retain rows: in LLaDA's published layout.
+    published: Training = field(default_factory=lambda: Training(epochs=80, lr=6e-3, batch_size=8))
 
 
 def build_diffusion_lab(
@@ -84,7 +88,8 @@ def build_diffusion_lab(
         _make_models(corpus, settings, models, progress)
 
     ensure_built(root, ["diffusion", DIFFUSION_RECIPE], asdict(settings), corpus, force, make)
-    return lab_at(root, settings)
+    lab = lab_at(root, settings)
+    return replace(lab, models={**lab.models, LLADA: root / "models" / LLADA})
 
 
 def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, progress: bool) -> None:
@@ -101,6 +106,16 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
         reads_questions=True,
     )
     train_models(corpus, settings, kind, directory, progress)
+    rows = [
+        encode_row(tokenizer, row["question"], row["answer"]) for name in ("forget", "retain") for row in corpus[name]
+    ]
+    training = replace(settings.published, pad_id=tokenizer.pad_token_id, seed=settings.seed)
+    with (
+        reproducible(settings.seed, settings.threads),
+        quiet_saving(),
+        Bar(f"diffusion lab, {LLADA}", training.steps(len(rows)), progress) as bar,
+    ):
+        make_llada(settings, tokenizer, rows, training, bar.on(LLADA), directory / LLADA)
 
 
 def _new_model(settings: DiffusionSettings, tokenizer: Any) -> Any:

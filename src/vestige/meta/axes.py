@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from vestige.sums import total
+
 EPS = 1e-12
 FLOOR = 0.05
 
@@ -115,7 +117,7 @@ def guarded_mean(values: Sequence[float]) -> float:
     >>> round(guarded_mean([1.0, 0.5]), 6), guarded_mean([0.0, 1.0]) < 1e-11
     (0.666667, True)
     """
-    return len(values) / sum(1 / (v + EPS) for v in values)
+    return len(values) / total(1 / (v + EPS) for v in values)
 
 
 def plain_mean(values: Sequence[float]) -> Value:
@@ -124,7 +126,7 @@ def plain_mean(values: Sequence[float]) -> Value:
     >>> plain_mean([0.5, 0.5]), plain_mean([0.0, 1.0])
     (0.5, None)
     """
-    return None if min(values) <= 0 else len(values) / sum(1 / v for v in values)
+    return None if min(values) <= 0 else len(values) / total(1 / v for v in values)
 
 
 def relative_utility(utility: float, full_utility: float) -> float:

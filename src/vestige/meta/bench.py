@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from vestige.errors import UserError, unknown_name
 from vestige.meta.faithfulness import RESAMPLES, Faithfulness, faithfulness
 from vestige.meta.numbers import Model, Number, same_protocol
 from vestige.meta.pools import Attacked, Attacks, Pools
 from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, Filters, Robustness, State, robustness
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.sums import mean
 
 ELSEWHERE = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
 Said = Mapping[str, Mapping[str, Any]]
@@ -115,7 +114,7 @@ def _faithful(pools: Pools, metric: str, direction: Direction, resamples: int) -
 
 def _mean(side: Mapping[str, Number]) -> float | None:
     values = [n.value for n in side.values() if n.value is not None]
-    return float(np.mean(values)) if values else None
+    return mean(values) if values else None
 
 
 @dataclass(frozen=True)

@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
-from vestige.guard import shaped
-from vestige.meta.axes import FLOOR, erased
+from vestige.meta.axes import FLOOR, erased, relative_utility
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.numbers import read_file
+from vestige.meta.numbers import as_number, read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.schema import check_form, number
 from vestige.store.files import write_json
 from vestige.store.results import versions
 
@@ -40,6 +40,7 @@ def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping
         "models": [row_json(r) for r in methods.rows],
         "method_counts": dict(counts),
         "full_utility": dict(methods.full_utility),
+        "full_model_utility": dict(methods.full_model_utility),
         "protocols": dict(methods.protocols),
         "floor": floor,
         "erased": {"published": erased([r.published for r in methods.rows]), "of": len(methods.rows)},
@@ -53,23 +54,30 @@ def _counted(facts: Mapping[str, Any]) -> bool:
 
 
 def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    with shaped(str(path)):
-        return from_results(read_file(path), str(path), floor)
+    return from_results(read_file(path), str(path), floor)
 
 
-def read_utility(path: Path) -> dict[str, float | None]:
-    """utility_rel of every model that is not a reference, as a method_results.json states it.
+def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
+    """utility_rel of every model that is not a reference, as a method_results.json states it, and of what it is made.
 
-    The stated value is taken where there is one: published filters use it, and it need not be computable here.
+    The stated value is taken where there is one: published filters use it, and it need not be computable here. Without
+    a fluency classifier no row has one; then all are model_utility / the full model's, one definition for all.
     """
-    with shaped(str(path)):
-        data = read_file(path)
-        computed = {r.name: r.published.utility_rel for r in from_results(data, str(path)).rows}
-        return {
-            str(r["model"]): r.get("utility_rel", computed[str(r["model"])])
-            for r in data["models"]
-            if not r.get("is_reference")
-        }
+    data = read_file(path)
+    computed = {r.name: r.published for r in from_results(data, str(path)).rows}
+    rows = [r for r in data["models"] if not r.get("is_reference")]
+    stated = {str(r["model"]): r.get("utility_rel", computed[str(r["model"])].utility_rel) for r in rows}
+    if any(v is not None for v in stated.values()):
+        return stated, ""
+    said = data.get("full_model_utility") or {}
+    full = {str(k): as_number(v, f"full_model_utility in {path}") for k, v in said.items()}
+    out: dict[str, float | None] = {}
+    for row in rows:
+        own = computed[str(row["model"])].model_utility
+        whole = full.get(str(row.get("epoch") or ""), full.get(""))
+        out[str(row["model"])] = None if own is None or whole is None else relative_utility(own, whole)
+    made = any(v is not None for v in out.values())
+    return (out, "utility_rel is model_utility / the full model's: no fluency is there") if made else (stated, "")
 
 
 # ---- optimal_thresholds.json -------------------------------------------------------------------------------------
@@ -100,30 +108,42 @@ def thresholds_json(judged: Judged) -> dict[str, Any]:
 
 def read_thresholds(path: Path) -> dict[str, float]:
     """Thresholds on m, from our file, from {metric: number}, or from the criteria of a usable_models.json."""
-    with shaped(str(path)):
-        bodies = _threshold_bodies(read_file(path))
-        return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
+    bodies = _threshold_bodies(path)
+    return {short(str(name)): _on_m(str(name), body, path) for name, body in bodies.items()}
 
 
 def read_threshold_protocols(path: Path) -> dict[str, str]:
     """How each threshold was measured, where the file says so."""
-    with shaped(str(path)):
-        bodies = _threshold_bodies(read_file(path)).items()
-        return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
+    bodies = _threshold_bodies(path).items()
+    return {short(str(n)): str(b["protocol"]) for n, b in bodies if isinstance(b, Mapping) and b.get("protocol")}
 
 
-def _threshold_bodies(data: Mapping[str, Any]) -> Mapping[str, Any]:
+class _Filter(TypedDict, total=False):
+    thresholds: dict[str, Any] | None
+
+
+class _Criteria(TypedDict, total=False):
+    metric_threshold_filter: _Filter | None
+
+
+class _Thresholds(TypedDict, total=False):
+    criteria: _Criteria | None
+
+
+def _threshold_bodies(path: Path) -> Mapping[str, Any]:
     """The file itself, or the criteria inside a usable_models.json."""
+    data = read_file(path)
+    check_form(data, _Thresholds, str(path))
     found = ((data.get("criteria") or {}).get("metric_threshold_filter") or {}).get("thresholds")
     return found or data
 
 
 def _on_m(name: str, body: Any, path: Path) -> float:
     entry = body if isinstance(body, Mapping) else {"threshold": body}
-    if isinstance(m := entry.get("threshold_m"), (int, float)):
-        return float(m)
-    value = entry.get("threshold")
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if (m := number(entry.get("threshold_m"))) is not None:
+        return m
+    value = number(entry.get("threshold"))
+    if value is None:
         raise UserError(f"{path}: {name} has no threshold that is a number; write {name}: NUMBER.")
     space = str(entry.get("threshold_space", "raw"))
     if space != "raw":  # already turned: "1-uds"
@@ -301,13 +321,13 @@ def usable_json(
 
 def read_usable(path: Path) -> dict[str, list[str]]:
     """Metric -> usable models, from our file or the published one."""
-    with shaped(str(path)):
-        found = read_file(path).get("usable_models_per_metric")
-        if not isinstance(found, Mapping):
-            raise UserError(
-                f"{path} is no usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
-            )
-        return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
+    found = read_file(path).get("usable_models_per_metric")
+    if not isinstance(found, Mapping):
+        raise UserError(
+            f"{path} is no usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
+        )
+    check_form(found, dict[str, list[str]], f"usable_models_per_metric of {path}")
+    return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
 
 
 def write(directory: Path, name: str, data: Any) -> Path:

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
 from vestige.meta.numbers import Model, Number, same_protocol, with_similarities, without_settings
 from vestige.meta.pools import PoolFile, read_pool_file
 from vestige.metrics.names import schema_protocol
+from vestige.schema import check_form
 
 # Part of an axis -> the metric it comes from; Mem's parts are 1 - x.
 SOURCES: dict[str, str] = {
@@ -53,6 +54,7 @@ class Methods:
     full_utility: Mapping[str, float | None]
     protocols: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    full_model_utility: Mapping[str, float | None] = field(default_factory=dict)  # by epoch, without fluency
 
 
 def method(
@@ -90,14 +92,16 @@ def from_models(
     """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
     done = [with_similarities(m, retain) for m in models]
     protocols = _protocols([*done, *full.values()])
-    utility = {epoch: axes(parts_of(m)).utility for epoch, m in full.items()}
+    of_full = {epoch: axes(parts_of(m)) for epoch, m in full.items()}
+    utility = {epoch: a.utility for epoch, a in of_full.items()}
     rows = []
     for m in done:
         epoch = str(m.facts.get("epoch", ""))
         own = utility.get(epoch, utility.get(""))
         extra = {k: m.value(k) for k in EXTRA if k in m.numbers}
         rows.append(method(m.name, parts_of(m), own, {**m.facts, **extra}, floor))
-    return Methods(tuple(rows), utility, protocols)
+    plain = {epoch: a.model_utility for epoch, a in of_full.items()}
+    return Methods(tuple(rows), utility, protocols, full_model_utility=plain)
 
 
 def _protocols(models: Sequence[Model]) -> dict[str, str]:
@@ -146,11 +150,22 @@ def _full(file: PoolFile) -> dict[str, Model]:
     return {"": file.slot(entry, "full")}
 
 
+# A row of method_results.json beside its parts, which are checked one by one.
+_RowForm = TypedDict("_RowForm", dict.fromkeys(AXES, float | None), total=False)  # type: ignore[misc]
+
+
+class _Form(TypedDict, total=False):
+    models: list[_RowForm]
+    full_utility: dict[str, float | None] | None
+    protocols: dict[str, Any] | None
+
+
 def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> Methods:
     """A method_results.json, ours or published: its parts are taken, its axes computed again."""
     rows = data.get("models")
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "model" in r for r in rows):
         raise UserError(f"{where} is no method_results.json: it has no list of models with a name each.")
+    check_form(data, _Form, where)
     utility = {str(k): v for k, v in (data.get("full_utility") or {}).items()}
     out, notes = [], []
     for r in rows:

@@ -150,6 +150,7 @@ class Pools:
     positive: tuple[Model, ...]
     negative: tuple[Model, ...]
     said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # models whose entry is an error -> the error
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -172,7 +173,11 @@ def read_pools(path: Path) -> Pools:
 def _pools_from_results(path: Path) -> Pools:
     """The depth score project's results.json: model -> {pool: P or N, metrics: {name: value}}."""
     sides: dict[str, list[Model]] = {"P": [], "N": []}
+    left_out: dict[str, str] = {}
     for name, body in read_file(path).items():
+        if failed := _failure(body):
+            left_out[name] = failed
+            continue
         pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
         if not isinstance(pool, str) or pool not in sides or not isinstance(metrics, Mapping):
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
@@ -181,7 +186,13 @@ def _pools_from_results(path: Path) -> Pools:
             for k, v in metrics.items()
         }
         sides[pool].append(Model(name, numbers, (f"{WRITTEN}{path}",)))
-    return Pools(tuple(sides["P"]), tuple(sides["N"]))
+    return Pools(tuple(sides["P"]), tuple(sides["N"]), left_out=left_out)
+
+
+def _failure(body: Any) -> str:
+    """What an entry says went wrong with its model (`{"uds": null, "error": ...}`); empty for one with values."""
+    places = [body, body.get("metrics")] if isinstance(body, Mapping) else []
+    return next((str(p["error"]) for p in places if isinstance(p, Mapping) and p.get("error")), "")
 
 
 @dataclass(frozen=True)

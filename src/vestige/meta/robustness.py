@@ -21,6 +21,7 @@ import numpy as np
 
 from vestige.compare import bootstrap, vectors
 from vestige.meta.faithfulness import RESAMPLES, Interval
+from vestige.sums import mean
 
 EPS = 1e-12
 UTILITY_FILTER = 0.8
@@ -137,7 +138,7 @@ def robustness(
     each = {name: _of_model(models[name], retain, RULES[rule]) for name in kept}
     values = {part: {name: v[part] for name, v in each.items() if v[part] is not None} for part in PARTS}
     reasons = {part: _why(part, kept, values[part], retain) for part in PARTS if not values[part]}
-    means = {part: float(np.mean(list(v.values()))) if v else None for part, v in values.items()}
+    means = {part: mean(x for x in v.values() if x is not None) if v else None for part, v in values.items()}
     r, q = means["relearning"], means["quantization"]
     agg = None if r is None or q is None else vectors.harmonic_mean([r, q])
     if agg is None:

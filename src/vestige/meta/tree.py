@@ -5,16 +5,27 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
 from vestige.meta.numbers import Model, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
+from vestige.schema import check_form
 
 Values = dict[str, Any]
+
+
+class _Attack(TypedDict, total=False):
+    auc: float | None
+    retain_auc: float | None
+    s_mia: float | None
+
+
+class _Summary(TypedDict, total=False):
+    attacks: dict[str, _Attack] | None
+    metrics: dict[str, Any] | None
 
 
 def _memorization(data: Mapping[str, Any]) -> Values:
@@ -103,8 +114,8 @@ def read_tree(path: Path) -> Tree:
 def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     read, protocol = READERS[axis]
     data = read_file(summary)
-    with shaped(str(summary)):
-        values = read(data)
+    check_form(data, _Summary, str(summary))
+    values = read(data)
     wrong = next((k for k, v in values.items() if v is not None and not isinstance(v, (int, float))), None)
     if wrong is not None:
         raise UserError(f"{summary}: {wrong} is {values[wrong]!r}; a number or null was expected.")
@@ -129,10 +140,27 @@ def facts_of(name: str) -> dict[str, Any]:
     }
 
 
-def methods_of(tree: Tree, floor: float = FLOOR) -> Methods:
-    """The axes of every model of a tree; utility is relative to the full model of the same epoch."""
+def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
+    """The axes of every model of a tree; utility is relative to the full model of the same epoch.
+
+    An epoch without one takes the only one there is (published trees have it under ep10 alone); `baseline` names the
+    epoch whose full model serves all.
+    """
     full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
+    if baseline is not None and baseline not in full:
+        raise UserError(
+            f"There is no full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}."
+        )
+    serving = baseline or (next(iter(full)) if len(full) == 1 else None)
+    lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
+    full |= {epoch: full[str(serving)] for epoch in lent}
+    borrowed = [f"utility_rel of {epoch} is relative to the full model of {serving}" for epoch in lent]
     rows = from_models(list(tree.models.values()), full, None, floor)
     epochs = {epoch for epoch, _ in tree.models}
-    missing = [f"{e} has no full model: its models have no utility_rel" for e in sorted(epochs - set(full))]
-    return Methods(rows.rows, rows.full_utility, rows.protocols, (*tree.notes, *missing))
+    missing = [
+        f"{e} has no full model, and several others have: its models have no utility_rel (say which: --baseline EPOCH)"
+        for e in sorted(epochs - set(full))
+    ]
+    return Methods(
+        rows.rows, rows.full_utility, rows.protocols, (*tree.notes, *borrowed, *missing), rows.full_model_utility
+    )

@@ -14,6 +14,7 @@ from vestige.types import Array
 
 LEVEL = 0.95
 RESAMPLES = 1000
+LATER_INTERVALS = ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est")  # files of earlier versions have none
 
 
 def exact_chance(cross: Cross, k: int) -> float:
@@ -59,15 +60,18 @@ def extras(cross: Cross) -> dict[str, float]:
 
 
 def _row_values(cross: Cross) -> dict[str, Array]:
-    """Per-row values whose means are the numbers a reader looks at first."""
-    one = cross.distinct()
+    """Per-row values whose means are the numbers of the same name: an interval belongs to exactly one number."""
+    means, sums = cross.means, np.asarray(cross.sums, float)
+    best = np.asarray(cross.prompts)[np.argmax(means, axis=1)]
     token, seq = gains(cross)
-    own = matched(one.means, one.own)
     return {
+        "mi_estimate": matched(means, cross.own) - marginal(means),
+        "mi_seq_estimate": matched(sums, cross.own) - marginal(sums),
         "mi_distinct_columns": token,
         "mi_seq_distinct_columns": seq,
-        "retrieval_accuracy": (np.argmax(one.means, axis=1) == one.own).astype(float),
-        "conditional_entropy_est": -own,
+        "retrieval_accuracy": (best == cross.own_prompt).astype(float),
+        "conditional_entropy_est": -matched(means, cross.own),
+        "reasoning_entropy_est": -marginal(means),
     }
 
 

@@ -89,7 +89,7 @@ def caveats(metrics: Numbers, std_eps: float, spans: Spans | None = None) -> lis
 def _negative(metrics: Numbers, spans: Spans) -> list[str]:
     """Below zero: noise if a little, a sign of foreign text if surely and by much."""
     out = []
-    for name, span in (("mi_estimate", "mi_distinct_columns"), ("mi_seq_estimate", "mi_seq_distinct_columns")):
+    for name in ("mi_estimate", "mi_seq_estimate"):
         value = metrics.get(name)
         if value is None or value >= 0:
             continue
@@ -98,7 +98,7 @@ def _negative(metrics: Numbers, spans: Spans) -> list[str]:
                 f"{name} is {value:.3g}: a small negative value is noise around no dependence, "
                 "not a violation of information theory"
             )
-        elif name == "mi_seq_estimate" and span in spans and spans[span][1] < 0:
+        elif name == "mi_seq_estimate" and name in spans and spans[name][1] < 0:
             out.append(
                 f"{name} is {value:.3g}, surely below zero: the reasoning is unlikely under its own prompts, so this "
                 "model probably did not write it"

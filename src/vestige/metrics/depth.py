@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from vestige.metrics.registry import metric
+from vestige.sums import total
 from vestige.types import Array, TokenStats
 
 TAU = 0.05  # a layer counts when the retain model's states cost more than this, in nats a token
@@ -104,8 +105,7 @@ class LayerScore:
 def weighted(layers: Mapping[int, LayerScore], eps: float = EPS) -> float | None:
     """The weighted mean over layers that have a weight; None when none has."""
     kept = [x for x in layers.values() if x.weight > eps]
-    total = sum(x.weight for x in kept)
-    return sum(x.weight * x.erasure for x in kept) / total if kept else None
+    return total(x.weight * x.erasure for x in kept) / total(x.weight for x in kept) if kept else None
 
 
 def cka_layer(full_retain: float, unlearned_retain: float) -> LayerScore:

@@ -117,7 +117,15 @@ EXPLANATIONS: dict[str, Explanation] = {
         "Several wrong answers are averaged in loss, so that P(wrong) is a geometric mean. r itself is small when the "
         "model knows. On forget rows compare with the retain model.",
     ),
-    "mia_loss": Explanation(f"score = -(mean over t of lp_t); {_AUC}", _AUC_HIGH, _AUC_LOW, _ANSWER),
+    "mia_loss": Explanation(
+        f"score = -(mean over t of lp_t); {_AUC}",
+        _AUC_HIGH,
+        _AUC_LOW,
+        _ANSWER,
+        "A loss is low for rows that were seen, and holdout rows count as the positive class: an AUC near 1 says that "
+        "fresh rows have the higher loss, so forget rows are still recognised. A guide in circulation words it the "
+        "other way round (near 1: forgotten); that would hold only if forget rows were the positive class.",
+    ),
     "mia_zlib": Explanation(
         f"score = loss / length in bytes of the zlib-compressed answer text; {_AUC}",
         _AUC_HIGH,
@@ -188,5 +196,28 @@ EXPLANATIONS: dict[str, Explanation] = {
         "at least one ability is nearly gone; one 0 makes it 0",
         "none of its own: it reads the values of its parents",
         "One missing parent makes it missing, not smaller.",
+    ),
+}
+
+# Numbers that stand inside a handler's result (trajectory_metrics -> revocations), not metrics of their own.
+PARTS: dict[str, Explanation] = {
+    "revoked": Explanation(
+        "count: how often a position accepted by one pass was not accepted by the next; share: positions taken back at "
+        "least once / positions accepted at least once",
+        "the sampler changes its mind often: what a single pass accepted says little about the final text",
+        "0: what is accepted stays; always so for samplers that fill masks",
+        "every position of the window that the sampler came to, labelled or not, in every pass",
+        "Only DiffusionGemma takes decisions back. Its position's fixation pass F is F_last, the first pass of the "
+        "final unbroken run of acceptances; F_first is the first acceptance of all.",
+    ),
+    "ever_accepted": Explanation(
+        "tokens: answer tokens whose true token was accepted by some pass and later taken back (not accepted any more, "
+        "another token accepted, or another one in the final text) / answer tokens; rows: rows with at least one such "
+        "token / rows; hidden_tokens, hidden_rows: the same, counting only tokens that the final text does not show",
+        "the answer came up on the way and was dropped: knowledge that the final text hides",
+        "0: no true token was accepted that the text does not keep",
+        "the answer's tokens inside the window, at their own positions",
+        "A token can come up by chance: compare with the retain model. Tokens that were accepted and kept do not "
+        "count; exact_memorization sees those.",
     ),
 }

@@ -17,7 +17,8 @@ def _mean(x: Array) -> Array:
     """The mean over the last axis; NaN (without a warning) when there is nothing to average."""
     if x.shape[-1] == 0:
         return np.full(x.shape[:-1], np.nan)
-    return np.asarray(x.mean(axis=-1, dtype=np.float64))
+    # Contiguous: numpy adds along an axis in an order that depends on how the array lies in memory.
+    return np.asarray(np.ascontiguousarray(x).mean(axis=-1, dtype=np.float64))
 
 
 @metric(knows="low", source="Yeom et al. 2018")

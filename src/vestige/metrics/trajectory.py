@@ -162,9 +162,9 @@ class Path:
 
     @cached_property
     def decided(self) -> Array:
-        """Where the pass shown already saw its own token: it came after the pass that wrote it."""
-        written = self.trace.fixed >= 0
-        return written & (self.source > self.trace.fixed)
+        """Where the pass shown already saw a decided token: the pass before it left one standing there."""
+        before = np.maximum(self.source - 1, 0)
+        return (self.source > 0) & np.take_along_axis(self.trace.accepted, before, axis=0)
 
     def stats(self, stream: int = 0, length: int | None = None) -> TokenStats:
         """What the model thought of one answer at every step: (steps, tokens), labelled positions only."""
@@ -179,6 +179,30 @@ class Path:
             mean=self.mean[:, at],
             std=self.std[:, at],
             order=np.broadcast_to(order, shape),
+            steps=self.trace.steps,
+        )
+
+    def in_decision_order(self, labels: Sequence[int], stream: int, length: int, alignment: str) -> TokenStats:
+        """What `stats` has, for extraction strength: each label counted at the pass that decided its own position.
+
+        Under `causal` the first choice for label l is that of row l - 1, and label 0 is compared with row 0, as
+        published code has it. `labels` is the answer itself: a causal window does not hold its first token.
+        """
+        if _same_position(alignment):
+            return self.stats(stream, length)
+        laid = np.asarray(window(labels, self.source.shape[1]))[:length]
+        rows = np.maximum(np.arange(len(laid)) - 1, 0)
+        at = np.flatnonzero((laid != IGNORE) & self.seen[: len(laid)] & self.seen[rows])
+        shape, rows = (self.steps, len(at)), rows[at]
+        # log p of label 0 under row 0 was never asked for. Nothing here reads it, but broken logits must show.
+        unasked = np.where(np.isnan(self.mean[:, rows]), np.nan, 0.0)
+        return TokenStats(
+            label=np.broadcast_to(laid[at], shape),
+            top1=self.top1[:, rows],
+            logprob=np.where(at == 0, unasked, self.logprob[stream][:, rows]),
+            mean=self.mean[:, rows],
+            std=self.std[:, rows],
+            order=np.broadcast_to(fixation(self.trace.fixed, self.trace.steps)[at], shape),
             steps=self.trace.steps,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from vestige import sums
 from vestige.errors import UserError
 from vestige.types import Array, Trace
 
@@ -45,6 +46,7 @@ def thin(trace: Trace, interval: int | None) -> Trace:
         trace,
         fixed=np.where(trace.fixed < 0, -1, written),
         committed=trace.committed[kept],
+        accepted=trace.accepted[np.append(kept[1:] - 1, trace.steps - 1)],  # as it stood when the next capture came
         logprob=trace.logprob[:, kept],
         **{name: getattr(trace, name)[kept] for name in ("canvas", "proposal", "top1", "mean", "std")},
     )
@@ -84,7 +86,8 @@ def _describe(values: Array) -> dict[str, Array]:
     """The statistics over the first axis."""
     if not len(values):
         return dict.fromkeys(STATISTICS, np.asarray(np.nan))
-    mean, std = values.mean(axis=0), values.std(axis=0)
+    columns = values.reshape(len(values), -1).T
+    mean, std = (np.reshape([fold(c) for c in columns], values.shape[1:]) for fold in (sums.mean, sums.spread))
     p25, median, p75 = np.percentile(values, [25, 50, 75], axis=0)
     half = NORMAL_95 * std / np.sqrt(len(values))
     found = (mean, std, median, p25, p75, values.min(axis=0), values.max(axis=0), mean - half, mean + half)

@@ -8,6 +8,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
+from vestige.models.config_checks import check_config
 from vestige.models.diffusion import auto_class, diffusion_kind
 from vestige.models.families import find_family, native_settings
 from vestige.models.locate import Place, listing, read_json, weight_names
@@ -34,7 +35,8 @@ def check_place(place: Place, args: ModelArgs) -> None:
         raise UserError(f"'{place.name}' is already quantised ({method}); leave `quantization` out.")
     if args.quantization:
         need_package("bitsandbytes", "quant", f"{args.quantization} quantisation")
-    return check_weights(place, args)
+    check_weights(place, args)
+    return check_config(place, weight_names(place.directory, False, args), args.trust_remote_code)
 
 
 def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusion: str | None = None) -> None:
@@ -69,7 +71,8 @@ def _check_diffusion(name: str, config: dict[str, Any], trusted: bool, family: s
     if family == "other":
         raise UserError(
             f"Model does not have a sampler: '{name}' is a diffusion language model ({kind}) of a family that cannot "
-            "be sampled here; LLaDA, Dream, masked language models and causal models adapted to diffusion can."
+            "be sampled here; LLaDA, Dream, DiffusionGemma, masked language models and causal models adapted to "
+            "diffusion can."
         )
     published = find_family(config)
     if published is not None:

@@ -54,6 +54,11 @@ def choose_device_map(args: ModelArgs, device: str, needed: int) -> tuple[Any, l
     import torch
 
     if args.device_map is not None:
+        if str(args.device_map).partition(":")[0] == "cuda" and not torch.cuda.is_available():
+            # Config files of others say so for every machine; --device cuda is a wish, and an error where it fails.
+            return {"": device}, [
+                f"device_map={args.device_map} was asked for and torch sees no CUDA device; used {device}."
+            ]
         return args.device_map, []
     # "cuda:1" is a wish for that very device; only plain "cuda" may spread.
     if device == "cuda" and torch.cuda.device_count() > 1:

@@ -25,8 +25,8 @@ FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal 
 
 # Families by what stands in `model_type` or `architectures`, lower case; first match wins. Plug-ins may insert theirs.
 FAMILIES = [
-    ("diffusion_gemma", "other"),
-    ("diffusiongemma", "other"),
+    ("diffusion_gemma", "diffusion_gemma"),
+    ("diffusiongemma", "diffusion_gemma"),
     ("sdar", "other"),
     ("mdlm", "other"),
     ("llada", "llada"),
@@ -38,7 +38,11 @@ FAMILIES = [
 MASK_IDS = {"llada": 126336, "dream": 151666}
 # The setting that marks a causal model as adapted to diffusion.
 NATIVE = {family.native for family in PUBLISHED} | {"qwen2"}
-KINDS = ("masked", "llada", "dream", "adapted")
+NO_DEPTH = (
+    "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
+    "at tokens that are hidden: the score would not say what it knows, so it is not computed for one"
+)
+KINDS = ("masked", "llada", "dream", "adapted", "diffusion_gemma")
 
 
 def diffusion_kind(config: Mapping[str, Any]) -> str | None:
@@ -71,6 +75,8 @@ def auto_class(kind: str | None, config: Mapping[str, Any]) -> str:
     """The transformers class that loads a kind."""
     if kind == "masked":
         return "AutoModelForMaskedLM"
+    if kind == "diffusion_gemma":
+        return "AutoModelForImageTextToText"
     code = config.get("auto_map") or {}
     if kind in ("llada", "dream", "adapted") and "AutoModelForCausalLM" not in code and "AutoModel" in code:
         return "AutoModel"
@@ -185,8 +191,13 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     if kind not in KINDS:
         raise UserError(
             f"Model does not have a sampler: this kind of diffusion model ({_type_name(model)}) is not a mask "
-            "predictor known here; give LLaDA, Dream, a masked language model or an adapted causal model."
+            "predictor known here; give LLaDA, Dream, DiffusionGemma, a masked language model or an adapted causal "
+            "model."
         )
+    if kind == "diffusion_gemma":
+        from vestige.models.canvas import canvas_predictor  # it builds on this file
+
+        return canvas_predictor(model, tokenizer)
     config = getattr(model, "config", None)
     mask_id = _first(getattr(config, "mask_token_id", None), getattr(tokenizer, "mask_token_id", None))
     if mask_id is None:

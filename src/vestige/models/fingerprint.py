@@ -1,7 +1,8 @@
 """A name for a model's weights: equal weights, equal name; one number changed, another name.
 
 Every cache is keyed by it, so it must never be stale and should rarely be slow. Files are hashed in
-threads, and each file's digest is remembered by its path, size and times.
+threads, and each file's digest is remembered by its path, size, times and inode. That rests on the file system:
+whatever writes to a file or renames another over it moves its change time, which no user can set.
 
 A fingerprint says what the weights are, not how they are held: precision and attention are not in it
 (LoadedModel names them), quantisation is, because it changes the weights.
@@ -15,6 +16,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -43,6 +45,8 @@ VOLATILE = {
     "peft_version",
     "inference_mode",
 }
+VOLATILE_BEFORE = frozenset(VOLATILE)  # what evidence of older versions was named without
+VOLATILE |= {"_commit_hash", "author", "description", "license", "tags", "unsloth_fixed", "unsloth_version"}
 # A file younger than this may still change within its time stamp's resolution; do not remember it yet.
 SETTLED_SECONDS = 2.0
 
@@ -52,9 +56,9 @@ def fingerprint(args: ModelArgs) -> str:
     return fingerprint_place(locate(args), args)
 
 
-def fingerprint_place(place: Place, args: ModelArgs) -> str:
+def fingerprint_place(place: Place, args: ModelArgs, volatile: AbstractSet[str] = VOLATILE) -> str:
     """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
-    parts = _place_parts(place, args)
+    parts = _place_parts(place, args, volatile)
     options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors", ALLOW_UNUSED)}
     if options:
         # Other from_pretrained arguments can override the config, and so change the model.
@@ -63,34 +67,91 @@ def fingerprint_place(place: Place, args: ModelArgs) -> str:
     return f"{key}-{args.quantization}" if args.quantization else key
 
 
-def _place_parts(place: Place, args: ModelArgs) -> list[str]:
+def _place_parts(place: Place, args: ModelArgs, volatile: AbstractSet[str]) -> list[str]:
     if place.gguf:
         return ["gguf", *digests([place.gguf])]
-    adapter = place.kind == "adapter"
     check_weights(place, args)
-    files = [place.directory / name for name in weight_names(place.directory, adapter, args)]
-    # A published family never runs the code beside it: the same weights have the same name with and without trust.
-    if args.trust_remote_code and (adapter or find_family(place.config) is None):
-        files += sorted(place.directory.glob("*.py"))
     parts = [place.kind]
-    for name in ("adapter_config.json",) if adapter else ("config.json", "generation_config.json"):
-        if (place.directory / name).is_file():
-            parts += [name, json.dumps(stable(read_json(place.directory / name)), sort_keys=True)]
+    for file in _settings_files(place):
+        parts += [file.name, json.dumps(stable(read_json(file), volatile), sort_keys=True)]
+    files = _content_files(place, args)
     for file, digest in zip(files, digests(files), strict=True):
         parts += [file.name, digest]
-    return parts + (_place_parts(place.base, args) if place.base else [])
+    return parts + (_place_parts(place.base, args, volatile) if place.base else [])
 
 
-def stable(config: Any) -> Any:
+def _settings_files(place: Place) -> list[Path]:
+    """The files of which only what matters counts."""
+    names = ("adapter_config.json",) if place.kind == "adapter" else ("config.json", "generation_config.json")
+    return [place.directory / name for name in names if (place.directory / name).is_file()]
+
+
+def _content_files(place: Place, args: ModelArgs) -> list[Path]:
+    """The files of which every byte counts: weights, and code that they bring."""
+    files = [place.directory / name for name in weight_names(place.directory, place.kind == "adapter", args)]
+    # A published family never runs the code beside it: the same weights have the same name with and without trust.
+    runs = args.trust_remote_code and (place.kind == "adapter" or find_family(place.config) is None)
+    return files + (sorted(place.directory.glob("*.py")) if runs else [])
+
+
+class Watch:
+    """The files of a checkpoint as they were at one moment: has any been written to or replaced since?
+
+    A trainer that saves over its checkpoint while it is read would otherwise have one model's evidence filed under
+    the name of another.
+    """
+
+    def __init__(self, place: Place, args: ModelArgs) -> None:
+        self.place, self.args = place, args
+        self.stamps = {file: _stamp(file) for file in self._files()}
+
+    def _files(self) -> list[Path]:
+        out: list[Path] = []
+        place: Place | None = self.place
+        while place is not None:
+            out += [place.gguf] if place.gguf else [*_settings_files(place), *_content_files(place, self.args)]
+            place = place.base
+        return [file for file in out if file.is_file()]
+
+    def changed(self) -> Path | None:
+        """A file that is not the one it was; one that has gone was read whole, and does not count."""
+        return next((f for f, stamp in self.stamps.items() if f.is_file() and _stamp(f) != stamp), None)
+
+    def fingerprint(self) -> str:
+        """The fingerprint of what was there all the time since this began."""
+        made = fingerprint_place(self.place, self.args)
+        self.check()
+        return made
+
+    def check(self, known: str = "") -> None:
+        """Refuses to go on when a file changed; `known` is a fingerprint with which a change of times only passes."""
+        file = self.changed()
+        if file is None:
+            return
+        if known and fingerprint_place(self.place, self.args) == known:
+            self.stamps = {file: _stamp(file) for file in self._files()}
+            return
+        raise changed_meanwhile(self.place.name, file)
+
+
+def changed_meanwhile(name: str, file: Path | None = None) -> UserError:
+    what = f"'{file.name}' of '{name}'" if file else f"'{name}'"
+    return UserError(
+        f"{what} changed while it was being evaluated, so nothing more was kept of this run; wait until it is written "
+        "(or evaluate a copy), then run the same command again."
+    )
+
+
+def stable(config: Any, volatile: AbstractSet[str] = VOLATILE) -> Any:
     """A config without its volatile keys, at any depth.
 
     >>> stable({"hidden_size": 8, "dtype": "float32", "text": {"_name_or_path": "x", "layers": 2}})
     {'hidden_size': 8, 'text': {'layers': 2}}
     """
     if isinstance(config, Mapping):
-        return {key: stable(value) for key, value in config.items() if key not in VOLATILE}
+        return {key: stable(value, volatile) for key, value in config.items() if key not in volatile}
     if isinstance(config, list | tuple):
-        return [stable(value) for value in config]
+        return [stable(value, volatile) for value in config]
     return config
 
 
@@ -114,9 +175,9 @@ def _digest(path: Path) -> str:
 
 
 def _stamp(path: Path) -> str:
-    """Size and times. The change time also moves when an older file is renamed over this one."""
+    """Size, times, and which file it is. The change time also moves when an older file is renamed over this one."""
     status = path.stat()
-    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}"
+    return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_dev}-{status.st_ino}"
 
 
 def _settled(path: Path) -> bool:
@@ -153,14 +214,14 @@ def _remember(fresh: dict[str, list[str]]) -> None:
         write_bytes(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
 
 
-def fingerprint_module(model: Any) -> str:
+def fingerprint_module(model: Any, volatile: AbstractSet[str] = VOLATILE) -> str:
     """The fingerprint of a model in memory, from its tensors and its config.
 
     Parameters and persistent buffers in the order of their names, tied ones once. It differs from the
     fingerprint of the same model's files, which are never read here.
     """
     digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps(_module_config(model), sort_keys=True, default=repr).encode())
+    digest.update(json.dumps(_module_config(model, volatile), sort_keys=True, default=repr).encode())
     seen: set[tuple[Any, ...]] = set()
     for name, tensor in sorted(model.state_dict(keep_vars=True).items()):
         if not hasattr(tensor, "detach"):  # extra state, such as quantisation settings
@@ -186,12 +247,12 @@ def _tensor_bytes(name: str, tensor: Any) -> Any:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
 
 
-def _module_config(model: Any) -> Any:
+def _module_config(model: Any, volatile: AbstractSet[str]) -> Any:
     """The settings that change what the tensors compute; for an adapter also its scaling and which is on."""
     config: Any = getattr(model, "config", None)
-    parts = [stable(config.to_dict()) if hasattr(config, "to_dict") else repr(config)]
+    parts = [stable(config.to_dict(), volatile) if hasattr(config, "to_dict") else repr(config)]
     for name, adapter in sorted((getattr(model, "peft_config", None) or {}).items()):
-        settings = {k: sorted(v) if isinstance(v, set) else v for k, v in stable(adapter.to_dict()).items()}
+        settings = {k: sorted(v) if isinstance(v, set) else v for k, v in stable(adapter.to_dict(), volatile).items()}
         parts += [name, settings]
     active = getattr(model, "active_adapters", None) if len(parts) > 1 else None
     return [parts, list(active) if isinstance(active, list | tuple) else None]

@@ -22,10 +22,10 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:
-        reraise_ours(error)
+    except Exception as error:  # code that came with a checkpoint may raise anything
         if isinstance(error, UserError) or _memory(error):
             raise
+        reraise_ours(error)
         told = explain_foreign(error, name, doing, files)
         if told is None:
             raise

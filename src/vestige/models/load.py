@@ -20,13 +20,15 @@ from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
 from vestige.models.adapters import attach
 from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
-from vestige.models.checks import check_place, tensor_names
+from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
+from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
+from vestige.models.checks import check_architecture, check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
-from vestige.models.fingerprint import fingerprint_module, fingerprint_place
+from vestige.models.fingerprint import Watch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import repair
-from vestige.models.locate import Place, locate, weight_names
+from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
@@ -50,6 +52,7 @@ class LoadedModel:
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
     notes: list[str] = field(default_factory=list)
+    watch: Watch | None = None  # the files it was read from; None for a model that was in memory
 
 
 def load_model(args: ModelArgs) -> LoadedModel:
@@ -58,6 +61,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
     device = choose.choose_device(args.device)
     place = locate(args)
     check_place(place, args)
+    watch = Watch(place, args)
     tokenizer, notes = load_tokenizer(args)
     whole = place.base or place
     kind, family = _diffusion(whole, args), None if whole.gguf else find_family(whole.config)
@@ -75,8 +79,8 @@ def load_model(args: ModelArgs) -> LoadedModel:
         reraise_ours(error)
         raise _explain(error, place, device) from None
     notes += _vocabulary_note(model, tokenizer)
-    loaded = _describe(model.eval(), tokenizer, fingerprint_place(place, args), args.path)
-    loaded.notes = notes
+    loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
+    loaded.notes, loaded.watch = notes, watch
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
     loaded.origin = Origin(family, whole.config, whole.directory) if family else None
     return loaded
@@ -99,6 +103,39 @@ def is_diffusion(args: ModelArgs) -> bool:
     """Does the model fill in hidden tokens? Told from its configuration; no weights are read."""
     place = locate(args, weights=False)
     return _diffusion(place.base or place, args) is not None
+
+
+def empty_model(args: ModelArgs) -> Any:
+    """The model that a config.json describes, with shapes and without numbers; no weights are read."""
+    import torch
+    import transformers
+
+    place = locate(args, weights=False)
+    place = place.base or place
+    config = place.config
+    check_architecture(place.name, config, args.trust_remote_code, args.diffusion)
+    family = find_family(config)
+    loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(_diffusion(place, args), config))
+    trusted = args.trust_remote_code and not family
+    code = code_files(config) if trusted else ""
+    with quiet(), foreign_code(place.name, "it was built without weights", code), torch.device("meta"):
+        settings: Any = (
+            native_config(family, config, place.name)
+            if family
+            else transformers.AutoConfig.from_pretrained(str(place.directory), trust_remote_code=trusted)
+        )
+        return loader.from_config(settings, trust_remote_code=trusted)
+
+
+def canvases_of(args: ModelArgs) -> Canvases | None:
+    """How a DiffusionGemma wants to be sampled, from its files; None for other models. No weights are read."""
+    place = locate(args, weights=False)
+    place = place.base or place
+    if _diffusion(place, args) != CANVAS_SAMPLER:
+        return None
+    said = place.directory / "generation_config.json"
+    sampling = own_sampling(read_json(said) if said.is_file() else {})
+    return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
 
 
 def _diffusion(place: Place, args: ModelArgs) -> str | None:
@@ -185,8 +222,11 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both
+    sighted = has_pictures(config)
+    report = drop_vision(model, report) if sighted else report
     theirs = partial(published_name, family) if family else str
     notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
+    notes += ["its vision part was not loaded: only text is used."] if sighted else []
     notes += _check_head(place.name, model, family)
     if is_foreign(model):
         watch_forward(model, place.name)
@@ -205,7 +245,7 @@ def _native(place: Place, args: ModelArgs, settings: dict[str, Any]) -> dict[str
     config = {} if place.gguf else place.config
     family = find_family(config)
     if family is None:
-        return settings
+        return without_vision(str(place.directory), settings) if has_pictures(config) else settings
     # As for other models, settings of the configuration may be given by hand.
     said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
     stored = [n for file in weight_files(place, args) for n in tensor_names(file)]

@@ -13,6 +13,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.families import Family, published_name
 from vestige.models.locate import SMALL_FILES
+from vestige.secrets import without_secrets
 from vestige.writing import copy_file, filling, save_pretrained, write_bytes
 
 SHARD = "5GB"  # as transformers cuts them
@@ -68,7 +69,7 @@ def _write_adapter(model: Any, family: Family, directory: Path) -> None:
 
 def _config(model: Any, origin: Origin) -> dict[str, Any]:
     """The published config; only what training may change is of this model: the rows of its table and the dtype."""
-    config = dict(origin.config)
+    config = without_secrets(dict(origin.config))
     dtype = str(model.dtype).removeprefix("torch.")
     config["torch_dtype" if "torch_dtype" in config else "dtype"] = dtype
     rows = model.get_input_embeddings().num_embeddings

@@ -65,9 +65,10 @@ def own_memory() -> Iterator[None]:
     transformers leaves them mapped, so that a model on a CPU is a view of its files: whoever writes over a checkpoint
     changes the numbers of a model that was loaded long before, and pages count twice while they are converted.
     """
-    from transformers import modeling_utils
+    import transformers
 
-    real: Any = modeling_utils.safe_open
+    modeling_utils: Any = transformers.modeling_utils
+    real = modeling_utils.safe_open
 
     def opened(file: Any, *args: Any, **how: Any) -> Any:
         found = real(file, *args, **how)

@@ -11,6 +11,7 @@ from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
 from vestige.models.families import TOKENIZERS, find_family, native_config
 from vestige.models.foreign import explain_foreign
+from vestige.models.identity import pipeline_key
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
 from vestige.types import content_key
@@ -26,22 +27,23 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     adapter's base, and at last in `args.base`. The pad token is left as it is found.
     """
     if args.tokenizer:
-        return _read(*_own(args, args.tokenizer), args), []
+        return _read(*_own(args, args.tokenizer), args)
     place: Place | None = locate(args, weights=False)
     while place is not None:
         for directory in dict.fromkeys((place.directory, place.root)):
             if place.gguf or has_tokenizer(directory):
                 _check_config(place)
-                return _read(directory, place.gguf, args), []
+                return _read(directory, place.gguf, args)
         place = place.base
     if not args.base:
         raise UserError(f"'{args.path}' has no tokenizer; say where it is with `tokenizer` (a hub id or a directory).")
-    return _read(*_own(args, args.base), args), [f"'{args.path}' has no tokenizer; took the one of '{args.base}'."]
+    tokenizer, notes = _read(*_own(args, args.base), args)
+    return tokenizer, [f"'{args.path}' has no tokenizer; took the one of '{args.base}'.", *notes]
 
 
 def tokenizer_in(directory: Path) -> Any:
     """A tokenizer saved in a directory of its own, beside no model."""
-    return _read(directory, None, ModelArgs(path=str(directory)))
+    return _read(directory, None, ModelArgs(path=str(directory)))[0]
 
 
 def has_tokenizer(directory: Path) -> bool:
@@ -72,7 +74,7 @@ def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
     return directory, None
 
 
-def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
+def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, list[str]]:
     import transformers
 
     # The whole path, because transformers looks for a bare name in the current directory first.
@@ -81,6 +83,7 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
     try:
         with quiet():
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
+            plain = None if gguf else _by_files(tokenizer, directory)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
         reraise_ours(error)
@@ -92,7 +95,62 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> Any:
         raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
     if not len(tokenizer):
         raise UserError(f"The tokenizer in '{directory}' is empty; give another one with `tokenizer`.")
-    return tokenizer
+    return _prefer_files(tokenizer, plain) if plain is not None else (tokenizer, [])
+
+
+# Where rules for cutting text differ: digits, contractions, spaces, line ends, accents, other scripts, special tokens.
+PROBES = (
+    "It's 1978, 12,345.67 and 0x1F;\n\n  two  spaces\t\r\n",
+    "Caf\u0065\u0301 na\u00efve \u5317\u4eac 2024\u5e74",
+    "I'LL we'd <a>x</a>\n",
+)
+
+
+def _by_files(tokenizer: Any, directory: Path) -> Any | None:
+    """The tokenizer that tokenizer.json describes by itself, where transformers' class may bring rules of its own.
+
+    For classes such as Qwen2Tokenizer transformers 5 takes only vocabulary and merges from the file and builds the rest
+    (normaliser, pre-tokeniser, special tokens) by itself.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    own_rules = isinstance(tokenizer, PreTrainedTokenizerFast) and "__init__" in type(tokenizer).__dict__
+    foreign = not type(tokenizer).__module__.startswith("transformers.")
+    if foreign or not own_rules or not (directory / "tokenizer.json").is_file():
+        return None
+    plain = PreTrainedTokenizerFast.from_pretrained(str(directory))
+    if _class_named(directory) == type(tokenizer).__name__:
+        # The files name this class, so what it says of special tokens is theirs where they say nothing else.
+        missing = {k: v for k, v in tokenizer.special_tokens_map.items() if k not in plain.special_tokens_map}
+        known = plain.get_vocab()
+        plain.add_special_tokens({k: v for k, v in missing.items() if isinstance(v, str) and v in known})
+    return plain
+
+
+def _prefer_files(tokenizer: Any, plain: Any) -> tuple[Any, list[str]]:
+    """The files' tokenizer wherever the class differs from it; a note where that shows in ids or in padding."""
+    if _rules(plain) == _rules(tokenizer) and plain.special_tokens_map == tokenizer.special_tokens_map:
+        return tokenizer, []
+    differs = any(plain(text)["input_ids"] != tokenizer(text)["input_ids"] for text in PROBES)
+    what = ["cuts text by other rules"] if differs else []
+    if plain.pad_token != tokenizer.pad_token:
+        what.append(f"pads with {tokenizer.pad_token!r} (the files: {plain.pad_token!r})")
+    said = f"The tokenizer is the one tokenizer.json describes; transformers' {type(tokenizer).__name__}"
+    return plain, [f"{said} {' and '.join(what)}."] if what else []
+
+
+def _rules(tokenizer: Any) -> dict[str, Any]:
+    """What decides the ids of a text, vocabulary and merges apart: those are read from the file in any case."""
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = {k: v for k, v in whole.pop("model").items() if k not in ("vocab", "merges") and v not in (None, "", False)}
+    return {"model": model} | {k: whole[k] for k in ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")}
+
+
+def _class_named(directory: Path) -> str:
+    """The tokenizer class that a folder's own files ask for, by its present name."""
+    config = directory / "tokenizer_config.json"
+    said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
+    return TOKENIZERS.get(said, said).removesuffix("Fast")
 
 
 def _reader(directory: Path) -> str:
@@ -103,7 +161,8 @@ def _reader(directory: Path) -> str:
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
-    """What a manifest keeps of a tokenizer: names for its vocabulary and its chat template, and its special tokens.
+    """What a manifest keeps of a tokenizer: names for its vocabulary, for all that cuts text and puts it together, and
+    for its chat template, and its special tokens.
 
     Kept apart, so that two runs can be told to differ in one and not in the others.
     """
@@ -112,6 +171,7 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
     special = {k: str(v) for k, v in tokenizer.special_tokens_map.items() if isinstance(v, str)}
     facts = {
         "vocabulary": content_key(vocabulary.encode()),
+        "pipeline": pipeline_key(tokenizer),
         "special_tokens": special,
         "chat_template": content_key(json.dumps(template).encode()) if template else None,
     }

@@ -169,7 +169,7 @@ def _methods(work: Work) -> None:
         try:
             methods = from_results(source.data, str(source.path))
         except UserError as error:
-            work.found.problem(str(error), source.path)
+            work.found.leave_out(str(error), source.path)
             continue
         for text in methods.notes:
             work.found.problem(text, source.path)
@@ -249,7 +249,7 @@ def _meta(work: Work, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | N
         try:
             return meta_part(checked_meta_eval(source.data, source.path), models, source.id)
         except UserError as error:
-            work.found.problem(str(error), source.path)
+            work.found.leave_out(str(error), source.path)
     return None
 
 

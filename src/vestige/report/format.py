@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige import __version__
 from vestige.meta.axes import FLOOR, definitions
+from vestige.schema import misfit
 from vestige.types import content_key
 
 SCHEMA = 1
@@ -80,13 +81,62 @@ def plain(value: Any) -> Any:
     return finite(float(value)) if isinstance(value, float) or hasattr(value, "__float__") else str(value)
 
 
-def check_report(report: Mapping[str, Any]) -> list[str]:
+class _Id(TypedDict):
+    id: str
+
+
+class _Model(TypedDict):
+    id: str
+    name: str
+    role: str
+    values: dict[str, dict[str, Any]]
+
+
+class _Metric(TypedDict):
+    group: str
+
+
+class _Verdict(TypedDict):
+    answer: str
+    headline: str
+
+
+class _Audit(TypedDict):
+    model: str
+    full: str | None
+    retain: str | None
+    verdict: _Verdict
+
+
+class _OfModel(TypedDict):
+    model: str
+
+
+class _Form(TypedDict):
+    title: str
+    models: list[_Model]
+    sources: list[_Id]
+    problems: list[dict[str, str]]
+    metrics: dict[str, _Metric]
+    columns: list[str]
+    audits: list[_Audit]
+    trajectories: list[_OfModel]
+    comparisons: list[dict[str, Any]]
+    collapse: list[dict[str, Any]]
+    axes: dict[str, Any]
+
+
+def check_report(report: Any) -> list[str]:
     """What is wrong with a report's form, one sentence each; empty when nothing is."""
+    if not isinstance(report, Mapping):
+        return ["it does not hold a report"]
     if report.get("schema") != SCHEMA:
         return [f"schema is {report.get('schema')!r}, this version reads {SCHEMA}"]
     lacking = [part for part in (*LISTS, "metrics", "axes", "title") if part not in report]
     if lacking:
         return [f"{part} is missing" for part in lacking]
+    if words := misfit(report, _Form):
+        return [words]
     return list(_wrong(report))
 
 

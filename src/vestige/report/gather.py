@@ -15,10 +15,13 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
+from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT, short_id
 from vestige.report.old_keys import modern
+from vestige.schema import misfit
 from vestige.store.checksums import read_seal
 from vestige.store.files import read_json
+from vestige.store.forms import FORMS, Curves, Spreads
 
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
@@ -55,6 +58,7 @@ class Found:
 
     sources: list[Source] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)  # the problems that cost the report a run
 
     def of(self, *kinds: str) -> list[Source]:
         return [s for s in self.sources if s.kind in kinds]
@@ -63,6 +67,32 @@ class Found:
         entry = {"text": text, **({"where": str(where)} if where else {})}
         if entry not in self.problems:
             self.problems.append(entry)
+
+    def leave_out(self, text: str, where: Path | str = "") -> None:
+        """A run (or file) that is there and cannot be shown: the command says so with its status."""
+        self.problem(text, where)
+        if text not in self.left_out:
+            self.left_out.append(text)
+
+    def fits(self, kind: str, path: Path, data: Mapping[str, Any]) -> bool:
+        """Whether a run has the form that the parts of the report rely on; if not, it is left out and named."""
+        words = misfit(data, FORMS[kind]) or (_curves_misfit(data["results"]) if kind == "trajectory" else "")
+        if words:
+            self.leave_out(f"{path.name} was left out: it does not have the form of its kind ({kind}): {words}.", path)
+        return not words
+
+
+def _curves_misfit(results: Mapping[str, Any]) -> str:
+    """Of a trajectory's nested values, by view or (the flat shape) without."""
+    for name, body in results.items():
+        nested, spread = body.get("agg_value"), body.get("step_distribution") or {}
+        if isinstance(nested, Mapping):
+            by_view = set(nested) <= set(VIEWS)
+            words = misfit(nested, dict[str, Curves] if by_view else Curves)
+            words = words or misfit(spread, dict[str, Spreads | None] if by_view else Spreads)
+            if words:
+                return f"{name}: {words}"
+    return ""
 
 
 def gather(paths: Sequence[Path]) -> Found:
@@ -113,7 +143,7 @@ def _unfinished_attack(path: Path, found: Found) -> bool:
         return False  # whoever verifies the run is told
     unfinished = seal is not None and seal.kind == "stress" and not seal.finished
     if unfinished:
-        found.problem(UNFINISHED_ATTACK.format(path.name), path)
+        found.leave_out(UNFINISHED_ATTACK.format(path.name), path)
     return unfinished
 
 
@@ -156,10 +186,10 @@ def _eval(path: Path, found: Found) -> Source | None:
     manifest = (_read(manifest_file, found) if manifest_file.is_file() else None) or {}
     if not manifest:
         found.problem(f"{path.name} has no manifest.json: its model's weights, rows and dialect are not known.", path)
-    curves = any(isinstance(body.get("agg_value"), Mapping) for body in merged.values())
+    kind = "trajectory" if any(isinstance(body.get("agg_value"), Mapping) for body in merged.values()) else "eval"
     kept = [*files, *stats_files, *([manifest_file] if manifest else [])]
     data = {"results": merged, "stats": stats, "manifest": manifest, "task": _task(path, found)}
-    return Source("trajectory" if curves else "eval", path, tuple(kept), data, _eval_facts(manifest))
+    return Source(kind, path, tuple(kept), data, _eval_facts(manifest)) if found.fits(kind, path, data) else None
 
 
 def _task(path: Path, found: Found) -> dict[str, Any]:
@@ -193,7 +223,8 @@ def _depth(path: Path, found: Found) -> Source | None:
     records = _read(details, found, list) if details.is_file() else None
     files = (file, details) if records else (file,)
     facts = {k: str(data[k]) for k in ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype") if k in data}
-    return Source("depth", path, files, {"summary": data, "records": records or []}, facts)
+    both = {"summary": data, "records": records or []}
+    return Source("depth", path, files, both, facts) if found.fits("depth", path, both) else None
 
 
 def _stress(path: Path, found: Found) -> Source | None:
@@ -204,7 +235,8 @@ def _stress(path: Path, found: Found) -> Source | None:
     manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
     there = {who: f for who, f in manifests.items() if f.is_file()}
     more = {who: _read(f, found) or {} for who, f in there.items()}
-    return Source("stress", path, (file, *there.values()), {**data, "manifests": more})
+    all_of_it = {**data, "manifests": more}
+    return Source("stress", path, (file, *there.values()), all_of_it) if found.fits("stress", path, all_of_it) else None
 
 
 def _collapse(path: Path, found: Found) -> Source | None:
@@ -212,13 +244,13 @@ def _collapse(path: Path, found: Found) -> Source | None:
     data = _read(file, found) if file.is_file() else None
     if data is None or not {"steps", "settings", "reasoning"} <= set(data):
         return None
-    return Source("collapse", path, (file,), data)
+    return Source("collapse", path, (file,), data) if found.fits("collapse", path, data) else None
 
 
 def _sweep(path: Path, found: Found) -> Source | None:
     file = path / "sweep.json"
     data = _read(file, found) if file.is_file() else None
-    if data is None or "plan" not in data:
+    if data is None or "plan" not in data or not found.fits("sweep", path, data):
         return None
     tasks = data.get("tasks") or []
     bad = [t for t in tasks if t.get("status") in ("failed", "blocked", "missing")]
@@ -233,10 +265,10 @@ def _read(path: Path, found: Found, kind: type = dict) -> Any:
     try:
         data = modern(read_json(path))
     except (OSError, ValueError) as error:
-        found.problem(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
+        found.leave_out(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
         return None
     if not isinstance(data, kind):
-        found.problem(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
+        found.leave_out(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
         return None
     return data
 

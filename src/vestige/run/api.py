@@ -98,7 +98,8 @@ def evaluate(
     """Evaluates a checkpoint (a path or hub id) or a model in memory (with its `tokenizer`).
 
     `metrics` is a list of names or "all"; `settings` are the other fields of `Ask` (dialect, system_prompt, limit,
-    reference_model, overrides=[...], ...). Without `out` the files go to a temporary directory.
+    reference_model, overrides=[...], ...). Without `out` the files go to a temporary directory. A training run may call
+    this between two steps: random state and the model's train or eval modes are afterwards as they were before.
     """
     known = {f.name for f in fields(Ask)} - {"suite", "model", "data", "retain_logs", "out", "metrics", "progress"}
     for name in settings:
@@ -107,19 +108,15 @@ def evaluate(
     if isinstance(settings.get("plugins"), (str, Path)):
         settings["plugins"] = [str(settings["plugins"])]
     load_plugins(settings.get("plugins", ()))
-    loaded = None
-    if not isinstance(model, (str, Path)):
-        from vestige.models.load import wrap_model
-
-        if tokenizer is None:
-            raise UserError("A model in memory needs its tokenizer: evaluate(model, suite, tokenizer=tokenizer).")
-        loaded, model = wrap_model(model, tokenizer), "in-memory"
-    elif tokenizer is not None:
+    live = None if isinstance(model, (str, Path)) else model
+    if live is not None and tokenizer is None:
+        raise UserError("A model in memory needs its tokenizer: evaluate(model, suite, tokenizer=tokenizer).")
+    if live is None and tokenizer is not None:
         settings["tokenizer"] = str(tokenizer)
     chosen = metrics.split(",") if isinstance(metrics, str) else metrics
     ask = Ask(
         suite=suite,
-        model=str(model),
+        model="in-memory" if live is not None else str(model),
         data=None if data is None else str(data),
         retain_logs=_as_text(retain_logs),
         out=str(out if out is not None else lasting()),
@@ -127,4 +124,8 @@ def evaluate(
         progress=progress,
         **settings,
     )
-    return Result(evaluate_config(to_run(ask), loaded))
+    from vestige.models.load import wrap_model
+    from vestige.models.undisturbed import undisturbed
+
+    with undisturbed(live):
+        return Result(evaluate_config(to_run(ask), None if live is None else wrap_model(live, tokenizer)))

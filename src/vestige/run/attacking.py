@@ -45,11 +45,13 @@ def lesson_rows(run: RunConfig, lesson: Lesson) -> list[ChatRow]:
     """The rows to teach, in the words of the evaluation: its tokenizer, template and limit."""
     from vestige.data.datasets import make_context
     from vestige.models.load import load_tokenizer
+    from vestige.run.handles import ModelHandle
     from vestige.run.prepare import make_template, model_args
     from vestige.run.training_rows import Reading, read_training_rows
 
     tokenizer, _ = load_tokenizer(model_args(run))
     context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
+    context.longest = ModelHandle(model_args(run)).context_length
     path = str(rows_file(lesson.data, "forget"))
     file = {"handler": "AutoDataset", "args": {"hf_args": {"path": path}}}
     rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows

@@ -13,6 +13,7 @@ from vestige.run.depth_ask import DepthAsk
 from vestige.run.handles import ModelHandle
 from vestige.run.patching import Source
 from vestige.run.progress import Bar
+from vestige.sums import mean
 from vestige.types import Array
 from vestige.wants import PatchWant
 
@@ -34,6 +35,7 @@ def representation_baselines(
         if handle is not full:
             handle.free()
     out: dict[str, dict[str, Result]] = {u.name: {} for u in unlearned}
+    unlearned = [u for u in unlearned if not _broken(["", retain.name, u.name], states, information, ask, out[u.name])]
     if "cka" in ask.baselines:
         for name, result in _each_cka(states, retain.name, unlearned, wants).items():
             out[name]["cka"] = result
@@ -44,6 +46,23 @@ def representation_baselines(
         for u in unlearned:
             out[u.name] |= fisher_results(information[""], information[retain.name], information[u.name])
     return out
+
+
+def _broken(
+    names: Sequence[str],
+    states: Mapping[str, Mapping[str, Any]],
+    information: Mapping[str, list[Array] | str],
+    ask: DepthAsk,
+    out: dict[str, Result],
+) -> bool:
+    """Whether one of the three models of a comparison has states or gradients that are no numbers; `out` says so."""
+    arrays = [v for n in names for v in states.get(n, {}).values()]
+    arrays += [v for n in names for v in (information.get(n) or []) if not isinstance(information.get(n), str)]
+    if all(bool((np.isfinite(a) if isinstance(a, np.ndarray) else a.isfinite()).all()) for a in arrays):
+        return False
+    kinds = [k for k in ask.baselines if k != "fisher"] + (fisher_names() if "fisher" in ask.baselines else [])
+    out |= {k: {"score": None, "per_layer": {}, "reason": "a model's states are NaN or infinite"} for k in kinds}
+    return True
 
 
 def _states(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> Mapping[str, Any]:
@@ -120,21 +139,28 @@ def _each_lens(
         for i in range(lost.shape[1]):
             counts = lost[:, i] > ask.delta_threshold
             rows[str(i)] = {
-                "mean_erasure": float(ratio[counts, i].mean()) if counts.any() else None,
-                "mean_d_ret": float(lost[:, i].mean()),
+                "mean_erasure": mean(ratio[counts, i]) if counts.any() else None,
+                "mean_d_ret": mean(lost[:, i]),
                 "n_ft_examples": int(counts.sum()),
             }
-        score = float(good.mean()) if len(good) else None
+        score = mean(good) if len(good) else None
         out[u.name] = {**_result(score, rows, "no layer of any example counts"), "n": len(good)}
     return out
+
+
+def _plain_shares() -> dict[str, float | None]:
+    return {"mean": None, **{f"top{s}": s for s in depth.TOP_SHARES}}
+
+
+def fisher_names() -> list[str]:
+    return [*(f"fisher_{n}" for n in _plain_shares()), *(f"fisher_masked_{s}" for s in depth.MASK_SHARES)]
 
 
 def fisher_results(
     full: list[Array] | str, retain: list[Array] | str, unlearned: list[Array] | str
 ) -> dict[str, Result]:
     """Plain (mean, top shares) and masked Fisher scores of one unlearned model."""
-    plain: dict[str, float | None] = {"mean": None, **{f"top{s}": s for s in depth.TOP_SHARES}}
-    names = [*(f"fisher_{n}" for n in plain), *(f"fisher_masked_{s}" for s in depth.MASK_SHARES)]
+    plain, names = _plain_shares(), fisher_names()
     for part in (full, retain, unlearned):
         if isinstance(part, str):
             return {name: {"score": None, "per_layer": {}, "reason": part} for name in names}

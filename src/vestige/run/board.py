@@ -15,6 +15,7 @@ from typing import TextIO
 from vestige.run.pool import State, shown
 from vestige.run.tables import table
 from vestige.run.tasks import Task
+from vestige.secrets import hide
 from vestige.writing import append_to
 
 MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}
@@ -57,6 +58,7 @@ class Board:
         return f"{done}/{len(self.states)}"
 
     def say(self, words: str) -> None:
+        words = hide(words)
         self.log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {words}\n")
         self._erase()
         self._show(words + "\n")

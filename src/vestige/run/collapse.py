@@ -22,6 +22,7 @@ from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
+from vestige.run.handles import how_held
 from vestige.run.progress import Bar
 from vestige.run.tables import number, table
 from vestige.store.checksums import begin, seal
@@ -59,6 +60,7 @@ class Report:
     outcomes: list[Outcome]
     models: dict[int, str]
     formats: dict[int, str]
+    made: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> whose weights, and how they were held
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -75,6 +77,13 @@ def settings_from(
     overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
 ) -> CollapseSettings:
     """The `collapse_detection` group with overrides, then flags that were given."""
+    return scheduled_settings(overrides, flags, config_dir)[0]
+
+
+def scheduled_settings(
+    overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
+) -> tuple[CollapseSettings, bool]:
+    """The same, and whether somebody said how often to measure: a flag, an override, or a config file."""
     from omegaconf import OmegaConf
 
     with composing(config_dir) as directories:
@@ -82,7 +91,8 @@ def settings_from(
     block = OmegaConf.to_container(config.collapse_detection, resolve=True)
     assert isinstance(block, dict)
     given = {k: v for k, v in (flags or {}).items() if v is not None}
-    return CollapseSettings.from_config({**{str(k): v for k, v in block.items()}, **given})
+    merged = {**{str(k): v for k, v in block.items()}, **given}
+    return CollapseSettings.from_config(merged), merged.get("compute_freq") is not None
 
 
 def reasoning_for(settings: CollapseSettings, tokenization: str | None = None, **rules: Any) -> Reasoning:
@@ -127,8 +137,11 @@ def _collapse(ask: Ask) -> Report:
             scorer.progress = _watch(bar)
             detector.scorer = scorer
             outcome = detector.compute(trajectories, step)
+        if held.watch is not None:
+            held.watch.check(held.fingerprint)  # numbers of weights that were written over meanwhile are nobody's
         report.outcomes.append(outcome)
         report.models[step], report.formats[step] = held.name, loaded.format
+        report.made[step] = {"fingerprint": held.fingerprint, **how_held(held)}
         _note(report, [loaded.loss, *scorer.cost.notes])
         if ask.out is not None:
             rows.add(outcome, held.tokenizer)
@@ -278,6 +291,7 @@ def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
     return {
         "step": o.step,
         "model": report.models[o.step],
+        "made": report.made.get(o.step, {}),
         "format": report.formats[o.step],
         "turns": o.turns,
         "left_out": o.left_out,
@@ -326,7 +340,7 @@ def show(report: Report) -> str:
         rows = [(o, o.samples[label]) for o in report.outcomes if label in o.samples]
         if not rows:
             continue
-        heads = ["step", "rows", "prompts", *(head for head, _ in COLUMNS), "95 % interval of MI"]
+        heads = ["step", "rows", "prompts", COLUMNS[0][0], "its 95 % interval", *(head for head, _ in COLUMNS[1:])]
         body = [_row(o, s) for o, s in rows]
         lines += [f"{TITLES[label]} ({label})", "", table(body, heads, right=tuple(range(len(heads)))), ""]
         lines += [f"step {o.step}: {s.verdict}" for o, s in rows]
@@ -347,10 +361,10 @@ def show(report: Report) -> str:
 
 def _row(o: Outcome, s: Sampled) -> list[str]:
     prompts = len(np.unique(s.cross.prompts))
-    span = s.spans.get("mi_seq_distinct_columns")
+    span = s.spans.get(COLUMNS[0][1])
     words = "-" if span is None else f"{number(span[0])} to {number(span[1])}"
-    values = [number(s.metrics.get(key)) for _, key in COLUMNS]
-    return [str(o.step), str(len(s.turns)), str(prompts), *values, words]
+    first, *rest = [number(s.metrics.get(key)) for _, key in COLUMNS]
+    return [str(o.step), str(len(s.turns)), str(prompts), first, words, *rest]
 
 
 def _trend(first: tuple[Outcome, Sampled], last: tuple[Outcome, Sampled]) -> str:
@@ -378,9 +392,11 @@ def measure(
 ) -> Report:
     """`vestige.collapse`: the command line's work for a path or a model in memory."""
     from vestige.models.load import wrap_model
+    from vestige.models.undisturbed import undisturbed
 
     files = [rollouts] if isinstance(rollouts, (str, Path)) else list(rollouts)
-    held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
     used = settings or CollapseSettings()
     how = reasoning or reasoning_for(used)
-    return collapse(Ask(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more))
+    with undisturbed(model):
+        held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
+        return collapse(Ask(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more))

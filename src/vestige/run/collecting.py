@@ -10,11 +10,13 @@ from typing import Any
 
 from vestige.data.chat import Encoder
 from vestige.errors import UserError
+from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
 from vestige.run import denoising
 from vestige.run.handles import ModelHandle, device_kind, unquantised
 from vestige.run.progress import Bar
 from vestige.run.team import Team
+from vestige.run.trusting import Settling, read_again
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace
@@ -53,6 +55,9 @@ class Collector:
         self.seconds: dict[str, float] = {}
         self.errors: Mapping[str, float] = {}  # of answers scored by a Monte-Carlo bound
         self.patched_banks: dict[str, str] = {}  # PatchInto.label -> the bank that holds it
+        self.classifiers: dict[str, str] = {}  # a classifier's path -> the bank of its answers
+        self.made: dict[str, Any] = {}  # bank -> how the model was held when its evidence was made
+        self.said: list[str] = []  # notes on this run, which are not about how evidence came about
 
     def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
         """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
@@ -101,8 +106,10 @@ class Collector:
                 raise UserError(f"uds: '{handle.name}' has another tokenizer than '{model.name}'; their states differ.")
         settings = Settings(None, into.last_layer, progress=self.progress)
         sources = [Source(into.label(n), h, self.directory) for n, h in (("retain", retain), ("model", model))]
-        found = Patching(full, settings, self.cost, self.team).evidence(sources, wants)
+        patching = Patching(full, settings, self.cost, self.team)
+        found = patching.evidence(sources, wants)
         full.free()
+        self.made |= patching.made
         self.patched_banks |= {s.name: bank_identity(full, s.handle, settings) for s in sources}
         return {name: Found(stats) for name, stats in found.items()}
 
@@ -112,15 +119,30 @@ class Collector:
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
         return result
 
-    def _keep(self, bank: Bank[Any], items: Mapping[str, Any]) -> None:
-        """One batch, and before it what must be known of how it was made."""
+    def _keep(self, bank: Bank[Any], model: ModelHandle, items: Mapping[str, Any]) -> None:
+        """One batch, and before it what must be known of how it was made; none of weights that were written over."""
+        model.check()
         if self.team.leads:  # what the others note is gathered with their costs
             remember(self.directory, bank.stem, self.cost.notes)
         bank.add_part(items)
 
-    def _recall(self, bank: Bank[Any]) -> None:
-        """What was noted when this evidence was made, by an earlier run, too."""
+    def _bank(self, place: Path, kind: str, model: ModelHandle) -> Bank[Any]:
+        return Bank(place, kind, model.identity, self._head(kind, model))
+
+    def _head(self, kind: str, model: ModelHandle) -> dict[str, Any]:
+        """What a bank says of its evidence besides whose it is; models/identity.py has the table."""
+        out: dict[str, Any] = {"version": COLLECTED[kind], **({"how": dict(model.made)} if model.made else {})}
+        if kind == "texts" or model.is_diffusion:
+            out["tokens"] = special_ids(self.encoder.tokenizer)
+        if kind == "texts" and model.is_diffusion:  # decoded without the mask token, which only the model knows
+            out["decoder"] = pipeline_key(self.encoder.tokenizer)
+        return out
+
+    def _recall(self, bank: Bank[Any], model: ModelHandle) -> None:
+        """What was noted when this evidence was made, by an earlier run, too; and how the model was held then."""
         self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]
+        model.made = model.made or bank.head.get("how", {})
+        self.made[bank.stem] = bank.head.get("how", {})
 
     # ---- answers --------------------------------------------------------------------------------------------
 
@@ -130,7 +152,7 @@ class Collector:
         collect = self._run_bounds if model.is_diffusion else self._run_answers
         found = self._gathered("answers", model, targets, lambda place, mine: collect(place, model, mine, label))
         if model.is_diffusion:
-            errors = self.team.fold(self.directory, "errors", model.identity).load()
+            errors = self.team.fold(self._bank(self.directory, "errors", model)).load()
             self.errors = {**self.errors, **{k: errors[k] for k in found if k in errors}}
         return found
 
@@ -138,16 +160,22 @@ class Collector:
         self, kind: str, model: ModelHandle, wants: Sequence[Any], collect: Callable[[Path, dict[str, Any]], None]
     ) -> Found:
         """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""
-        bank = self.team.fold(self.directory, kind, model.identity)
-        have = bank.load()
+        bank = self.team.fold(self._bank(self.directory, kind, model))
         unique = {w.key: w for w in wants}
+        if self.team.leads:
+            along = ("errors",) if kind == "answers" and model.is_diffusion else ()
+            before, dtype = (lambda: model.identity_before), (lambda: str(model.made.get("dtype", "")))
+            self.said += Settling(bank, unique, collect, before, model.is_live, dtype, along).run()
+        self.team.meet()
+        have = bank.load()
         missing = {k: w for k, w in unique.items() if k not in have}
         self.team.meet()  # before anybody writes: all must have seen the same gaps
         if missing:
             if mine := self.team.share(missing):
                 collect(self.team.place(self.directory), mine)
-            have = self.team.fold(self.directory, kind, model.identity).load()
-        self._recall(bank)
+            bank = self.team.fold(self._bank(self.directory, kind, model))
+            have = bank.load()
+        self._recall(bank, model)
         return Found({k: have[k] for k in unique})
 
     def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
@@ -156,22 +184,22 @@ class Collector:
         loaded = model.get(self.cost.notes)
         limits = self._limits(loaded)
         settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
-        bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
+        bank: Bank[TokenStats] = self._bank(place, "answers", model)
         collector = AnswerCollector(loaded.model, vocabulary(loaded.model), limits, self.cost)
         for group in _resumable(bank, missing, settings):
-            self._score(bank, collector, group, settings, label)
+            self._score(bank, model, collector, group, settings, label)
 
     def _score(
-        self, bank: Bank[TokenStats], collector: Any, targets: list[Target], settings: Mapping[str, Any], label: str
+        self, bank: Bank[TokenStats], model: ModelHandle, collector: Any, targets: list[Target], how: Any, label: str
     ) -> None:
-        done = bank.begin([t.key for t in targets], settings)
+        done = bank.begin([t.key for t in targets], how)
         self.cost.nodes += count_nodes(targets)
         with Bar(label, 0, "tok", self.progress) as bar:
             # What is ahead is known only once it is packed, and again after memory ran out.
             for result in collector.run(
                 targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
             ):
-                self._keep(bank, result)
+                self._keep(bank, model, result)
                 bar.to(self.cost.score_tokens)
         bank.finish()
 
@@ -185,16 +213,16 @@ class Collector:
     def _run_bounds(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
         loaded = model.get(self.cost.notes)
-        bank: Bank[TokenStats] = Bank(place, "answers", model.identity)
-        errors: Bank[float] = Bank(place, "errors", model.identity)
+        bank: Bank[TokenStats] = self._bank(place, "answers", model)
+        errors: Bank[float] = self._bank(place, "errors", model)
         keys = list(missing)
         done = frozenset(bank.begin(keys, {"bound": True})) & frozenset(errors.begin(keys, {"bound": True}))
         with Bar(label, len(missing), "answer", self.progress) as bar:
             bar.add(len(done))
             targets = list(missing.values())
             for stats, gaps in denoising.bounds(loaded, targets, self._limits(loaded), self.cost, done):
-                self._keep(errors, gaps)
-                self._keep(bank, stats)
+                self._keep(errors, model, gaps)
+                self._keep(bank, model, stats)
                 bar.add(len(stats))
         errors.finish()
         bank.finish()
@@ -224,9 +252,9 @@ class Collector:
         return Found(out)
 
     def _recorded(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
-        traces = denoising.external_traces(wants)
+        traces = denoising.external_traces(wants, self.said.append)
         if self.team.leads:
-            Bank[Trace](self.directory, "denoised", model.identity).merge(traces)
+            self._bank(self.directory, "denoised", model).merge(traces)
         return traces
 
     def _stage(
@@ -236,12 +264,12 @@ class Collector:
 
         def collect(place: Path, missing: dict[str, Any]) -> None:
             loaded = model.get(self.cost.notes)
-            bank: Bank[Any] = Bank(place, kind, model.identity)
+            bank = self._bank(place, kind, model)
             done = frozenset(bank.begin(list(missing), {}))
             with Bar(label, len(missing), unit, self.progress) as bar:
                 bar.add(len(done))
                 for result in run(loaded, list(missing.values()), done):
-                    self._keep(bank, result)
+                    self._keep(bank, model, result)
                     bar.add(len(result))
             bank.finish()
 
@@ -266,6 +294,8 @@ class Collector:
                 ),
             )  # fmt: skip
         known = {t.key: (t, answers[t.key]) for t in scored}
+        if self.team.leads:
+            self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)
         return self._gathered(
             "texts", model, requests, lambda place, missing: self._run_texts(place, model, missing, known)
         )
@@ -280,7 +310,7 @@ class Collector:
         from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
 
         loaded = model.get(self.cost.notes)
-        bank: Bank[Text] = Bank(place, "texts", model.identity)
+        bank: Bank[Text] = self._bank(place, "texts", model)
         eos = end_tokens(loaded.model, loaded.tokenizer)
         end = loaded.tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none
         end_text = loaded.tokenizer.decode([end]) if eos and end is not None else ""
@@ -292,7 +322,7 @@ class Collector:
             done = bank.begin([r.key for r in group], settings)
             with Bar("generating texts", len(group), "text", self.progress) as bar:
                 for result in collector.run(group, proven, frozenset(done)):
-                    self._keep(bank, result)
+                    self._keep(bank, model, result)
                     bar.add(len(result))
             bank.finish()
 
@@ -326,7 +356,8 @@ class Collector:
             from vestige.collect.external import Classifier, classifier_identity
 
             mine = {w.key: w for w in wants if w.model == path}
-            bank: Bank[float] = Bank(self.directory, "classified", classifier_identity(path))
+            self.classifiers[path] = identity = classifier_identity(path)
+            bank: Bank[float] = Bank(self.directory, "classified", identity, {"version": COLLECTED["classified"]})
             have = bank.load()
             missing = [w for k, w in mine.items() if k not in have]
             if missing:

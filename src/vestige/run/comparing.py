@@ -15,10 +15,9 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.errors import UserError, unknown_name
-from vestige.guard import shaped
 from vestige.metrics.names import full_name
 from vestige.run.definitions import refuse_other_number
-from vestige.run.references import data_fingerprints, difference, load_references, read_results, result_file
+from vestige.run.references import data_fingerprints, difference, load_references, read_scores, result_file
 from vestige.run.scoring import family, references_of
 from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
 from vestige.run.stored import read_manifest, suite_from_manifest
@@ -63,11 +62,6 @@ def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
     if margin < 0 or resamples < 100:
         raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
-    with shaped(f"One of the runs {', '.join(map(str, paths))}"):
-        return _report(paths, metrics, margin, resamples)
-
-
-def _report(paths: Sequence[Path], metrics: str | None, margin: float, resamples: int) -> str:
     runs = [read_stored(path, name) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
@@ -92,7 +86,7 @@ def read_stored(path: Path, name: str) -> Stored:
     if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
         raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
     file = result_file(path)
-    scores = {m: Score.from_json(v) for m, v in read_results(file).items() if isinstance(v, dict)}
+    scores = {m: Score.from_json(v) for m, v in read_scores(file).items()}
     if not (file.parent / "manifest.json").is_file():
         return Stored(name, scores, None, f"{file} has no manifest.json beside it: its rows are not known")
     manifest = read_manifest(file.parent)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,13 +14,16 @@ from typing import Any
 
 from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
+from vestige.models.args import OWN_KEYS
+from vestige.secrets import note_environment, note_tree, note_words
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
-_USER_DIR: list[Path] = []  # where the search-path plug-in below looks; set while composing
+OPTIONAL = tuple(f"model.model_args.{name}=" for name in OWN_KEYS)
+_USER_DIR: list[Path] = []  # where the search-path plug-in below looks, the first one last; set while composing
 
 
 def _register_search_path() -> None:
@@ -36,6 +41,20 @@ def _register_search_path() -> None:
         Plugins.instance().register(UserDirectoryFirst)
 
 
+def _watch_environment() -> None:
+    """Tells OmegaConf's `oc.env` to say what it read: such values are kept out of files (secrets.py)."""
+    from omegaconf import OmegaConf
+    from omegaconf.resolvers import oc
+
+    def watched(key: str, *default: Any) -> Any:
+        value = oc.env(key, *default)
+        if key in os.environ:
+            note_environment(key, os.environ[key])
+        return value
+
+    OmegaConf.register_new_resolver("oc.env", watched, replace=True)
+
+
 @contextmanager
 def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
@@ -45,34 +64,68 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     if config_dir is not None and not config_dir.is_dir():
         raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
     _register_search_path()
-    _USER_DIR[:] = [config_dir.resolve()] if config_dir else []
+    _watch_environment()
     for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
         check_yaml(path)
     GlobalHydra.instance().clear()
+    own = [config_dir.resolve()] if config_dir else []
     try:
-        with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
-            yield [*_USER_DIR, PACKAGE_DIR]
+        with _without_hydra_group(own) as silent:
+            _USER_DIR[:] = [*own, *silent]
+            with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
+                yield [*own, PACKAGE_DIR]
     finally:
         _USER_DIR.clear()
+
+
+@contextmanager
+def _without_hydra_group(own: Sequence[Path]) -> Iterator[list[Path]]:
+    """Empty files in the place of a user's own `hydra` group: how Hydra logs and where it runs is not ours to set up.
+
+    (Such a group asks for plug-ins, as open-unlearning's does for colorlog, or for folders that nobody wants here.)
+    """
+    names = [p.relative_to(base) for base in own for p in (base / "hydra").rglob("*.yaml")]
+    if not names:
+        yield []
+        return
+    with tempfile.TemporaryDirectory(prefix="vestige-hydra-") as place:
+        for name in names:
+            file = Path(place) / name
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text("{}\n", encoding="utf-8")
+        yield [Path(place)]
 
 
 def compose_config(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:
     import yaml
     from hydra import compose
     from hydra.errors import HydraException
+    from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    note_words(overrides)
     try:
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            return compose(config_name, overrides=list(overrides))
+            cfg = compose(config_name, overrides=[_optional(word) for word in overrides])
+        note_tree(OmegaConf.to_container(cfg, resolve=False))
+        return cfg
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
         raise _explain_composition(error, directories) from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
+
+
+def _optional(override: str) -> str:
+    """Settings of a model that no config file lists, because hardly any model needs them, are given like the others.
+
+    >>> _optional("model.model_args.diffusion=adapted"), _optional("eval=tofu")
+    ('++model.model_args.diffusion=adapted', 'eval=tofu')
+    """
+    return f"++{override}" if override.startswith(OPTIONAL) else override
 
 
 def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
@@ -86,7 +139,8 @@ def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
     key = twice[1]
     return UserError(
         f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
-        f"{{right: {{handler: {key}, access_key: correct}}, wrong: {{handler: {key}, access_key: wrong}}}}."
+        f"{{right: {{handler: {key}, access_key: correct, datasets: ...}}, wrong: {{handler: {key}, access_key: wrong, "
+        f"datasets: ...}}}}, each with the data it had."
     )
 
 
@@ -162,6 +216,12 @@ def _setting_names() -> list[str]:
 
 def explain_value(error: Exception) -> UserError:
     key = getattr(error, "full_key", None) or "?"
+    absent = re.search(r"Interpolation key '([^']+)' not found", str(error))
+    if absent:
+        return UserError(
+            f"Setting '{key}' refers to '{absent[1]}', which is not there; add it to your configuration or to "
+            f"the command (+{absent[1]}=VALUE)."
+        )
     if type(error).__name__ == "MissingMandatoryValue":
         return UserError(f"'{key}' must be given; add {key}=VALUE to the command.")
     return UserError(f"Setting '{key}': {first_line(error)}")
@@ -188,6 +248,21 @@ def lend_suite(cfg: Any, lender: str, borrower: str, directories: Sequence[Path]
     body = {str(k): v for k, v in kept.items_ex(resolve=False) if k not in ("defaults", "metrics")}
     body |= {str(k): f"${{eval.{borrower}.{k}}}" for k in own}
     OmegaConf.update(cfg, f"eval.{lender}", body, force_add=True)
+
+
+def fill_suite(cfg: Any, name: str) -> None:
+    """Settings that a user's copy of one of our suites leaves out get the values they have in ours.
+
+    Guides print short forms of these files; the metrics refer to the settings all the same.
+    """
+    from omegaconf import OmegaConf
+
+    file = PACKAGE_DIR / "eval" / f"{name}.yaml"
+    if not file.is_file():
+        return
+    for key, value in _read_yaml(file).items_ex(resolve=False):
+        if key not in (*cfg.eval[name], "defaults", "metrics", "handler"):
+            OmegaConf.update(cfg, f"eval.{name}.{key}", value, force_add=True)
 
 
 class ConfigLibrary:

@@ -6,15 +6,24 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import inside, shaped
+from vestige.guard import inside
 from vestige.integrations.lm_eval import EVALUATORS
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.names import full_name
-from vestige.run.composing import ConfigLibrary, compose_config, composing, explain_value, lend_suite, seed_of
+from vestige.run.composing import (
+    ConfigLibrary,
+    compose_config,
+    composing,
+    explain_value,
+    fill_suite,
+    lend_suite,
+    seed_of,
+)
 from vestige.run.definitions import refuse_other_number
+from vestige.schema import check_form
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
 
@@ -144,10 +153,11 @@ def compose_runs(
     with composing(config_dir) as directories:
         cfg = compose_config(config_name, guide_overrides(overrides), directories)
         OmegaConf.set_struct(cfg, False)
+        if "eval" in cfg and not OmegaConf.is_dict(cfg.eval):
+            raise UserError(f"The setting 'eval' must hold suites (name: settings), it is {cfg.eval!r}.")
         names = [str(name) for name in cfg.get("eval") or {}]
         try:
-            with shaped("The configuration"):
-                return [_run(cfg, name, directories, only, plugins) for name in names]
+            return [_run(cfg, name, directories, only, plugins) for name in names]
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
 
@@ -189,6 +199,31 @@ def _metric_lists(overrides: Sequence[str]) -> tuple[list[str], list[str] | None
     return [o for o, m in found if not m], names
 
 
+class _ModelForm(TypedDict, total=False):
+    model_args: dict[str, Any] | None
+    tokenizer_args: dict[str, Any] | None
+    template_args: dict[str, Any] | None
+
+
+class _DataForm(TypedDict, total=False):
+    local: dict[str, Any] | None
+    missing: str | None
+
+
+class _EvalForm(TypedDict, total=False):
+    handler: str | None
+    output_dir: str | None
+
+
+class _Composed(TypedDict, total=False):
+    """The parts of a composed configuration that are read as they are; metrics have a form of their own."""
+
+    model: _ModelForm
+    eval: _EvalForm
+    data: _DataForm | None
+    stats: dict[str, Any] | None
+
+
 def _run(
     cfg: Any, name: str, directories: Sequence[Path], only: Iterable[str] | None, plugins: Sequence[str]
 ) -> AnyConfig:
@@ -196,18 +231,26 @@ def _run(
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
+    parts = {f"eval.{name}": cfg.eval[name], **{k: cfg.get(k, {}) for k in ("model", "paths")}}
+    for key, part in parts.items():
+        if not OmegaConf.is_dict(part):
+            raise UserError(f"The setting '{key}' must hold settings (name: value), it is {part!r}.")
+    fill_suite(cfg, name)
     lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names
     if lender != name:
         lend_suite(cfg, lender, name, directories)
     settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
-    data: Any = OmegaConf.to_container(cfg.data, resolve=True) if "data" in cfg else {}
+    rest: dict[str, Any] = {k: cfg.get(k) for k in ("data", "stats") if k in cfg}
+    rest = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in rest.items()}
+    check_form({"model": model, "eval": settings, **rest}, _Composed, "The configuration", "correct that setting")
+    data: Any = rest.get("data") or {}
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
     for key, count in (("data.max_samples", limit), *((k, cfg.get(k)) for k in ("batch_tokens", "max_rows"))):
         if count is not None and (not isinstance(count, int) or count < 1):
             raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
-    if not model.get("model_args", {}).get("pretrained_model_name_or_path"):
+    if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     if settings.get("handler") in EVALUATORS:
         if only is not None:

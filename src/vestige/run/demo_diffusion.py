@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.lab import build_diffusion_lab
+from vestige.lab.llada import NAME as LLADA
 from vestige.report.trajectory_plots import curves, save
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import evaluate_config
@@ -91,8 +92,13 @@ def report(results: Mapping[str, Score]) -> str:
     lines += [
         f"{name}: {last[name]:.2f}, {_verdict(last[name], last['full'], last['retain'])}"
         for name in results
-        if name not in ("full", "retain")
+        if name not in ("full", "retain", LLADA)
     ]
+    if LLADA in last:
+        lines.append(
+            f"{LLADA}: {last[LLADA]:.2f}; it learned the forget rows and was never asked to forget. Its files are in "
+            "LLaDA's published layout and were read as a downloaded checkpoint is."
+        )
     return "\n".join(lines)
 
 

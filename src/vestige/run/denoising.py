@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor, need_predictor
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
@@ -18,6 +20,11 @@ if TYPE_CHECKING:
 BOUND_NOTE = (
     "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
     "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
+)
+
+CANVAS_NOTE = (
+    "DiffusionGemma: texts come from its own sampler with the checkpoint's settings, also where a metric asks for "
+    "greedy decoding; random numbers belong to a prompt and its seed"
 )
 
 
@@ -34,25 +41,42 @@ def traces(
     yield from DenoiseCollector(predictor_of(loaded), limits, cost).run(wants, done)
 
 
-def external_traces(wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
-    """Traces of logits saved by somebody else. The file holds, for the i-th prompt, `logits.i` [V, L, S] and
-    `fixation_steps.i` [L]; a file for one prompt may leave out the number."""
+def external_traces(wants: Sequence[DenoiseWant], say: Callable[[str], None]) -> dict[str, Trace]:
+    """Traces of logits saved by somebody else. The file holds, for the i-th row, `logits.i` [V, L, S] and
+    `fixation_steps.i` [L]; a file for one row may leave out the number."""
     from vestige.collect.denoise import read_tensors, trace_from_logits
 
-    tensors = read_tensors(wants[0].logits)
+    path = wants[0].logits
+    tensors = read_tensors(path)
+    if len(wants) == 1 and "logits" in tensors:
+        tensors = {f"{name}.0": tensor for name, tensor in tensors.items()}
+    there = {name.partition(".")[2] for name in tensors if name.startswith("logits.")}
     out = {}
     for i, want in enumerate(wants):
-        names = [(f"logits.{i}", f"fixation_steps.{i}"), *([("logits", "fixation_steps")] if len(wants) == 1 else [])]
-        found = next(((tensors[a], tensors[b]) for a, b in names if a in tensors and b in tensors), None)
-        if found is None:
-            have = ", ".join(sorted(tensors)[:8]) or "nothing"
+        logits, fixed = tensors.get(f"logits.{i}"), tensors.get(f"fixation_steps.{i}")
+        if logits is None or fixed is None:
+            have = ", ".join(sorted(tensors, key=lambda n: (len(n), n))[:8]) or "nothing"
             raise UserError(
-                f"{wants[0].logits} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L] for prompt {i} of "
-                f"{len(wants)}; it holds: {have}."
+                f"{path} has no tensors logits.{i} [V, L, S] and fixation_steps.{i} [L]: this run asks about "
+                f"{len(wants)} rows, the file has {len(there)} windows ({have}); record one window for every row."
             )
-        logits, fixed = found
+        _check_window(path, i, tuple(logits.shape), want.denoising.max_new_tokens)
         out[want.key] = trace_from_logits(logits, [int(f) for f in fixed], want.streams)
+    if len(there) > len(wants):
+        say(f"{path} has {len(there)} windows, of which the first {len(wants)} were read: one for each row")
+    passes = sorted({t.steps for t in out.values()})
+    if passes != [wants[0].denoising.steps]:
+        counts = " and ".join(map(str, passes))
+        say(f"{path} has {counts} passes, sampler_kwargs.steps is {wants[0].denoising.steps}: the file's are reported")
     return out
+
+
+def _check_window(path: str, i: int, shape: tuple[int, ...], length: int) -> None:
+    if len(shape) == 3 and shape[1] != length:
+        raise UserError(
+            f"logits.{i} of {path} covers {shape[1]} positions, but sampler_kwargs.max_new_tokens is {length}: set "
+            f"max_new_tokens={shape[1]}, or record a window of {length} positions."
+        )
 
 
 def bounds(
@@ -86,16 +110,23 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
+    canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
+    own = canvases.for_texts if canvases else {}
+    if canvases is not None and CANVAS_NOTE not in cost.notes:
+        cost.notes.append(CANVAS_NOTE)
     asked: dict[str, list[Request]] = {}
     wants = {}
-    for request in requests:
-        if request.key not in done:
-            want = text_want(request, {})
-            wants[want.key] = want
-            asked.setdefault(want.key, []).append(request)
+    left = [r for r in requests if r.key not in done]
+    for request, fitting in zip(left, _fitting(loaded, left, cost), strict=True):
+        want = text_want(fitting, own)
+        wants[want.key] = want
+        asked.setdefault(want.key, []).append(request)
     for found in traces(loaded, list(wants.values()), limits, cost, frozenset()):
-        out = {}
+        out: dict[str, Text] = {}
         for key, trace in found.items():
+            if trace.broken:
+                out |= {request.key: Text((BROKEN,), "") for request in asked[key]}
+                continue
             ids = until_end([int(i) for i in trace.final], predictor.eos_ids)
             cost.tokens_produced += len(ids)
             text = decode([[i for i in ids if i != predictor.mask_id]])[0]
@@ -105,3 +136,29 @@ def texts(
                     cut = cut.split(word)[0]
                 out[request.key] = Text(tuple(ids), cut.strip())
         yield out
+
+
+def _fitting(loaded: LoadedModel, requests: Sequence[Request], cost: Cost) -> list[Request]:
+    """Requests whose windows fit the model's positions: each as long as its own prompt leaves room for.
+
+    A prompt that leaves no room at all is left as it is: collecting it says so.
+    """
+    from vestige.collect.positions import learned_positions
+
+    positions = learned_positions(loaded.model)
+    if positions is None:
+        return list(requests)
+    out = []
+    for request in requests:
+        room = positions - len(request.prompt.ids)
+        if 0 < room < request.decoding.max_new_tokens:
+            request = replace(request, decoding=replace(request.decoding, max_new_tokens=room))
+        out.append(request)
+    cut = sum(a is not b for a, b in zip(out, requests, strict=True))
+    if cut:
+        shortest = min(r.decoding.max_new_tokens for r in out)
+        cost.say(
+            f"{cut} text(s) get a shorter window than asked for (the shortest {shortest} tokens): this model has only "
+            f"{positions} positions"
+        )
+    return out

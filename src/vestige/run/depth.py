@@ -18,24 +18,26 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collect.cost import Cost
+from vestige.data.chat import Template
+from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.errors import UserError
 from vestige.journal import keep_apart
-from vestige.models.load import load_tokenizer
+from vestige.models.diffusion import NO_DEPTH
+from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import FILES, record, write_run
 from vestige.run.depth_kept import KEPT, Banks, save_kept
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
-from vestige.run.handles import ModelHandle
-from vestige.run.patching import Patching, Settings, Source, bank_identity
+from vestige.run.handles import ModelHandle, versions_of
+from vestige.run.patching import Patching, Settings, Source, bank_identity, patched_bank
 from vestige.run.team import Team, team
 from vestige.store.checksums import begin, seal
-from vestige.store.evidence import Bank, tidy
+from vestige.store.evidence import tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.store.results import versions
 from vestige.types import TokenStats
 from vestige.wants import PatchWant
 
@@ -79,16 +81,21 @@ class DepthResult:
         return value
 
 
-def make_contexts(ask: DepthAsk, tokenizer: Any) -> Contexts:
+def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> Contexts:
     """Rows -> prompts, continuations, entity tokens; rows without a usable span are set aside with their reason."""
     rows, source = load_rows({"path": ask.data}, ask.limit)
     out = Contexts({}, {}, {}, {}, [], source)
+    check = make_context(tokenizer, Template(apply_chat_template=False), "none", "count")
+    check.source, check.longest = source, longest
     for span in read_spans(rows, source):
+        check.check_text(len(span.prompt) + len(span.continuation), span.index)
         found = encode_span(span, tokenizer, ask.tokenization)
         if isinstance(found, str):
             out.skipped.append({"idx": span.index, "reason": found, "entity": span.entity})
             continue
         want = found.want(ask.patch_scope, ask.em_scope)
+        if longest is not None:
+            too_long(want.width, longest, f"{source} row {span.index}")
         out.spans[span.index], out.tokens[span.index], out.wants[span.index] = span, found, want
         out.words[span.index] = [tokenizer.decode([t]) for t in want.target.labels]
     guessed = sum(span.source == "auto" for span in out.spans.values())
@@ -138,8 +145,11 @@ class _DepthRun:
         self.started = time.perf_counter()
         self.cost = Cost()
         self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
+        for path in (ask.full, ask.retain, *ask.unlearned):
+            if is_diffusion(ask.model(path)):
+                raise UserError(f"'{path}' is a diffusion language model: {NO_DEPTH}.")
         self.tokenizer, self.notes = load_tokenizer(ask.model(ask.full))
-        self.contexts = make_contexts(ask, self.tokenizer)
+        self.contexts = make_contexts(ask, self.tokenizer, self.full.context_length)
         check_tokenizers(ask, self.tokenizer, self.contexts)
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
@@ -153,7 +163,7 @@ class _DepthRun:
         """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
         if self.ask.cache.resolve().is_relative_to(Path(self.ask.out).resolve()):
             return False
-        have = Bank[TokenStats](self.ask.cache, "patched", bank_identity(self.full, self.retain, self.settings)).load()
+        have = patched_bank(self.ask.cache, self.full, self.retain, self.settings).load()
         self.shared = any(want.key not in have for want in self.contexts.wants.values())
         return self.shared
 
@@ -177,6 +187,8 @@ class _DepthRun:
         sources, evidence = self.evidence()
         baselines = self._baselines(sources) if self.ask.baselines else {}
         self.full.free()
+        for handle in (self.full, *(source.handle for source in sources)):
+            handle.check()
         results = [
             self._one(path, evidence[self.ask.retain], evidence[path], baselines.get(path), self.cached)
             for path in self.names
@@ -204,7 +216,7 @@ class _DepthRun:
         handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
         banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
         retain = bank_identity(self.full, self.retain, settings)
-        Bank[TokenStats](place, "patched", retain).merge(s1)
+        patched_bank(place, self.full, self.retain, settings).merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
@@ -286,7 +298,7 @@ class _DepthRun:
             "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),
             "cost": self.cost.as_dict(),
             "notes": [*self.notes, *self.cost.notes],
-            "versions": versions(),
+            "versions": versions_of(self.full),
             "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
             "detailed_files": ["results.json", "results_detailed.jsonl", "layer_details.csv", "skipped_examples.json"],
         }
@@ -324,7 +336,7 @@ def draw(results: Sequence[DepthResult]) -> None:
     """The pictures of each model, beside its numbers."""
     from vestige.report.depth_plots import draw_all
 
-    for result in results:
+    for result in (r for r in results if r.summary["profile"]):  # broken logits leave nothing to draw
         result.files += draw_all(result.directory, result.summary, result.records)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from vestige.data.spans import Span, Tokens
 from vestige.run.depth_scores import ExampleDepth, exact_match, status
 from vestige.store.files import write_bytes, write_json
+from vestige.types import BAD_LOGITS
 
 COLUMNS = (
     "idx", "question", "entity_text", "entity_source", "reference_source", "reference_text", "layer", "p_score",
@@ -59,7 +60,7 @@ def record(
         for s in ("s1", "s2")
     }
     low, high = tokens.entity if scopes["em_scope"] == "entity" else (0, len(tokens.continuation))
-    return {
+    made = {
         "idx": int(span.index) if span.index.isdigit() else span.index,
         "question": span.question,
         "prefix": span.prefix,
@@ -95,6 +96,22 @@ def record(
             "s2": [[float(x) for x in row] for row in example.s2.logprob[1:]],
         },
     }
+    return {**_blanked(made), "reason": BAD_LOGITS} if example.broken else made
+
+
+# What an example with broken logits keeps: who it is, and where it was looked at.
+ABOUT = (
+    "idx", "question", "prefix", "entity", "gt_entity", "entity_text", "entity_source", "prompt", "reference_source",
+    "reference_text", "eval_scope", "patch_scope", "eval_span", "entity_span", "tokens",
+)  # fmt: skip
+
+
+def _blanked(made: Mapping[str, Any]) -> dict[str, Any]:
+    """The same record without a number that came of logits: null, and no layer."""
+    empty: dict[str, Any] = {
+        k: [] if isinstance(v, list) else {} if isinstance(v, dict) else None for k, v in made.items()
+    }
+    return {**empty, **{k: made[k] for k in ABOUT}}
 
 
 def write_run(

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from vestige.data.spans import Span, Tokens
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import record
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import read_packed, write_packed
 from vestige.store.files import damaged
@@ -75,10 +76,45 @@ def score_again(directory: Path) -> list[Again]:
     """Every unlearned model of a depth run from its evidence."""
     place = directory / "evidence"
     body = read_packed(place / KEPT)
-    try:
-        return [_one(place, body, path) for path in body["banks"]["unlearned"]]
-    except (KeyError, TypeError, IndexError) as error:
-        raise damaged(place / KEPT, f"{type(error).__name__}: {error}") from None
+    if words := misfit(body, _Kept) or _unexplained(body):
+        raise damaged(place / KEPT, words)
+    return [_one(place, body, path) for path in body["banks"]["unlearned"]]
+
+
+class _BanksForm(TypedDict):
+    retain: str
+    unlearned: dict[str, str]
+    names: dict[str, str]
+
+
+class _ExampleForm(TypedDict):
+    key: str
+    span: Span
+    tokens: Tokens
+    words: list[str]
+
+
+class _SettingsForm(TypedDict):
+    delta_threshold: float
+    em_scope: str
+    patch_scope: str
+    resamples: int
+    seed: int
+
+
+class _Kept(TypedDict):
+    banks: _BanksForm
+    examples: dict[str, _ExampleForm]
+    layers: list[int] | None
+    settings: _SettingsForm
+    order: list[str]
+
+
+def _unexplained(body: Mapping[str, Any]) -> str:
+    """A name in the file that nothing in it explains."""
+    lost = [i for i in body["order"] if i not in body["examples"]]
+    lost += [path for path in body["banks"]["unlearned"] if path not in body["banks"]["names"]]
+    return f"it does not explain {lost[0]}" if lost else ""
 
 
 def _one(place: Path, body: Mapping[str, Any], path: str) -> Again:
@@ -86,6 +122,9 @@ def _one(place: Path, body: Mapping[str, Any], path: str) -> Again:
     s1 = Bank[TokenStats](place, "patched", banks["retain"]).load_whole()
     s2 = Bank[TokenStats](place, "patched", banks["unlearned"][path]).load_whole()
     keys = {index: body["examples"][index]["key"] for index in body["order"]}
+    for bank, found in ((banks["retain"], s1), (banks["unlearned"][path], s2)):
+        if any(key not in found for key in keys.values()) or not found:
+            raise damaged(Bank[TokenStats](place, "patched", bank).path, "examples are missing in it")
     depth = next(iter(s1.values())).logprob.shape[0] - 1
     layers = body["layers"] or tuple(range(depth))
     examples = examples_of(keys, layers, s1, s2, settings["delta_threshold"])

@@ -11,10 +11,10 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.metrics import depth
-from vestige.types import Array, TokenStats
+from vestige.sums import mean
+from vestige.types import BAD_LOGITS, Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 NO_KNOWLEDGE = "at no layer do the retain model's states cost more than the threshold"
 
 
@@ -63,12 +63,17 @@ class ExampleDepth:
         return [layer for layer, yes in zip(self.layers, mask, strict=True) if yes]
 
     @property
+    def broken(self) -> bool:
+        """Whether some layer's logits are NaN: then nothing is said of this example, not even at other layers."""
+        return bool(np.isnan(self.s1.logprob).any() or np.isnan(self.s2.logprob).any())
+
+    @property
     def uds(self) -> float | None:
-        return _number(depth.uds(self.s1_drops, self.s2_drops, self.tau))
+        return None if self.broken else _number(depth.uds(self.s1_drops, self.s2_drops, self.tau))
 
     @property
     def unclipped(self) -> float | None:
-        return _number(depth.unclipped(self.s1_drops, self.s2_drops, self.tau))
+        return None if self.broken else _number(depth.unclipped(self.s1_drops, self.s2_drops, self.tau))
 
 
 def _number(x: Any) -> float | None:
@@ -90,7 +95,7 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
     values = {e.index: e.uds for e in examples}
     good = {k: v for k, v in values.items() if v is not None}
     out: dict[str, Any] = {"uds": None, "interval": None, "unclipped": None, "n": len(good), "evaluable": len(values)}
-    broken = [e.index for e in examples if np.isnan(e.s1.logprob).any() or np.isnan(e.s2.logprob).any()]
+    broken = [e.index for e in examples if e.broken]
     if broken:  # leaving these examples out would flatter a broken model
         out["reason"] = f"{BAD_LOGITS} on {len(broken)} of {len(examples)} rows (first: {broken[0]})"
         return out
@@ -98,8 +103,8 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
         out["reason"] = NO_KNOWLEDGE if values else "no example could be evaluated"
         return out
     sample = bootstrap.Sample("rows", tuple(good), np.array(list(good.values())))
-    out["uds"] = float(np.mean(sample.values))
-    out["unclipped"] = float(np.mean([e.unclipped for e in examples if e.unclipped is not None]))
+    out["uds"] = mean(sample.values)
+    out["unclipped"] = mean(e.unclipped for e in examples if e.unclipped is not None)
     if resamples:
         draws = bootstrap.Resampler([sample], resamples, seed).draws({"uds": bootstrap.mean(sample)})["uds"]
         ends = bootstrap.interval(draws, len(sample))
@@ -108,8 +113,11 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
 
 
 def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0) -> list[dict[str, Any]]:
-    """For each layer the mean drop of both stages over examples, with intervals: where the knowledge sits."""
-    if not examples:
+    """For each layer the mean drop of both stages over examples, with intervals: where the knowledge sits.
+
+    Nothing when some example's logits are broken: a mean over the others would flatter a broken model.
+    """
+    if not examples or any(e.broken for e in examples):
         return []
     layers = examples[0].layers
     rows = tuple(e.index for e in examples)
@@ -126,7 +134,7 @@ def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int =
         for stage in ("s1", "s2"):
             name = f"{stage}-{layer}"
             ends = bootstrap.interval(draws[name], len(rows)) if resamples else None
-            entry[f"{stage}_drop"] = float(samples[name].values.mean())
+            entry[f"{stage}_drop"] = mean(samples[name].values)
             entry[f"{stage}_interval"] = None if ends is None else list(ends)
         entry["knowledge_examples"] = sum(bool(e.s1_drops[i] > e.tau) for e in examples)
         out.append(entry)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.run.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.run.tables import number, table
@@ -31,11 +30,6 @@ class Part:
 
 def diff(a: Path, b: Path, rows: int = 3, metric: str | None = None) -> str:
     """The parts, the verdict, the metrics and the rows that moved most."""
-    with shaped(f"One of the runs {a} and {b}"):
-        return _diff(a, b, rows, metric)
-
-
-def _diff(a: Path, b: Path, rows: int, metric: str | None) -> str:
     one, other = read_manifest(a), read_manifest(b)
     if one["config"]["suite"] != other["config"]["suite"]:
         raise UserError(f"{a} is a run of {one['config']['suite']}, {b} of {other['config']['suite']}: not comparable.")
@@ -91,13 +85,15 @@ def _tokenizer(a: Manifest, b: Manifest) -> Part:
     x, y = a.get("tokenizer"), b.get("tokenizer")
     if not x or not y:
         return Part("tokenizer", known=False)
-    special = [{k: v for k, v in t["special_tokens"].items() if k != "pad_token"} for t in (x, y)]
-    vocabulary = _keys({"vocabulary": x["vocabulary"][:8]}, {"vocabulary": y["vocabulary"][:8]})
-    return Part("tokenizer", (*vocabulary, *_keys(special[0], special[1])))
+    special = [{k: v for k, v in (t.get("special_tokens") or {}).items() if k != "pad_token"} for t in (x, y)]
+    # Runs of older versions do not name the pipeline (pre-tokeniser, merges, decoder).
+    named = [k for k in ("vocabulary", "pipeline") if k in x and k in y]
+    words = _keys({k: x[k][:8] for k in named}, {k: y[k][:8] for k in named})
+    return Part("tokenizer", (*words, *_keys(special[0], special[1])))
 
 
 def _template(a: Manifest, b: Manifest) -> Part:
-    settings = _keys(a["template"], b["template"])
+    settings = _keys(a.get("template") or {}, b.get("template") or {})
     x, y = a.get("prompt"), b.get("prompt")
     if x is None or y is None:
         return Part("template", settings, known=bool(settings))
@@ -159,7 +155,7 @@ def _hidden_token(m: Manifest) -> str | None:
     """The token the mask hides: pad, or the end token where there is no pad (as open-unlearning sets it)."""
     if m["dialect"]["mask"] != "pad-id" or "tokenizer" not in m:
         return None
-    special = m["tokenizer"]["special_tokens"]
+    special = m["tokenizer"].get("special_tokens") or {}
     token = special.get("pad_token") or special.get("eos_token")
     same = token == special.get("eos_token")
     return f"{token} (pad = eos)" if same else token

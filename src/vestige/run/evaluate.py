@@ -13,35 +13,39 @@ from typing import Any
 
 from vestige.data.datasets import Context
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model
+from vestige.run.handles import ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads, result_file
 from vestige.run.scoring import Reference, score_suite
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
+from vestige.schema import misfit
+from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
+from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
-from vestige.store.results import versions, write_results
+from vestige.store.results import write_results
+from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, content_key
 from vestige.writing import save_pretrained, temporary
 
 log = logging.getLogger("vestige.run")
 
 NO_RETAIN_LOGS = (
-    "No retain logs given: forget_quality cannot be computed and privleak is compared with ref_value 0.5. "
-    "Evaluate the retain model first and pass its TOFU_EVAL.json (retain_logs_path=FILE or --retain-logs FILE)."
+    "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
+    "(retain_logs_path=FILE or --retain-logs FILE)."
 )
 
 
@@ -79,7 +83,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
     with writing(config.output_dir):
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         if _wants_retain_logs(config) and config.retain_logs is None:
-            log.warning(NO_RETAIN_LOGS)
+            log.warning(_no_retain_logs(config.suite))
         return evaluation.run()
 
 
@@ -97,11 +101,21 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and write a damaged manifest anew
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        with shaped(str(path)):
-            suite = before["config"]["suite"]
+        suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )
+
+
+def _no_retain_logs(suite: SuiteSpec) -> str:
+    """What goes without the retain model, in the words of this suite: MUSE has no forget quality."""
+    every = [m for s in suite.metrics.values() for m in (s, *(s.children.metrics.values() if s.children else ()))]
+    compared = {m.name: m for m in every if m.references and m.children is None}
+    parts = [
+        f"{name} cannot be computed" if m.handler == "ks_test" else f"{name} is compared with ref_value {ref_value(m)}"
+        for name, m in compared.items()
+    ]
+    return NO_RETAIN_LOGS.format(without=" and ".join(parts), stem=suite.file_stem)
 
 
 def _keep_apart(config: RunConfig) -> None:
@@ -128,7 +142,6 @@ class _Evaluation:
     def __init__(
         self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
     ) -> None:
-        self.config = config
         self.team = us
         self.references = references
         self.started = time.perf_counter()
@@ -137,6 +150,7 @@ class _Evaluation:
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
         self.model = ModelHandle(self.args, loaded)
+        self.config = with_own_sampler(config, self.model.canvases)
         if loaded:
             tokenizer = loaded.tokenizer
         else:
@@ -144,6 +158,7 @@ class _Evaluation:
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
+        self.context.longest = self.model.context_length
         encoder = self.context.encoder
         self.collector = Collector(
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
@@ -153,7 +168,7 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context)
+        prepared = prepare(self.config, self.context, self.model.canvases, self.model.is_diffusion)
         self.notes += _of_short_names(self.config, prepared)
         prepare_seconds = time.perf_counter() - self.started
         if self.team.leads:
@@ -177,6 +192,7 @@ class _Evaluation:
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
+        self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
 
     def _rewritten(self) -> list[str]:
@@ -195,6 +211,8 @@ class _Evaluation:
         if not self.team.leads:
             return make_words(tokenizer)
         with temporary() as scratch:  # its files are then written whole or not at all
+            settings = getattr(tokenizer, "init_kwargs", {})
+            settings |= {name: without_secrets(value, name) for name, value in settings.items()}
             save_pretrained(scratch, tokenizer)
             for file in sorted(f for f in scratch.rglob("*") if f.is_file()):
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
@@ -230,7 +248,7 @@ class _Evaluation:
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=reads(suite))
-        notes = [*self.notes, *prepared.notes]
+        notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
         return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
 
@@ -254,13 +272,18 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": _hidden(prepared),
             "references": self.second_identities,
+            "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
+            "classifiers": self.collector.classifiers,
+            "made": self.collector.made,
             "config": config_json(self.config),
             "processes": self.team.size,
-            "versions": versions(),
+            "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
             "seconds": {**self.collector.seconds, "total": round(time.perf_counter() - self.started, 3)},
-            "notes": list(dict.fromkeys([*self.notes, *prepared.notes, *self.collector.cost.notes])),
+            "notes": list(
+                dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
+            ),
         }
 
 
@@ -290,9 +313,18 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
 
 
 def config_json(config: AnyConfig) -> dict[str, Any]:
+    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
+
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
     import json
 
-    return dict(json.loads(json.dumps(config.describe(), default=str)))
+    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def _hidden(prepared: Prepared) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS, Dialect
-from vestige.metrics.explanations import EXPLANATIONS
+from vestige.metrics.explanations import EXPLANATIONS, PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
@@ -18,7 +18,7 @@ from vestige.run.composing import PACKAGE_DIR
 from vestige.run.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.run.listing import metric_configs
 from vestige.run.tables import number, table
-from vestige.run.worked import worked
+from vestige.run.worked import worked, worked_revocations
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 
@@ -61,6 +61,8 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
         return _everything(configs)
     if name in DIALECTS:
         return explain_dialect(DIALECTS[name])
+    if name in PARTS:
+        return explain_part(name)
     handler, asked = canonical(name), name
     known = {*HANDLERS, *(m for metrics in configs.values() for m in metrics)}
     name = name if name in known or handler in HANDLERS else full_name(name)
@@ -69,7 +71,7 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
         handler = canonical(str(next(iter(suites.values())).get("handler", handler)))
     if handler not in HANDLERS:
         raise unknown_name(
-            "metric, handler or dialect", asked, {*known, *DIALECTS}, "`vestige explain` alone lists them."
+            "metric, handler or dialect", asked, {*known, *DIALECTS, *PARTS}, "`vestige explain` alone lists them."
         )
     return explain_metric(Metric(name, handler, suites, asked))
 
@@ -77,6 +79,7 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
 def _everything(configs: Mapping[str, Mapping[str, Any]]) -> str:
     sections = {
         "handlers (formulas)": sorted(HANDLERS),
+        "numbers inside trajectory_metrics": list(PARTS),
         "dialects (sets of definitions)": list(DIALECTS),
         **{f"metrics of {suite}": sorted(metrics) for suite, metrics in configs.items()},
         "short names (of published tables)": [f"{k} = {v.metric}" for k, v in KNOWN.items() if v.ours],
@@ -113,6 +116,15 @@ def explain_metric(metric: Metric) -> str:
     lines += _entry("source", SOURCES.get(metric.handler) or (facts.source if facts else ""))
     lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
     return "\n".join(lines)
+
+
+def explain_part(name: str) -> str:
+    """A number inside a trajectory's result, with an example that the real function computes."""
+    words = PARTS[name]
+    lines = [f"{name}: in the results of trajectory_metrics, under `revocations`", ""]
+    for head in ("formula", "high", "low", "tokens", "note"):
+        lines += _entry(head, getattr(words, head))
+    return "\n".join([*lines, "", *worked_revocations(name)])
 
 
 def _of_short_name(metric: Metric) -> str:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import logging
 import time
 import weakref
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from vestige.models.fingerprint import fingerprint
+from vestige.models.canvas import Canvases
+from vestige.models.config_checks import context_length
+from vestige.models.fingerprint import (
+    VOLATILE_BEFORE,
+    Watch,
+    changed_meanwhile,
+    fingerprint_module,
+    fingerprint_place,
+)
 from vestige.models.four_bit import RULE
-from vestige.models.load import LoadedModel, ModelArgs, is_diffusion, load_model
+from vestige.models.identity import LIBRARIES, held, libraries
+from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
+from vestige.models.locate import locate
+from vestige.store.results import versions
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")
@@ -24,46 +36,72 @@ class ModelHandle:
         self._loaded = loaded
         self.load_seconds = 0.0
         self._identity = ""
+        self._fingerprint = loaded.fingerprint if loaded else ""
+        self._watch = loaded.watch if loaded else None
+        self.made: Mapping[str, Any] = how_held(loaded) if loaded else {}  # how it was held when its evidence was made
 
     @property
     def name(self) -> str:
         return self.args.path if self.args else (self._loaded.name if self._loaded else "")
 
     @property
+    def is_live(self) -> bool:
+        """A model of the caller's: hooks and attributes can change what it computes, and no fingerprint shows it."""
+        return self.args is None
+
+    @property
     def identity(self) -> str:
-        """Weights and everything else about the model that changes its numbers beyond rounding."""
+        """Weights and everything else about the model that changes its numbers beyond rounding: models/identity.py."""
         if not self._identity:
-            if self._loaded is not None and self.args is None:
+            if self.args is None:
+                assert self._loaded is not None
                 m = self._loaded
-                generation = repr(getattr(m.model, "generation_config", None))
-                parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device), generation]
+                kind = "adapter" if getattr(m.model, "peft_config", None) else "model"
+                parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device), _generation(m)]
             else:
-                held = self.held()
-                parts = [self.fingerprint, held["dtype"], held["attention"], held["device"]]
-            quantization = self.args.quantization if self.args else self._loaded and self._loaded.quantization
-            parts += [RULE] if quantization == "4bit" else []
+                kind, now = locate(self.args).kind, held(self.args)
+                parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]
+            parts += [RULE] if self._quantization == "4bit" else []
+            parts += [f"{k}={v}" for k, v in libraries(kind, bool(self._quantization)).items()]
             self._identity = content_key(*(p.encode() for p in parts))[:16]
         return self._identity
 
-    def held(self) -> dict[str, str]:
-        """How the weights are held when they are loaded as asked: known without loading them."""
-        assert self.args is not None
-        from vestige.models.choose import choose_device
+    @property
+    def identity_before(self) -> str:
+        """The identity under which older versions filed the same model's evidence."""
+        if self.args is None:
+            assert self._loaded is not None
+            m = self._loaded
+            weights = fingerprint_module(m.model, VOLATILE_BEFORE)
+            parts = [weights, m.dtype, m.attention, device_kind(m.device), _generation(m)]
+        else:
+            weights = fingerprint_place(locate(self.args), self.args, VOLATILE_BEFORE)
+            device = held(self.args)["device"]
+            dtype = "float32" if self.args.dtype == "auto" and device == "cpu" else self.args.dtype
+            parts = [weights, dtype, "sdpa" if self.args.attention == "auto" else self.args.attention, device]
+        parts += [RULE] if self._quantization == "4bit" else []
+        return content_key(*(p.encode() for p in parts))[:16]
 
-        kind = device_kind(choose_device(self.args.device))
-        dtype = "float32" if self.args.dtype == "auto" and kind == "cpu" else self.args.dtype
-        return {
-            "dtype": dtype,
-            "attention": "sdpa" if self.args.attention == "auto" else self.args.attention,
-            "device": kind,
-        }
+    @property
+    def _quantization(self) -> str | None:
+        return self.args.quantization if self.args else (self._loaded.quantization if self._loaded else None)
+
+    def held(self) -> dict[str, str]:
+        assert self.args is not None
+        return held(self.args)
 
     @property
     def fingerprint(self) -> str:
-        if self._loaded is not None:
-            return self._loaded.fingerprint
-        assert self.args is not None
-        return fingerprint(self.args)
+        if not self._fingerprint:
+            assert self.args is not None
+            self._watch = Watch(locate(self.args), self.args)
+            self._fingerprint = self._watch.fingerprint()
+        return self._fingerprint
+
+    def check(self) -> None:
+        """Refuses to go on when the checkpoint was written over: asked before anything made of it is kept."""
+        if self._watch is not None:
+            self._watch.check(self._fingerprint)
 
     @property
     def is_diffusion(self) -> bool:
@@ -74,6 +112,25 @@ class ModelHandle:
         return is_diffusion(self.args)
 
     @property
+    def canvases(self) -> Canvases | None:
+        """How a DiffusionGemma wants to be sampled; None for models of other kinds."""
+        if self._loaded is not None:
+            return getattr(self._loaded.diffusion, "canvases", None)
+        assert self.args is not None
+        return canvases_of(self.args)
+
+    @property
+    def context_length(self) -> int | None:
+        """How many tokens the model was made to read, as its configuration says."""
+        if self._loaded is not None:
+            config: Any = getattr(self._loaded.model, "config", None)
+            return context_length(config.to_dict() if hasattr(config, "to_dict") else {})
+        assert self.args is not None
+        place = locate(self.args, weights=False)
+        place = place.base or place
+        return None if place.gguf else context_length(place.config)
+
+    @property
     def is_loaded(self) -> bool:
         return self._loaded is not None
 
@@ -82,7 +139,11 @@ class ModelHandle:
         if self._loaded is None:
             assert self.args is not None
             start = time.perf_counter()
-            self._loaded = load_model(self.args)
+            loaded = load_model(self.args)
+            if self._fingerprint and loaded.fingerprint != self._fingerprint:
+                raise changed_meanwhile(self.name)
+            self._loaded, self._watch, self._fingerprint = loaded, loaded.watch, loaded.fingerprint
+            self.made = how_held(loaded)
             self.load_seconds = time.perf_counter() - start
             for note in self._loaded.notes:
                 log.warning("%s: %s", self.name, note)
@@ -91,18 +152,16 @@ class ModelHandle:
         return self._loaded
 
     def facts(self) -> dict[str, Any]:
-        """What a manifest says of the model."""
+        """What a manifest says of the model: how it was held when its evidence was made, in this run or before."""
         out: dict[str, Any] = {
             "name": self.name,
             "fingerprint": self.fingerprint,
             "evidence": self.identity,
             "load_seconds": round(self.load_seconds, 3),
         }
-        if self._loaded is not None:
-            m = self._loaded
-            out |= {"dtype": m.dtype, "device": m.device, "attention": m.attention, "quantization": m.quantization}
-            out |= {"loaded_as": type(m.model).__name__, "notes": list(m.notes)}
-        elif self.args:  # all evidence was there already: what the model would have been loaded as
+        if self.made:
+            out |= {k: v for k, v in self.made.items() if k != "versions"}
+        elif self.args:  # nothing was asked of it
             out |= {**self.held(), "quantization": self.args.quantization}
         if self.args:
             out["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
@@ -116,6 +175,33 @@ class ModelHandle:
             model = weakref.ref(self._loaded.model)
             self._loaded = None
             free_memory(gone=model() is None)
+
+
+# Libraries of which evidence says the version: whatever a key of ours may know.
+SHOWN = ("vestige", "torch", "transformers", "tokenizers", "peft", "bitsandbytes")
+
+
+def how_held(loaded: LoadedModel) -> dict[str, Any]:
+    """How a model was held when it was asked, for the head of its evidence and for manifests."""
+    return {
+        "dtype": loaded.dtype,
+        "device": loaded.device,
+        "attention": loaded.attention,
+        "quantization": loaded.quantization,
+        "loaded_as": type(loaded.model).__name__,
+        "notes": list(loaded.notes),
+        "versions": {k: v for k, v in versions().items() if k in SHOWN},
+    }
+
+
+def versions_of(model: ModelHandle) -> dict[str, str]:
+    """The versions that made a run's numbers: of those that ran the model, the ones that made its evidence."""
+    made = model.made.get("versions") or {}
+    return {**versions(), **{k: v for k, v in made.items() if k in LIBRARIES}}
+
+
+def _generation(loaded: LoadedModel) -> str:
+    return repr(getattr(loaded.model, "generation_config", None))
 
 
 def device_kind(device: str) -> str:

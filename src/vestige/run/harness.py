@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,8 @@ from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
 from vestige.types import Score
+
+log = logging.getLogger("vestige.run")
 
 
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:
@@ -41,7 +44,10 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     begin(place, "harness", [*(f.name for f in files), "manifest.json", "sweep_task.json"])
     write_json(files[0], results.details)
     write_json(files[1], results.summary)
-    notes = [*results.notes, *(model.get().notes)]
+    reasons = [f"{key}: no value, because {why}" for key, why in results.missing.items()]
+    for line in reasons:
+        log.warning(line)
+    notes = [*results.notes, *(model.get().notes), *reasons]
     manifest = {
         "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "harness": {"handler": config.handler, "settings": results.settings},
@@ -67,7 +73,7 @@ def _scores(results: HarnessResults) -> dict[str, Score]:
         out[key] = Score(
             value, None if rows is None else {i: {metric: r[metric]} for i, r in rows.items() if metric in r}
         )
-    return out
+    return out | {key: Score(None, reason=why) for key, why in results.missing.items()}
 
 
 def summary(scores: Mapping[str, Score]) -> str:

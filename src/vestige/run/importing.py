@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.integrations.importers import Imported, import_results
 from vestige.journal import keep_apart, permit
 from vestige.run.composing import PACKAGE_DIR
@@ -30,8 +29,7 @@ def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = 
     configs = _configs()
     retain = _in_our_shape(retain_logs, configs) if retain_logs else None
     data = _read(path)
-    with shaped(str(path)):
-        imported = import_results(data, str(path), configs, retain)
+    imported = import_results(data, str(path), configs, retain)
     if out is None:
         return Import(imported)
     if (out / "manifest.json").is_file():
@@ -61,8 +59,7 @@ def _read(path: Path) -> Any:
 def _in_our_shape(path: Path, configs: Any) -> dict[str, Any]:
     """Retain logs may be of any kind that can be imported."""
     data = read_results(result_file(path))
-    with shaped(f"Retain logs {path}"):
-        return {name: s.to_json() for name, s in import_results(data, str(path), configs).scores.items()}
+    return {name: s.to_json() for name, s in import_results(data, str(path), configs).scores.items()}
 
 
 def show(result: Import, path: Path) -> str:

@@ -17,6 +17,7 @@ from typing import Any
 from vestige.errors import UserError, unknown_name
 from vestige.guard import parse_yaml, read_yaml
 from vestige.run.composing import PACKAGE_DIR
+from vestige.secrets import hide, is_secret_name, note_tree
 
 SETTINGS = PACKAGE_DIR / "job" / "settings.yaml"
 FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
@@ -37,6 +38,7 @@ def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[s
             raise UserError(f"The settings {file} cannot be read: {error}.") from None
         if not isinstance(said, dict):
             raise UserError(f"The settings {file} must be a mapping, such as {{gpu: {{type: A100-40}}}}.")
+        note_tree(said)
         _lay_over(settings, said, "")
     for word in words:
         key, equals, value = word.partition("=")
@@ -88,8 +90,24 @@ def render(settings: Settings, command: Sequence[str], kind: str | None = None) 
         raise UserError("Leave out the word `vestige` after `--`: write `vestige job -- eval ...`.")
     if command[0].startswith("-") or command[0] == "job":
         raise UserError(f"'{command[0]}' is not a command to run in a job; write a verb after `--`, as in `-- eval`.")
+    _refuse_secrets(settings, command)
     chosen = kind or ("rayjob" if command[0] == "sweep" else "job")
     return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
+
+
+def _refuse_secrets(settings: Settings, command: Sequence[str]) -> None:
+    """A manifest is kept in files and in the cluster's own database: no place for a token."""
+    words = [word.partition("=") for word in command]
+    said = [(name.lstrip("-+~"), value) for name, equals, value in words if equals]
+    said += list(zip((word.lstrip("-") for word in command if word.startswith("--")), command[1:], strict=False))
+    said += [(f"env.{name}", _text(value)) for name, value in settings["env"].items()]
+    for name, value in said:
+        literal_secret = is_secret_name(name) and value and not value.startswith(("${oc.env:", "--"))
+        if literal_secret or hide(value, environment=False) != value:
+            raise UserError(
+                f"'{name}' is a secret, which a manifest must not hold; put it into a Kubernetes Secret, name that "
+                "with --set secret=NAME, and write ${oc.env:VARIABLE} in the command."
+            )
 
 
 def _metadata(settings: Settings) -> dict[str, Any]:
@@ -168,6 +186,7 @@ def _container(settings: Settings, name: str) -> dict[str, Any]:
         "image": str(settings["image"]),
         "workingDir": str(settings["workdir"]),
         "env": [{"name": str(k), "value": literal(_text(v))} for k, v in env.items()],
+        **({"envFrom": [{"secretRef": {"name": str(settings["secret"])}}]} if settings["secret"] else {}),
         "resources": {"requests": dict(wants), "limits": dict(wants)},
         "volumeMounts": mounts,
     }

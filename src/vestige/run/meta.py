@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def _faithfulness(ask: MetaAsk) -> str:
     pools = read_pools(ask.file)
     judged = judge_pools(pools, ask.metrics, ask.resamples)
     sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
+    sources |= {"left_out": dict(pools.left_out)} if pools.left_out else {}
     body = files.meta_eval_json(judged, _before(ask.out), sources)
     written = [
         files.write(ask.out, files.META_EVAL, body),
@@ -67,7 +69,8 @@ def _faithfulness(ask: MetaAsk) -> str:
     ]
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
     apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
-    return _page(head, _faithful_table(judged.pools), [*_faithful_notes(judged), *apart], written)
+    failed = [f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()]
+    return _page(head, _faithful_table(judged.pools), [*failed, *_faithful_notes(judged), *apart], written)
 
 
 def _faithful_table(verdicts: Mapping[str, PoolVerdict]) -> str:
@@ -131,7 +134,11 @@ def _robustness(ask: MetaAsk) -> str:
     head = (
         f"robustness ({ask.rule}): {len(names)} unlearned models, {usable['counts']['utility_pass_only']} still useful"
     )
-    notes = [*_robust_notes(judged, utility), *_of_protocols(judged, how, body)]
+    notes = [
+        *_robust_notes(judged, utility),
+        *([found["utility_made_of"]] if "utility_made_of" in found else []),
+        *_of_protocols(judged, how, body),
+    ]
     return _page(head, _robust_table(judged.attacks, body["overall"]), notes, written)
 
 
@@ -152,7 +159,9 @@ def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str,
     if path is None:
         return {m.name: said.get(m.name) for m in attacks.models} if said else None
     found["utility"] = named(path)
-    known = {**files.read_utility(path), **said}
+    read, made_of = files.read_utility(path)
+    found |= {"utility_made_of": made_of} if made_of else {}
+    known = {**read, **said}
     if not any(m.name in known for m in attacks.models):
         example = attacks.models[0].name if attacks.models else "none"
         raise UserError(
@@ -201,9 +210,22 @@ def _robust_notes(judged: Judged, utility: Mapping[str, float | None] | None) ->
     without = [n for n, v in judged.attacks.items() if v.threshold is None]
     if without:
         out.append(f"no threshold for {', '.join(without)}: models that still know are not left out")
+    if why := _emptied(judged):
+        out.append(why)
     for name, v in judged.attacks.items():
-        out += [f"{name}: {part}: {why}" for part, why in v.result.reasons.items()]
+        out += [f"{name}: {part}: {why}" for part, why in v.result.reasons.items() if v.result.kept]
     return [*out, *_skipped(judged)]
+
+
+def _emptied(judged: Judged) -> str:
+    """Which filter leaves metrics without a single model, said once for all of them."""
+    empty = {n: v.result.left_out for n, v in judged.attacks.items() if not v.result.kept}
+    if not empty:
+        return ""
+    reasons = Counter(why for left in empty.values() for why in left.values())
+    said = "; ".join(f"{why} ({count} of {reasons.total()})" for why, count in reasons.most_common())
+    whose = "every metric" if len(empty) == len(judged.attacks) else ", ".join(empty)
+    return f"the filters leave no model for {whose}: {said or 'no model was given'}"
 
 
 # ---- axes --------------------------------------------------------------------------------------------------------
@@ -263,9 +285,11 @@ def is_tree(path: Path) -> bool:
     return path.is_dir() and root_of(path) is not None
 
 
-def import_tree(path: Path, out: Path | None = None, floor: float = FLOOR, rows: int = 20) -> str:
-    """A result tree as method_results.json in `out`."""
-    return _write_methods(methods_of(read_tree(path), floor), str(path), out, floor, rows)
+def import_tree(
+    path: Path, out: Path | None = None, floor: float = FLOOR, rows: int = 20, baseline: str | None = None
+) -> str:
+    """A result tree as method_results.json in `out`; `baseline`: the epoch whose full model serves every epoch."""
+    return _write_methods(methods_of(read_tree(path), floor, baseline), str(path), out, floor, rows)
 
 
 # ---- shared ------------------------------------------------------------------------------------------------------

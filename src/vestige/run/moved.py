@@ -7,13 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
-from vestige.run.references import read_results, result_file
+from vestige.run.references import read_scores, result_file
 from vestige.run.tables import number, table
 from vestige.store.examples import load_rows
+from vestige.sums import mean
 from vestige.types import Rows, Score
 
 Manifest = Mapping[str, Any]
@@ -73,7 +72,7 @@ def changed_rows(a: Path, b: Path, one: Manifest, other: Manifest) -> dict[str, 
         x, y = (_texts_of(r, same_prompt) for r in (mine[key], theirs[key_b]))
         rows = [i for i in x if i in y and x[i] != y[i]]
         if rows:
-            out[mine[key].name] = sorted({*out.get(mine[key].name, []), *rows}, key=int)
+            out[mine[key].name] = sorted({*out.get(mine[key].name, []), *rows}, key=lambda i: (len(i), i))
     return out
 
 
@@ -83,7 +82,7 @@ def _texts_of(rows: Rows, with_prompt: bool) -> dict[str, list[str]]:
 
 def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: str | None) -> list[Moved]:
     """Every metric both runs have, those asked for in both first."""
-    x, y = (read_results(result_file(run)) for run in (a, b))
+    x, y = (read_scores(result_file(run)) for run in (a, b))
     asked = [m for m in one["config"]["top"] if m in other["config"]["top"]]
     common = [*asked, *sorted(m for m in x if m in y and m not in asked)]
     if only is not None:
@@ -150,7 +149,7 @@ def _value(entry: Mapping[str, Any], kind: str | None) -> float | None:
     values = entry.get(name) if name else None
     values = values if isinstance(values, list) else [values]
     good = [v for v in values if v is not None]
-    return float(np.mean(good)) if good else None
+    return mean(good) if good else None
 
 
 def _add_questions(moved: Moved, m: Manifest, stored: Mapping[str, Rows]) -> None:

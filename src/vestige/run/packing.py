@@ -3,26 +3,36 @@
 from __future__ import annotations
 
 import argparse
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.run.publishing import NOTE, homes_in, refuse_secrets, shortened
 from vestige.run.references import result_file
 from vestige.run.stored import read_manifest, suite_from_manifest
+from vestige.secrets import shorten
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME
 from vestige.store.files import read_ours
+from vestige.store.forms import Definition
 from vestige.writing import temporary
+
+log = logging.getLogger("vestige.run")
 
 # Arguments of verbs that name a run; an archive there stands for the runs in it.
 SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)
 READING_VERBS = ("score", "compare", "diff", "published", "report")  # verify opens archives itself, and says more
 
 
-def pack(directories: Sequence[Path], out: Path) -> tuple[Contents, str]:
-    """One archive of some runs; the archive's sha256 is that of its bytes, whoever packs them."""
+def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) -> tuple[Contents, str]:
+    """One archive of some runs; the archive's sha256 is that of its bytes, whoever packs them.
+
+    `shorten_paths`: ~ in the place of people's homes. The runs are sealed anew for it, so that their roots differ.
+    """
     contents = Contents()
     names = unique(d.resolve().name for d in directories)
     for name, directory in zip(names, directories, strict=True):
@@ -34,7 +44,17 @@ def pack(directories: Sequence[Path], out: Path) -> tuple[Contents, str]:
     for directory in directories:
         for path in references_of_run(directory):
             contents.references[path] = _bring(contents, path)
-    return contents, write_archive(out, contents)
+    refuse_secrets(contents.files)
+    if not shorten_paths:
+        count, home = homes_in(contents.files)
+        if count:
+            log.warning(NOTE.format(count=count, home=home))
+        return contents, write_archive(out, contents)
+    with shortened(contents.files) as (copies, roots):
+        runs = {name: roots.get(f"runs/{name}", root) for name, root in contents.runs.items()}
+        references = {shorten(path): name for path, name in contents.references.items()}
+        contents = replace(contents, files=copies, runs=runs, references=references)
+        return contents, write_archive(out, contents)
 
 
 def references_of_run(directory: Path) -> list[str]:
@@ -47,7 +67,7 @@ def references_of_run(directory: Path) -> list[str]:
     suite = suite_from_manifest(manifest)
     found = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     for file in sorted(directory.glob("scores/*/definition.json")):
-        logs = read_ours(file).get("retain_logs")
+        logs = read_ours(file, Definition).get("retain_logs")
         found |= {str(Path(logs).expanduser().absolute())} if logs else set()
     return sorted(path for path in found if Path(path).exists())
 

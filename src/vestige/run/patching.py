@@ -18,9 +18,11 @@ import numpy as np
 
 from vestige.collect.cost import Cost
 from vestige.errors import UserError
+from vestige.models.identity import COLLECTED
 from vestige.run.handles import ModelHandle
 from vestige.run.progress import Bar
 from vestige.run.team import Team
+from vestige.run.trusting import Settling
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
@@ -30,7 +32,6 @@ log = logging.getLogger("vestige.run")
 
 STATES_BYTES = 2 << 30  # states of sources held at a time; more sources take turns with the target
 TOLERANT = "equality with other runs is to tolerance"
-RULE = "positions-1"  # changes when the same want would be patched otherwise
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,23 @@ class _Todo:
 
 def bank_identity(target: ModelHandle, source: ModelHandle, settings: Settings) -> str:
     """What the numbers depend on besides the examples."""
-    libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
-    rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), RULE))
+    rest = repr((settings.layers, settings.last_layer))
     return content_key(target.identity.encode(), source.identity.encode(), rest.encode())[:16]
+
+
+def bank_identity_before(target: ModelHandle, source: ModelHandle, settings: Settings) -> str:
+    """The name under which older versions kept the same."""
+    libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
+    rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), "positions-1"))
+    return content_key(target.identity_before.encode(), source.identity_before.encode(), rest.encode())[:16]
+
+
+def patched_bank(directory: Path, target: ModelHandle, source: ModelHandle, settings: Settings) -> Bank[TokenStats]:
+    """Where one source's states in one target are kept."""
+    made: dict[str, Any] = {"version": COLLECTED["patched"]}
+    if target.made and source.made:
+        made["how"] = {"into": dict(target.made), "from": dict(source.made)}
+    return Bank(directory, "patched", bank_identity(target, source, settings), made)
 
 
 def _needed(item: _Todo, todo: Sequence[_Todo]) -> frozenset[str]:
@@ -84,6 +99,7 @@ class Patching:
         self.settings = settings
         self.cost = cost
         self.checked = False
+        self.made: dict[str, Any] = {}  # bank -> how the models were held when its evidence was made
 
     def evidence(self, sources: Sequence[Source], wants: Sequence[PatchWant]) -> dict[str, Mapping[str, TokenStats]]:
         """For each source the statistics of every want: row 0 the target as it is, then one row a layer."""
@@ -95,19 +111,22 @@ class Patching:
             names[source.name] = identity = bank_identity(self.target, source.handle, self.settings)
             if self._is_target(source.handle) or identity in banks:
                 continue
-            bank = banks[identity] = self.team.fold(source.directory, "patched", identity)
+            bank = banks[identity] = self.team.fold(self._bank(source))
             if self.team.leads and bank.is_damaged:  # alone it is not batched as it was beside the others
                 again = f"{source.name}: evidence was damaged and collected again; {TOLERANT}"
                 remember(source.directory, bank.stem, [again])
+            if self.team.leads:
+                self._settle(bank, source, unique)
+            self.team.meet()
             have = bank.load()
             if missing := {k: w for k, w in unique.items() if k not in have}:
-                todo[identity] = self._begin(source, identity, self.team.share(missing))
+                todo[identity] = self._begin(source, self.team.share(missing))
         self.team.meet()  # before anybody finishes: all must have seen the same gaps
         self._collect(list(todo.values()))
         for item in todo.values():
             item.bank.finish()
-        for identity, item in todo.items():
-            self.team.fold(item.source.directory, "patched", identity)
+        for item in todo.values():
+            self.team.fold(self._bank(item.source))
         found = {identity: bank.load() for identity, bank in banks.items()}
         for bank in banks.values():
             self.cost.notes += [n for n in remarks(bank.path.parent, bank.stem) if n not in self.cost.notes]
@@ -116,14 +135,38 @@ class Patching:
             if self._is_target(source.handle):
                 out[source.name] = self._unchanged(next(iter(found.values()), None), unique, source)
                 if self.team.leads:
-                    Bank[TokenStats](source.directory, "patched", names[source.name]).merge(out[source.name])
+                    self._bank(source).merge(out[source.name])
             else:
                 have = found[names[source.name]]
+                self._recall(banks[names[source.name]], source.handle)
                 out[source.name] = {k: have[k] for k in unique}
         return out
 
-    def _begin(self, source: Source, identity: str, mine: Mapping[str, PatchWant]) -> _Todo:
-        bank: Bank[TokenStats] = Bank(self.team.place(source.directory), "patched", identity)
+    def _bank(self, source: Source) -> Bank[TokenStats]:
+        return patched_bank(source.directory, self.target, source.handle, self.settings)
+
+    def _recall(self, bank: Bank[TokenStats], source: ModelHandle) -> None:
+        """How the models were held when evidence that is read was made."""
+        how = self.made[bank.stem] = bank.head.get("how", {})
+        self.target.made = self.target.made or how.get("into", {})
+        source.made = source.made or how.get("from", {})
+
+    def _settle(self, bank: Bank[TokenStats], source: Source, wants: Mapping[str, PatchWant]) -> None:
+        """Evidence that no name vouches for is patched again for a few examples, and dropped where it differs."""
+
+        def again(place: Path, chosen: Mapping[str, PatchWant]) -> None:
+            here = Source(source.name, source.handle, place)
+            Patching(self.target, self.settings, self.cost, Team()).evidence([here], list(chosen.values()))
+
+        def before() -> str:
+            return bank_identity_before(self.target, source.handle, self.settings)
+
+        live = self.target.is_live or source.handle.is_live
+        said = Settling(bank, wants, again, before, live, lambda: str(self.target.made.get("dtype", ""))).run()
+        self.cost.notes += [note for note in said if note not in self.cost.notes]
+
+    def _begin(self, source: Source, mine: Mapping[str, PatchWant]) -> _Todo:
+        bank = self._bank(source).beside(self.team.place(source.directory))
         done = bank.begin(list(mine), {})
         return _Todo(source, bank, list(mine.values()), frozenset(done))
 
@@ -198,7 +241,10 @@ class Patching:
             with Bar(label, len(group[0].wants), "row", self.settings.progress) as bar:
                 done = frozenset.intersection(*(item.done for item in group))
                 for part in patcher.run(group[0].wants, [item.states for item in group], done):
+                    self.target.check()
                     for j, item in enumerate(group):
+                        item.source.handle.check()
+                        item.bank.made = self._bank(item.source).made  # both models were loaded by now
                         if self.team.leads:
                             remember(item.source.directory, item.bank.stem, self.cost.notes)
                         item.bank.add_part({key: stats[j] for key, stats in part.items()})

@@ -6,17 +6,20 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from vestige.collect.windows import text_want
+from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
+from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import count_nodes
 from vestige.run.config import RunConfig
 from vestige.run.handles import ModelHandle, second_model
-from vestige.run.plan_answers import AnswersPlan, Packing, plan_answers
+from vestige.run.plan_answers import AnswersPlan, Packing, plan_answers, weights_stored
 from vestige.run.plan_depth import DepthPlan, plan_depth
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.run.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
-from vestige.wants import Wants
+from vestige.wants import DenoiseWant, Wants
 
 BESIDES = 512 * 2**20  # libraries, activations, caches
 
@@ -38,6 +41,8 @@ class Plan:
     windows: int  # to be denoised
     windows_cached: int
     denoise_tokens: int  # to be pushed in their passes
+    passes: int  # over those windows, at most: several windows share a forward where they fit
+    canvas_cells: int  # of the logits that one pass over a window or canvas holds; 0: nothing is denoised
     depth: DepthPlan
     seconds: float
 
@@ -45,32 +50,40 @@ class Plan:
     def memory(self) -> int:
         """One model is in memory at a time; a reference model whose answers are all there is never loaded."""
         loaded = [self.answers, *(r for r in self.references if r.pushed)]
-        return max(one.memory for one in loaded) + BESIDES
+        return max(one.memory for one in loaded) + 4 * self.canvas_cells + BESIDES
 
 
 def make_plan(config: RunConfig) -> Plan:
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
-    prepared = prepare(config, make_encoder_context(config, tokenizer, notes))
     handle = ModelHandle(args)
+    canvases = handle.canvases
+    config = with_own_sampler(config, canvases)
+    context = make_encoder_context(config, tokenizer, notes)
+    context.longest = handle.context_length
+    prepared = prepare(config, context, canvases, handle.is_diffusion)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
-    packing = Packing(directory, config.overwrite, len(tokenizer), config.batch_tokens)
+    fresh = config.overwrite or not weights_stored(args)  # without weights there is no name to look up evidence by
+    packing = Packing(directory, fresh, len(tokenizer), config.batch_tokens)
     answers = plan_answers(handle, wants.answers, packing)
     references = _references(wants, handle, packing)
     texts = {r.key: r for r in wants.texts}
-    have_texts = Bank[Any](directory, "texts", handle.identity).load() if not config.overwrite else {}
+    have_texts = Bank[Any](directory, "texts", handle.identity).load() if not fresh else {}
     new = [r for k, r in texts.items() if k not in have_texts]
     windows = {w.key: w for w in wants.denoised if not w.logits}
-    have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not config.overwrite else {}
+    have_windows = Bank[Any](directory, "denoised", handle.identity).load() if not fresh else {}
     undone = [w for k, w in windows.items() if k not in have_windows]
-    # Every pass reads the prompt and the whole window.
-    denoised = sum((len(w.prompt.ids) + w.denoising.max_new_tokens) * w.denoising.steps for w in undone)
+    denoised = sum(pushed_by(w, canvases) for w in undone)
+    passes, waiting = sum(passes_of(w, canvases) for w in undone), len(undone)
     text_passes = 0
     if handle.is_diffusion:  # a text is denoised
-        text_passes = sum((len(r.prompt.ids) + r.decoding.max_new_tokens) * r.decoding.max_new_tokens for r in new)
-    depth = plan_depth(wants.patched, handle, args, directory, config.overwrite)
+        asked = [text_want(r, canvases.for_texts if canvases else {}) for r in new]
+        text_passes = sum(pushed_by(w, canvases) for w in asked)
+        undone += asked
+    cells = max((_cells(w, len(tokenizer), canvases) for w in undone), default=0)
+    depth = plan_depth(wants.patched, handle, args, directory, fresh)
     upper = sum(r.decoding.max_new_tokens for r in new)
     steps = max((r.decoding.max_new_tokens for r in new), default=0) * -(-len(new) // config.max_rows)
     pushed = answers.pushed + denoised + text_passes + depth.pushed + upper
@@ -88,23 +101,59 @@ def make_plan(config: RunConfig) -> Plan:
         new_tokens=upper,
         gradients=len({w.key for w in wants.gradients}),
         windows=len(windows),
-        windows_cached=len(windows) - len(undone),
+        windows_cached=len(windows) - waiting,
         denoise_tokens=denoised,
+        passes=passes,
+        canvas_cells=cells,
         depth=depth,
         seconds=_estimate(work, steps * answers.parameters * 4),
     )
 
 
+def passes_of(want: DenoiseWant, canvases: Canvases | None) -> int:
+    """How often one window is looked at, at most; guidance looks twice."""
+    if canvases is None:
+        return want.denoising.steps * (2 if want.denoising.cfg_scale > 0 else 1)
+    from vestige.models.samplers.gemma import canvases as shared
+
+    count, passes = shared(want.denoising, canvases.length)
+    return count * passes
+
+
+def _cells(want: DenoiseWant, vocab: int, canvases: Canvases | None) -> int:
+    """The logits that one pass over one window holds: what takes the memory beside the weights."""
+    from vestige.collect.denoise import pass_cells
+
+    return pass_cells(want.denoising, vocab, canvases.length if canvases else 0)
+
+
+def pushed_by(want: DenoiseWant, canvases: Canvases | None) -> int:
+    """Tokens that one window pushes through the model at most: a canvas may be finished early, and text end."""
+    prompt, length = len(want.prompt.ids), want.denoising.max_new_tokens
+    if canvases is None:  # every pass reads the prompt and the whole window
+        return (prompt + length) * passes_of(want, None)
+    from vestige.models.samplers.gemma import canvases as shared
+
+    count, passes = shared(want.denoising, canvases.length)
+    return prompt + count * canvases.length * passes + (count - 1) * canvases.length  # each earlier one is read again
+
+
 def _references(wants: Wants, model: ModelHandle, packing: Packing) -> tuple[AnswersPlan, ...]:
     """Second models score some of the answers again. What was scored with the same weights before is not."""
-    scored: dict[str, set[str]] = {model.identity: {t.key for t in wants.answers}}
+    scored: dict[str, set[str]] = {_name(model): {t.key for t in wants.answers}}
     out = []
     for path, targets in wants.reference.items():
         second = second_model(model.args, path)
-        known = scored.setdefault(second.identity, set())
+        known = scored.setdefault(_name(second), set())
         out.append(plan_answers(second, targets, packing, known))
         known |= {t.key for t in targets}
     return tuple(out)
+
+
+def _name(handle: ModelHandle) -> str:
+    """A model by its weights, or by its path where they are not here."""
+    assert handle.args is not None
+    return handle.identity if weights_stored(handle.args) else handle.name
 
 
 def _estimate(work: float, moved: float) -> float:
@@ -142,9 +191,13 @@ def human(n: float, unit: str = "") -> str:
     return f"{n:,.0f}"
 
 
+def _where(one: AnswersPlan) -> str:
+    return "on disk" if one.stored else "by its config.json (the weights are not here)"
+
+
 def _reference_words(one: AnswersPlan) -> str:
     return (
-        f"{one.model}: {human(one.parameters)} parameters, {human(one.weight_bytes, 'B')} on disk; "
+        f"{one.model}: {human(one.parameters)} parameters, {human(one.weight_bytes, 'B')} {_where(one)}; "
         f"{human(one.distinct)} answers, {human(one.cached)} cached, "
         f"{human(one.pushed)} tokens to push in {one.batches} batches"
     )
@@ -174,7 +227,7 @@ def show(plan: Plan, config: RunConfig) -> str:
     saved = plan.sequence_tokens / plan.nodes if plan.nodes else 1.0
     facts = [
         ("model", f"{config.model_args['pretrained_model_name_or_path']}: {human(mine.parameters)} parameters, "
-                  f"{human(mine.weight_bytes, 'B')} on disk"),
+                  f"{human(mine.weight_bytes, 'B')} {_where(mine)}"),
         ("answers to score", f"{human(plan.asked)} asked, {human(mine.distinct)} distinct, "
                              f"{human(mine.cached)} cached"),
         ("tokens", f"{human(plan.sequence_tokens)} in whole sequences, {human(plan.nodes)} distinct prefixes "
@@ -184,7 +237,8 @@ def show(plan: Plan, config: RunConfig) -> str:
                               f"at most {human(plan.new_tokens)} new tokens"),
         ("gradients", human(plan.gradients)),
         *([("windows to denoise", f"{human(plan.windows)} prompts, {human(plan.windows_cached)} cached, "
-            f"{human(plan.denoise_tokens)} tokens to push in their passes")] if plan.windows else []),
+            f"{human(plan.denoise_tokens)} tokens to push in at most {human(plan.passes)} passes")]
+          if plan.windows else []),
         *([("entities to patch", _depth_words(plan.depth))] if plan.depth.entities else []),
         ("memory", f"about {human(plan.memory, 'B')}"),
         ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),

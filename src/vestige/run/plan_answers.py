@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.models.load import ModelArgs
-from vestige.models.locate import locate, weight_names
+from vestige.models.canvas import VISION, has_pictures
+from vestige.models.choose import needed_bytes
+from vestige.models.load import ModelArgs, empty_model
+from vestige.models.locate import Place, locate, weight_names
 from vestige.run.handles import ModelHandle
 from vestige.store.evidence import Bank
 from vestige.types import Target
@@ -31,7 +34,9 @@ class AnswersPlan:
 
     model: str
     parameters: int
-    weight_bytes: int
+    weight_bytes: int  # as stored
+    held_bytes: int  # in memory: a CPU holds half precision in float32
+    stored: bool  # whether the weights are on this machine; else sizes are those of the config
     distinct: int
     cached: int
     tokens: int
@@ -46,7 +51,7 @@ class AnswersPlan:
     @property
     def memory(self) -> int:
         """Weights, and logits with their softmax."""
-        return self.weight_bytes + self.cells * 8
+        return self.held_bytes + self.cells * 8
 
 
 def plan_answers(
@@ -57,13 +62,43 @@ def plan_answers(
 
     assert handle.args is not None
     unique = {t.key: t for t in targets}
-    have = {} if how.fresh else Bank[Any](how.directory, "answers", handle.identity).load()
+    stored = weights_stored(handle.args)
+    have = {} if how.fresh or not stored else Bank[Any](how.directory, "answers", handle.identity).load()
     missing = [t for k, t in unique.items() if k not in have and k not in known]
-    parameters, size = weight_size(handle.args)
+    parameters, size = weight_size(handle.args) if stored else size_by_config(handle.args)
+    place = _base(handle.args)
+    config = {} if place.gguf else place.config
+    held = needed_bytes(size, config, replace(handle.args, dtype=handle.held()["dtype"]))
     tokens, batches, cells = _packed(missing, how)
     bound = sum(len(t.ids) * rows_needed(t) for t in missing) if handle.is_diffusion else 0
     cached = len(unique) - len(missing)
-    return AnswersPlan(handle.name, parameters, size, len(unique), cached, tokens, batches, bound, cells)
+    return AnswersPlan(handle.name, parameters, size, held, stored, len(unique), cached, tokens, batches, bound, cells)
+
+
+def _base(args: ModelArgs) -> Place:
+    place = locate(args, weights=False)
+    return place.base or place
+
+
+def weights_stored(args: ModelArgs) -> bool:
+    """Whether the weights are on this machine: a plan needs only a config, so nothing is fetched for it."""
+    place = locate(args, weights=False)
+    places = [place, *([place.base] if place.base else [])]
+    return all(
+        one.gguf or (one.directory / name).is_file()
+        for one in places
+        for name in ([""] if one.gguf else weight_names(one.directory, one.kind == "adapter", args))
+    )
+
+
+def size_by_config(args: ModelArgs) -> tuple[int, int]:
+    """Parameters and bytes of a checkpoint that is not here, from its configuration alone."""
+    place = _base(args)
+    unread = VISION if has_pictures(place.config) else ()
+    sizes = {key: p.numel() for key, p in empty_model(args).named_parameters()}
+    total = sum(n for key, n in sizes.items() if not any(word in key for word in unread))
+    said = str(place.config.get("dtype") or place.config.get("torch_dtype") or "float32")
+    return total, total * (2 if said.endswith("16") else 4)
 
 
 def _packed(targets: list[Target], how: Packing) -> tuple[int, int, int]:
@@ -81,23 +116,28 @@ def _packed(targets: list[Target], how: Packing) -> tuple[int, int, int]:
     return packing.tokens, len(packing.batches), min(cells * how.vocab, limits.logit_cells)
 
 
+BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I8": 1, "U8": 1}  # of safetensors' names
+
+
 def weight_size(args: ModelArgs) -> tuple[int, int]:
-    """Parameters and bytes of a checkpoint, from the headers of its files."""
+    """Parameters and bytes of a checkpoint, from the headers of its files; what is never read does not count."""
     from safetensors import safe_open
 
-    place = locate(args)
-    place = place.base or place
+    place = _base(args)
     if place.gguf:
         size = place.gguf.stat().st_size
         return size, size * 4  # near one byte a parameter in the common formats; unpacked to float32
+    unread = VISION if has_pictures(place.config) else ()
     total = size = 0
     for name in weight_names(place.directory, False, args):
         file = Path(place.directory) / name
         size += file.stat().st_size
         with safe_open(str(file), framework="np") as handle:
             for key in handle.keys():  # noqa: SIM118 - safe_open is no mapping
-                n = 1
-                for d in handle.get_slice(key).get_shape():
-                    n *= d
-                total += n
+                part = handle.get_slice(key)
+                n = math.prod(part.get_shape())
+                if any(word in key for word in unread):
+                    size -= n * BYTES.get(part.get_dtype(), 2)
+                else:
+                    total += n
     return total, size

@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
 from vestige.run.handles import ModelHandle, second_model, unquantised
-from vestige.run.patching import Settings, bank_identity
-from vestige.store.evidence import Bank
-from vestige.types import TokenStats
+from vestige.run.patching import Settings, patched_bank
 from vestige.wants import PatchInto, PatchWant
 
 
@@ -45,7 +44,7 @@ def plan_depth(
         for source in {h.identity: h for h in (retain, model)}.values():
             if source.identity == full.identity and into.last_layer == "residual":
                 continue  # the full model patched with itself is itself
-            have = {} if fresh else Bank[TokenStats](directory, "patched", bank_identity(full, source, settings)).load()
+            have = {} if fresh else patched_bank(directory, full, source, settings).load()
             lacking = [k for k in unique if k not in have]
             cached += len(unique) - len(lacking)
             tokens += sum(unique[k].width for k in lacking)  # the source reads its states
@@ -66,7 +65,7 @@ def _climb(want: PatchWant, layers: int) -> int:
 def layers_of(handle: ModelHandle) -> int:
     """The depth of a model, from its configuration."""
     assert handle.args is not None
-    place = locate(handle.args)
-    config = (place.base or place).config
+    place = locate(handle.args, weights=False)
+    config = understood((place.base or place).config, handle.name)
     text = config.get("text_config") or config
     return int(text.get("num_hidden_layers") or text.get("n_layer") or text.get("num_layers") or 1)

@@ -14,7 +14,10 @@ from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, find_in_directory
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
+from vestige.models.canvas import Canvases
+from vestige.models.choose import choose_device
 from vestige.models.load import ModelArgs
+from vestige.run.canvases import out_of_reach
 from vestige.run.config import AnyConfig, RunConfig
 from vestige.suites.registry import HANDLERS, Words
 from vestige.suites.spec import DataSpec, SuiteSpec
@@ -54,7 +57,8 @@ def model_args(config: AnyConfig) -> ModelArgs:
     path = str(given.pop("pretrained_model_name_or_path"))
     device_map = given.pop("device_map", None)
     device = given.pop("device", None) or "auto"
-    if device_map in ("cpu", "cuda", "mps"):  # the peer's way of naming a device
+    # The peer's way of naming a device. Its files say cuda for every machine; one without it is noted when loading.
+    if device_map in ("cpu", "cuda", "mps") and not (device_map == "cuda" and choose_device("auto") != "cuda"):
         device, device_map = device_map, None
     tokenizer = dict(config.tokenizer_args)
     known = {
@@ -103,9 +107,13 @@ def make_words(tokenizer: Any) -> Words:
     return Words(lambda ids: decode_texts(tokenizer, [ids])[0], () if eos is None else (int(eos),))
 
 
-def prepare(config: RunConfig, context: Context) -> Prepared:
-    """Reads and tokenises every data set once, and gathers what every metric wants of the model."""
+def prepare(config: RunConfig, context: Context, canvases: Canvases | None = None, diffusion: bool = False) -> Prepared:
+    """Reads and tokenises every data set once, and gathers what every metric wants of the model.
+
+    `diffusion`: the model fills in hidden tokens. `canvases`: it is a DiffusionGemma. Neither can give everything.
+    """
     out = Prepared(get_dialect(config.dialect))
+    context.text_only = canvases is not None
     lost: dict[str, str] = {}  # data key -> why it cannot be had
     for metric, name, access, data in _data_specs(config.suite):
         key = data_key(data, config)
@@ -120,7 +128,7 @@ def prepare(config: RunConfig, context: Context) -> Prepared:
             out.unavailable[name] = lost[key]
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
-    _gather(config.suite, out)
+    _gather(config.suite, out, canvases, diffusion)
     return out
 
 
@@ -134,7 +142,7 @@ def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
                 yield name, f"{name}/{child}", f"{child}/{data.access_key}", data
 
 
-def _gather(suite: SuiteSpec, out: Prepared) -> None:
+def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None, diffusion: bool) -> None:
     for name, spec in suite.metrics.items():
         parent = next((p for p in spec.parents.values() if p in out.unavailable), None)
         if name in out.unavailable:
@@ -142,7 +150,11 @@ def _gather(suite: SuiteSpec, out: Prepared) -> None:
         if parent is not None:
             out.unavailable[name] = out.unavailable[parent]  # the first cause says more than the chain
             continue
-        out.wants.add(HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect))
+        wants = HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect)
+        if reason := out_of_reach(wants, canvases, diffusion):
+            out.unavailable[name] = reason
+        else:
+            out.wants.add(wants)
 
 
 def data_key(data: DataSpec, config: RunConfig) -> str:

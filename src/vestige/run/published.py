@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import shaped
 from vestige.run.composing import PACKAGE_DIR
-from vestige.run.references import read_results, result_file
+from vestige.run.references import read_scores, result_file
 from vestige.run.stored import read_manifest
 from vestige.run.tables import number, table
 from vestige.store.files import read_json
@@ -97,14 +96,8 @@ def published(run: Path | None, models: Sequence[str], split: str | None) -> str
     """For the command line: the figures alone, or with a run's own numbers on top."""
     if run is None:
         return published_table(None, models, split)
-    with shaped(f"The run {run}"):
-        return _beside(run, models, split)
-
-
-def _beside(run: Path, models: Sequence[str], split: str | None) -> str:
-    """A run's own numbers, read from its files, on top of the published figures."""
-    results = read_results(result_file(run))
-    summary = {m: body.get("agg_value") for m, body in results.items() if isinstance(body, Mapping)}
+    results = read_scores(result_file(run))
+    summary = {m: body.get("agg_value") for m, body in results.items()}
     directory = run if run.is_dir() else run.parent
     manifest = read_manifest(directory) if (directory / "manifest.json").is_file() else None
     suite = manifest["config"]["suite"] if manifest else ("muse" if "retain_knowmem_ROUGE" in summary else "tofu")

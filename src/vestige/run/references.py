@@ -8,25 +8,31 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import shaped
 from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.schema import check_form
+from vestige.secrets import expand, hide, unset
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
+from vestige.store.forms import Results
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.run")
 
 
-def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None) -> dict[str, Reference]:
+def load_references(
+    suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None, before: Mapping[str, str] | None = None
+) -> dict[str, Reference]:
     """Every reference file the suite names, read before anything is computed: a wrong path costs nothing.
 
-    `moved`: where a file is now, for a run that came in an archive.
+    `moved`: where a file is now, for a run that came in an archive. `before`: the sha256 of each file when the run was
+    made; one that has changed since is used, and every number that rests on it says so.
     """
     wanted: dict[str, set[str]] = {}
     for spec in suite.metrics.values():
@@ -36,14 +42,49 @@ def load_references(suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | 
     now = moved or {}
     out = {}
     for path, metrics in sorted(wanted.items()):
-        with shaped(f"Retain logs {path}"):
-            out[path] = _load(now.get(path, Path(path)), suite, metrics, dialect)
+        if path not in now and (name := unset(path)):
+            raise UserError(
+                f"The retain logs of this run are named by the environment variable {name}, which is not set; set "
+                "it, or give --retain-logs FILE."
+            )
+        file = now.get(path, Path(path))
+        out[path] = _load(file, suite, metrics, dialect)
+        _check_steps(suite, path, out[path].results)
+        if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
+            out[path] = _changed(out[path], metrics, path)
     return out
+
+
+def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> None:
+    """A trajectory is compared step by step: one value of an ordinary run is not the value of any step."""
+    for spec in suite.metrics.values():
+        if spec.children is None or path not in [r.path for r in spec.references]:
+            continue
+        wanted = {
+            m: child.name for child in spec.children.metrics.values() for r in child.references for m in r.include
+        }
+        by_step = (results.get(spec.name) or {}).get("reference_by_step") or {}
+        ours = {m for by_trajectory in by_step.values() for metrics in by_trajectory.values() for m in metrics}
+        absent = [m for m in wanted if m not in ours and (by_step or f"{m}_by_step" not in results)]
+        if absent:
+            kind = "of an ordinary run, one value for each metric" if absent[0] in results else "without these metrics"
+            raise UserError(
+                f"The retain logs {path} hold no values by step of {', '.join(absent)} for '{spec.name}': they are "
+                f"{kind}. Evaluate the retain model with the same trajectory suite and give its result, or leave out "
+                f"{', '.join(dict.fromkeys(wanted[m] for m in absent))}."
+            )
+
+
+def _changed(reference: Reference, metrics: set[str], path: str) -> Reference:
+    words = f"the retain logs {path} have changed since the run was made"
+    log.warning("%s: numbers that compare with them are new ones.", words[0].upper() + words[1:])
+    also = {m: "; ".join(w for w in (words, reference.caveats.get(m, "")) if w) for m in metrics}
+    return replace(reference, caveats={**reference.caveats, **also})
 
 
 def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
     file = result_file(path)
-    results = read_results(file)
+    results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
     manifest = read_manifest(file.parent)
@@ -67,7 +108,7 @@ def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str
     """The retain logs a run was compared with, and their sha256: what its seal says of files outside it."""
     paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
-    return {path: sha256(result_file(file)) for path, file in found.items() if file.exists()}
+    return {hide(path): sha256(result_file(file)) for path, file in found.items() if file.exists()}
 
 
 def result_file(path: Path) -> Path:
@@ -95,12 +136,19 @@ def read_results(path: Path) -> dict[str, Any]:
     return data
 
 
+def read_scores(path: Path) -> dict[str, Any]:
+    """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
+    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
+    check_form(found, Results, str(path))
+    return found
+
+
 def difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:
     """How the reference's definition of a metric differs from ours, or nothing."""
     theirs = manifest["dialect"]["name"]
     if theirs != dialect:
         return f"dialect ({theirs}, here {dialect})"
-    recorded = manifest["config"]["metrics"]
+    recorded = expand(manifest["config"]["metrics"])
     for name in family(suite, metric):
         params = {k: v for k, v in suite.metrics[name].params.items() if k in _SETTINGS}
         if name in recorded:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -21,6 +23,8 @@ from vestige.report.page import render_page
 from vestige.run.comparing import Difference, Stored, differences, judged, read_stored
 from vestige.run.progress import hushed
 from vestige.run.traces import row_traces
+from vestige.schema import misfit
+from vestige.secrets import hidden, homes, shorten
 from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.types import IGNORE
@@ -30,6 +34,8 @@ MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige
 MOST_PAIRS = 40  # paired differences of a report; the rest can be had from `vestige compare`
 MOST_HEAT = 6  # rows of a trajectory run whose every step is kept
 
+log = logging.getLogger("vestige.run")
+
 
 @dataclass(frozen=True)
 class ReportAsk:
@@ -38,6 +44,7 @@ class ReportAsk:
     runs: Sequence[Path]
     out: Path = Path("saves/report")
     ask: Ask = field(default_factory=Ask)
+    shorten_paths: bool = False  # ~ in the place of people's homes
 
 
 def make_report(ask: ReportAsk) -> Report:
@@ -50,6 +57,8 @@ def make_report(ask: ReportAsk) -> Report:
             _add_heat(report, found, source, model)
     report["problems"] = [_seen_from(p, ask.out) for p in found.problems]
     report["asked"] = _asked(ask)
+    if found.left_out:
+        report["left_out"] = list(found.left_out)
     return report
 
 
@@ -73,17 +82,25 @@ def read_report(path: Path) -> Report | None:
     try:
         report = read_json(file)
         wrong = check_report(report)
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except ValueError:
         wrong = ["it does not hold a report"]
     if wrong:
         raise UserError(f"{file} cannot be read: {wrong[0]}; make it anew with vestige report.")
     return dict(report)
 
 
+class _Asked(TypedDict):
+    runs: list[str]
+    title: str
+    full: list[str]
+    retain: list[str]
+    rows: int
+
+
 def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     """The ask that made a report which lies in `place`."""
-    asked = report.get("asked")
-    if not isinstance(asked, Mapping) or not asked.get("runs"):
+    asked: Any = report.get("asked")
+    if misfit(asked, _Asked) or not asked["runs"]:
         raise UserError(f"{place / REPORT} does not say which runs it was made from; make it anew with vestige report.")
     ask = Ask(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
@@ -93,7 +110,14 @@ def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
     _adopt_earlier(ask.out)
     permit(ask.out / REPORT, ask.out / PAGE)
-    report = make_report(ask)
+    report = hidden(make_report(ask))  # runs of earlier versions may hold secrets
+    text = json.dumps(report, ensure_ascii=False)
+    if ask.shorten_paths:
+        report = json.loads(shorten(text))
+    elif places := homes(text):
+        log.warning(
+            "The report names a person's home directory (%s); --shorten-paths writes ~ in its place.", places[0]
+        )
     with writing(ask.out):
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
@@ -150,7 +174,7 @@ def _stored(work: Work, id: str) -> Stored | None:
         return None
     try:
         return read_stored(source.path, entry.name)
-    except (UserError, KeyError) as error:  # results of several suites in one place, or of a plug-in not loaded here
+    except UserError as error:  # results of several suites in one place, or of a plug-in not loaded here
         work.found.problem(f"no paired differences of {entry.name}: {error}", source.path)
         return None
 
@@ -184,8 +208,8 @@ def _add_heat(report: Report, found: Found, source: Source, model: str) -> None:
         return
     try:
         curve["heat"] = [_heat(row) for row in row_traces(source.path, name)[:MOST_HEAT]]
-    except (UserError, OSError, KeyError, StopIteration) as error:
-        found.problem(f"no picture of single steps: {error or type(error).__name__}", source.path)
+    except (UserError, OSError) as error:
+        found.problem(f"no picture of single steps: {error}", source.path)
 
 
 def _heat(row: Any) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from vestige.guard import shaped
 from vestige.journal import keep_apart
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, retain_values
@@ -24,17 +23,13 @@ def rescore(
     directory: Path, dialect: str | None = None, changes: Changes | None = None, retain_logs: str | None = None
 ) -> Outcome:
     """Scores a run again. Another dialect is possible as long as it reads the same evidence."""
-    with shaped(f"The run {directory}"):
-        return _rescore(directory, dialect, changes, retain_logs)
-
-
-def _rescore(directory: Path, dialect: str | None, changes: Changes | None, retain_logs: str | None) -> Outcome:
     manifest = read_manifest(directory)
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
-    references = load_references(suite, chosen.name, moved(directory))
+    now = moved(directory)  # told by the seal, which is undone below
+    references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
@@ -48,7 +43,7 @@ def _rescore(directory: Path, dialect: str | None, changes: Changes | None, reta
             write_json(place / "definition.json", {**note, "retain_logs": retain_logs, "versions": versions()})
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         stats = write_statistics(place, Run(suite, scores, manifest, references), resamples)
-        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), moved(directory)))
+        seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
     return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)

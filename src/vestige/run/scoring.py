@@ -10,6 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
+from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
@@ -133,12 +134,20 @@ def score_suite(
         if score.agg_value is not None and spec.references:
             caveats = _caveats(suite, spec, references, prepared)
             score = replace(score, notes=(*score.notes, *dict.fromkeys(caveats)))
-        scores[name] = score
+        scores[name] = _shown(score)
         for note in scores[name].notes:
             log.warning("%s: %s", name, note)
         if scores[name].missing:
             log.warning("%s: no value, because %s", name, scores[name].reason)
     return scores
+
+
+def _shown(score: Score) -> Score:
+    """The words of a score without secrets: paths from the environment are in reasons and notes."""
+    extra = dict(score.extra)
+    if "by_reference" in extra:
+        extra["by_reference"] = hidden(extra["by_reference"])
+    return replace(score, reason=hide(score.reason), notes=tuple(map(hide, score.notes)), extra=extra)
 
 
 def _children_lost(name: str, prepared: Prepared) -> dict[str, str]:
@@ -166,7 +175,7 @@ def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: 
             return live(inputs.spec, inputs.parents, inputs.references)
         if handler.classify is not None:
             parent = inputs.parents.get("text")
-            if parent is None or parent.value_by_index is None:
+            if parent is None or parent.value_by_index is None or parent.agg_value is None:
                 return Score(None, reason=f"its texts are missing: {parent.reason if parent else 'no parent'}")
             if classify is not None:
                 try:

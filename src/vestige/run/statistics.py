@@ -26,6 +26,7 @@ from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec
+from vestige.sums import mean
 from vestige.types import Array, Score
 from vestige.writing import remove
 
@@ -76,7 +77,7 @@ class Run:
         """The fingerprint of the rows behind a metric: its own data set, or that of its first parent with one."""
         for name in family(self.suite, metric):
             keys = self.manifest["data_of"].get(name) or {}
-            for access, key in keys.items():
+            for access, key in sorted(keys.items()):  # as the manifest on disk has them
                 if access_key in (None, access):
                     return str(self.manifest["data"][key]["fingerprint"])
         return metric
@@ -155,7 +156,7 @@ def _averaged(spec: MetricSpec, by_index: Mapping[str, Mapping[str, Any]], value
         if not all(_has_numbers(entry, field) for entry in by_index.values()):
             continue  # a text, or a field that not every row has
         numbers = _numbers(by_index, field)
-        if numbers and math.isclose(float(np.mean(list(numbers.values()))), value, rel_tol=1e-9, abs_tol=1e-12):
+        if numbers and math.isclose(mean(numbers.values()), value, rel_tol=1e-9, abs_tol=1e-12):
             return numbers
     raise NoInterval("its value is not the mean of its rows' values")
 

@@ -12,9 +12,12 @@ from vestige.metrics.names import full_name
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
 from vestige.run.scoring import Reference, score_suite
+from vestige.schema import misfit
+from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
+from vestige.store.forms import HarnessManifest, Manifest, Result
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
@@ -27,9 +30,30 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
     found = read_ours(path)
-    if not isinstance(found, dict):
-        raise damaged(path, "it holds no object")
-    return found
+    if words := _manifest_misfit(found):
+        raise damaged(path, words)
+    return dict(found)
+
+
+def _manifest_misfit(found: Any) -> str:
+    """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
+    harness = isinstance(found, Mapping) and "harness" in found
+    if words := misfit(found, HarnessManifest if harness else Manifest):
+        return words
+    if harness:
+        return ""
+    metrics = found["config"]["metrics"]
+    parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
+    unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
+    if unknown is not None:
+        return f"it has no metric {unknown}"
+    keys = {key for by_access in found["data_of"].values() for key in by_access.values()}
+    lost = next((key for key in sorted(keys) if key not in found["data"]), None)
+    if lost is not None:
+        return f"it has no data {lost}"
+    known = {**found["data_of"], **found["unavailable"]}
+    without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
+    return "" if without is None else f"it does not say which rows {without} read"
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -39,10 +63,26 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
         raise UserError(f"A run of '{config['suite']}' keeps no evidence to score again; evaluate the model again.")
     said = {name if name in config["metrics"] else full_name(name): body for name, body in (changes or {}).items()}
     _check_changes(config["metrics"], said)
-    metrics = merged(config["metrics"], said)
+    metrics = merged(_from_environment(config["metrics"]), said)
     body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
     suite = read_suite(config["suite"], body, Named(metrics))
     return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
+
+
+def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
+    """Settings that a manifest keeps as ${oc.env:NAME}, as the environment has them now.
+
+    Data sets are not read again, and retain logs may be in an archive: whether those are set is asked where needed.
+    """
+    out = expand(metrics)
+    for name, body in out.items():
+        for key, value in body.items():
+            if key not in RESERVED and isinstance(value, str) and (variable := unset(value)):
+                raise UserError(
+                    f"The setting {name}.{key} of this run is the environment variable {variable}, which is not set; "
+                    "set it and run the same command again."
+                )
+    return dict(out)
 
 
 def _check_changes(metrics: Mapping[str, Config], changes: Changes) -> None:
@@ -76,6 +116,8 @@ def stored_scores(
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
     rows = load_rows(directory / "evidence" / "examples.json.gz")
+    if lost := [key for by in manifest["data_of"].values() for key in by.values() if key not in rows]:
+        raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
     scores = score_suite(
@@ -96,21 +138,30 @@ def words_of(directory: Path) -> Words | None:
 def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
     """Metrics that run the model themselves keep the value the run gave them."""
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_ours(path) if path.is_file() else {}
+    old = read_ours(path, dict[str, Any]) if path.is_file() else {}
     for name, spec in suite.metrics.items():
         if HANDLERS[spec.handler].live is not None and name in old:
+            if words := misfit(old[name], Result):
+                raise damaged(path, f"{name}: {words}")
             scores[name] = Score.from_json(old[name])
+
+
+def _classifiers(place: Path, manifest: Mapping[str, Any]) -> list[str]:
+    """The banks of this run's classifiers. Runs of older versions do not name them: all that there are."""
+    if "classifiers" in manifest:
+        return sorted(set(manifest["classifiers"].values()))
+    return sorted(path.stem.removeprefix("classified-") for path in place.glob("classified-*.json"))
 
 
 def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
     """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
     place, identity = directory / "evidence", manifest["model"]["evidence"]
     classified: dict[str, float] = {}
-    for path in sorted(place.glob("classified-*.json")):
-        classified |= Bank[float](place, "classified", path.stem.removeprefix("classified-")).load_whole()
+    for name in _classifiers(place, manifest):
+        classified |= Bank[float](place, "classified", name).load_whole()
     references = {
         path: Found(Bank[TokenStats](place, "answers", other).load_whole())
-        for path, other in (manifest.get("references") or {}).items()
+        for path, other in expand(manifest.get("references") or {}).items()
     }
     return Evidence(
         answers=Found(Bank[Any](place, "answers", identity).load_whole()),

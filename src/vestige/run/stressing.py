@@ -30,6 +30,7 @@ from vestige.store.lock import writing
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
 from vestige.suites.spec import MetricSpec
+from vestige.sums import mean
 from vestige.writing import install, scratch
 
 # What each attack's budget counts, and the budget it has when none is given.
@@ -198,7 +199,7 @@ class Subject:
         out = []
         for budget in budgets:
             best = [expected_best(values, int(budget)) for values in by_row]
-            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: sum(best) / len(best)}))
+            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: mean(best)}))
         return out
 
     def _sample(self, seed: int) -> dict[str, float]:
@@ -212,7 +213,7 @@ class Subject:
             run.suite, top=(LEAK_METRIC,), metrics={LEAK_METRIC: replace(spec, generation={**spec.generation, **more})}
         )
         score = _only(evaluate_config(replace(run, suite=suite)))
-        if score.value_by_index is None:
+        if score.value_by_index is None or score.agg_value is None:
             raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
         kind = str(spec.params.get("rouge_type") or "rougeL_recall")
         return {index: float(values[kind]) for index, values in score.value_by_index.items()}

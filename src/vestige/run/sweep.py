@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below
@@ -28,8 +28,9 @@ from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, adopt_attacked, check_space, is_done
+from vestige.schema import misfit
 from vestige.store.checksums import adopt_earlier as adopt_run
-from vestige.store.files import read_json, write_json
+from vestige.store.files import read_json, read_ours, write_json
 from vestige.store.lock import held
 from vestige.writing import claim, remove, remove_all
 
@@ -156,11 +157,21 @@ def collect(plan: Plan) -> dict[str, Any]:
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 
+class _Note(TypedDict, total=False):
+    """How a task ended."""
+
+    status: Required[str]
+    attempts: int | None
+    seconds: float | None
+    error: str | None
+
+
 def _read(path: Path) -> dict[str, Any]:
     try:
-        return dict(read_json(path))
+        found = read_json(path)
     except (OSError, ValueError):
         return {}
+    return {} if misfit(found, _Note) else dict(found)
 
 
 def _numbers(task: Task) -> dict[str, Any]:
@@ -169,7 +180,7 @@ def _numbers(task: Task) -> dict[str, Any]:
         return depth_numbers(Path(task.out))
     out: dict[str, Any] = {}
     for file in sorted(Path(task.out).glob("*_SUMMARY.json")):
-        out |= read_json(file)
+        out |= read_ours(file, dict[str, Any])
     return out
 
 

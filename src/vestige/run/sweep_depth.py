@@ -55,7 +55,8 @@ def run_depth(said: Mapping[str, Any]) -> dict[str, Any]:
 
 def depth_numbers(directory: Path) -> dict[str, Any]:
     """The score and the baselines of a finished depth run, by the names that other tables use."""
-    from vestige.store.files import read_json
+    from vestige.store.files import read_ours
+    from vestige.store.forms import DepthSummary
 
-    summary = read_json(directory / "summary.json")
+    summary = read_ours(directory / "summary.json", DepthSummary)
     return {"uds": summary["avg_uds"], **(summary.get("baselines") or {})}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.guard import is_there, read_yaml, shaped
+from vestige.guard import is_there, read_yaml
 from vestige.run import sweep_depth
 from vestige.run.config import HarnessConfig
 from vestige.run.friendly import Ask, to_run
@@ -18,20 +18,14 @@ from vestige.run.held_out import held_paths
 from vestige.run.pool import training_memory, weights_memory
 from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data
 from vestige.run.tasks import ATTACKS, Task
+from vestige.schema import check_form
+from vestige.secrets import note_tree
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
 TEACHING = (
-    "suite",
-    "system_prompt",
-    "limit",
-    "dtype",
-    "device",
-    "tokenizer",
-    "trust_remote_code",
-    "overrides",
-    "config_dir",
-)
+    "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
+)  # fmt: skip
 RESERVED = ("attack", "s1")  # tasks of these names are not evaluations
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=-]*")
 UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
@@ -93,6 +87,7 @@ def read_plan(path: Path) -> Plan:
         raise UserError(f"The plan {path} cannot be read; give a YAML file with models and suites.") from None
     except ValueError as error:
         raise UserError(f"The plan {path} is not valid YAML ({error}); see docs/sweep.md for an example.") from None
+    note_tree(body)
     if not isinstance(body, dict) or not body.get("models") or not body.get("suites"):
         raise UserError(f"The plan {path} must name at least one model and one suite (models: and suites:).")
     for key in body:
@@ -100,8 +95,7 @@ def read_plan(path: Path) -> Plan:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
     plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
     load_plugins(plugins)
-    with shaped(f"The plan {path}"):
-        return _checked(_plan(body, path, plugins))
+    return _checked(_plan(body, path, plugins))
 
 
 def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
@@ -222,6 +216,7 @@ def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
         check(flags, f"of the suite '{name}'")
         if isinstance(flags.get("metrics"), str):
             flags["metrics"] = [m.strip() for m in flags["metrics"].split(",")]
+        check_form(flags.get("metrics"), list[str] | None, f"'metrics' of the suite '{name}' of the plan", "list names")
         out[_name(name, "suite")] = flags
     return out
 
@@ -230,6 +225,7 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     for key in flags:
         if key not in ASK - OURS:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
+    check_form({**flags, "metrics": None}, Ask, f"What the plan says {where}", "correct it")
 
 
 def _checked(plan: Plan) -> Plan:

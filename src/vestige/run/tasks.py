@@ -1,7 +1,7 @@
 """The tasks of a sweep: plain data that any process can perform, and how to tell that one is done.
 
 A task is done when its run directory holds results of the same model fingerprint and the same configuration, and the
-note beside them (sweep_task.json) names the same data, retain results, and attack with its settings. Nothing else is
+note beside them (sweep_task.json) has the key of all else that they depend on (`task_key`). Nothing else is
 remembered, so a sweep that was killed, sharded or moved to another machine goes on from what is on disk.
 """
 
@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError, unknown_name
 from vestige.internal import described, in_short, masked
@@ -28,10 +28,12 @@ from vestige.run.attacking import Lesson, attack_weights, rows_file
 from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
+from vestige.run.task_keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
+from vestige.schema import misfit
+from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
-from vestige.store.results import versions
 from vestige.types import content_key
 from vestige.writing import append_to, install, remove, scratch
 
@@ -88,12 +90,24 @@ class Finished:
     seconds: float = 0.0
 
 
+class _Note(TypedDict):
+    key: str
+
+
+class _Weights(TypedDict):
+    fingerprint: str
+
+
+class _Manifest(TypedDict):
+    model: _Weights
+
+
 def is_done(task: Task) -> bool:
     """Whether what the task would make is there already, for the same content."""
     try:
         note = read_json(Path(task.out) / NOTE)
-        return _made(task) and bool(note["key"] == task_key(task))
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+        return not misfit(note, _Note) and _made(task) and bool(note["key"] == task_key(task))
+    except (OSError, ValueError, UserError):
         return False  # half a file, a checkpoint that has gone: running the task will say which
 
 
@@ -111,22 +125,25 @@ def _made(task: Task) -> bool:
 
 def _same_run(task: Task) -> bool:
     """The manifest names this configuration and, where the checkpoint is at hand, these weights."""
-    from vestige.run.evaluate import config_json
     from vestige.run.prepare import model_args
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
-    if manifest.get("config") != config_json(run):
+    if misfit(manifest, _Manifest) or manifest.get("config") != _config(task):
         return False
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")
-    return copied or not _local(task.source) or weights == fingerprint(model_args(run))
+    return copied or not is_local(task.source) or weights == fingerprint(model_args(run))
 
 
 def task_key(task: Task) -> str:
     """A name for everything a task's result depends on."""
     parts = [task.kind, _attack_key(task), json.dumps(_said(task), sort_keys=True, default=str), *_identities(task)]
     parts += [f"{file.name}={digest}" for file, digest in _read_files(task)]
+    if task.kind != "attack":
+        parts += [collector_part(), harness_part(task.ask)]
+    if task.kind == "eval":
+        parts += named_content(_config(task), [str(task.ask.get(k) or "") for k in WHERE] + [task.source, task.out])
     return content_key(*(part.encode() for part in parts))
 
 
@@ -149,16 +166,24 @@ def _said(task: Task) -> dict[str, Any]:
     if task.kind == "attack":  # one copy serves every suite; what it depends on is in `how`
         return {}
     if task.kind == "s1":
-        libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
-        return {**{k: v for k, v in task.ask.items() if k not in (*WHERE, *AFTER_S1)}, "versions": libraries}
+        return {k: v for k, v in task.ask.items() if k not in (*WHERE, *AFTER_S1)}
     return {k: v for k, v in task.ask.items() if k not in WHERE}
 
 
 def _identities(task: Task) -> list[str]:
-    """The weights before any attack, and for a depth run those of its two references."""
+    """The checkpoint before any attack, and for a depth run its two references."""
     # Quantising by an attack is said in `how`: the files are the same.
+    template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
+    dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]
-    return [_identity(replace(args, quantization=None) if task.how.get("quantization") else args) for args in found]
+    plain = [replace(args, quantization=None) if task.how.get("quantization") else args for args in found]
+    return [part for args in plain for part in checkpoint_parts(args, dated)]
+
+
+def _config(task: Task) -> dict[str, Any]:
+    from vestige.run.evaluate import config_json
+
+    return config_json(_run(task))
 
 
 def checkpoints_of(task: Task) -> list[str]:
@@ -167,18 +192,9 @@ def checkpoints_of(task: Task) -> list[str]:
     return list(dict.fromkeys([task.source, *references]))
 
 
-def _identity(args: ModelArgs) -> str:
-    """A hub id is its name: its files may have been cleared from the cache."""
-    return fingerprint(args) if _local(args.path) else f"hub:{args.path}"
-
-
-def _local(path: str) -> bool:
-    return Path(path).expanduser().exists()
-
-
 def _read_files(task: Task) -> list[tuple[Path, str]]:
     """Files a task reads besides the checkpoint, with their digests: rows, the retain model's results, plug-ins."""
-    files = [Path(p) for p in task.plugins]
+    files = [file for plugin in task.plugins for file in with_siblings(Path(plugin).expanduser())]
     places = [task.ask[k] for k in ("data", "include_path") if task.ask.get(k)] if task.kind != "attack" else []
     for place in (Path(str(p)).expanduser() for p in places):
         files += [place] if place.is_file() else sorted(f for f in place.rglob("*") if f.is_file())
@@ -213,6 +229,7 @@ def perform(task: Task) -> Finished:
     def finished(status: str, error: str | None = None) -> Finished:
         return Finished(task.id, status, error, round(time.perf_counter() - started, 3))
 
+    note_tree(asdict(task))
     with speaking_to(Path(task.log)):
         print(f"\n== {task.id}, {time.strftime('%Y-%m-%d %H:%M:%S')}, process {os.getpid()}", flush=True)
         try:
@@ -226,7 +243,7 @@ def perform(task: Task) -> Finished:
         except Exception as error:  # whatever nothing below expected: reported as a bug, and the other tasks go on
             words = in_short(error)
             print(masked(described(error)), f"vestige: {words}", sep="\n", flush=True)
-            return finished("failed", words)
+            return finished("failed", hide(words))
         return finished("done")
 
 
@@ -249,7 +266,7 @@ def _evaluate(task: Task) -> None:
     outcome = evaluate_config(_run(task))
     plain = "harness" not in outcome.manifest
     if plain and outcome.top and all(outcome.scores[name].missing for name in outcome.top):
-        reasons = {str(outcome.scores[name].missing) for name in outcome.top}
+        reasons = {outcome.scores[name].reason for name in outcome.top}
         raise UserError(f"none of the metrics asked for could be computed: {'; '.join(sorted(reasons))}")
     _sign(task, key)
 
@@ -337,7 +354,7 @@ def speaking_to(log: Path) -> Iterator[None]:
     with file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-        sys.stdout = sys.stderr = file
+        sys.stdout = sys.stderr = Hiding(file, environment=True)
         try:
             yield
         finally:

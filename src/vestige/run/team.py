@@ -54,14 +54,15 @@ class Team:
         if self.size > 1:
             self._meeting.wait_for_everyone()
 
-    def fold(self, directory: Path, kind: str, identity: str) -> Bank[Any]:
+    def fold(self, bank: Bank[T]) -> Bank[T]:
         """The bank of everybody: the leader takes in what lies in the others' folders, a killed team's among them."""
-        bank: Bank[Any] = Bank(directory, kind, identity)
+        directory = bank.path.parent
         self.meet()
         if self.leads:
             for folder in sorted(directory.glob("process-*")):
-                if found := Bank[Any](folder, kind, identity).take_all():
-                    bank.merge(found)
+                found, head = bank.beside(folder).take_all()
+                if found:
+                    bank.merge(found, head)
                 remove_empty(folder)
         self.meet()
         return bank

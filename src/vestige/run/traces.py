@@ -9,7 +9,7 @@ from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.run.stored import load_evidence, read_manifest, suite_from_manifest, words_of
 from vestige.store.examples import load_rows
-from vestige.suites.handlers.trajectory_reading import TrajectoryRun
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.types import Trace
 
@@ -35,23 +35,28 @@ def row_traces(directory: str | Path, metric: str = "trajectory_metrics") -> lis
     if spec is None or spec.children is None:
         raise UserError(f"{place} holds no trajectory metric '{metric}'; evaluate one with --trajectory-views both.")
     stored = load_rows(place / "evidence" / "examples.json.gz")
+    keys = manifest["data_of"].get(metric) or {}
+    if not keys or any(key not in stored for key in keys.values()):
+        raise UserError(f"{place} does not keep the rows of '{metric}'; evaluate it again.")
     words = words_of(place)
     inputs = Inputs(
         spec=spec,
         dialect=get_dialect(manifest["dialect"]["name"]),
-        data={access: stored[key] for access, key in manifest["data_of"][metric].items()},
+        data={access: stored[key] for access, key in keys.items()},
         evidence=load_evidence(place, manifest),
         words=words,
     )
     run = TrajectoryRun(inputs)
     first = f"{spec.children.top[0]}/"
-    rows = next(r for access, r in run.data.items() if access.startswith(first))
+    rows = next((r for access, r in run.data.items() if access.startswith(first)), None)
+    if rows is None:
+        raise UserError(f"{place} does not keep the rows of '{metric}'; evaluate it again.")
     out = []
     for row in rows.examples:
         target = row[0].target
         if target is None or words is None:
             continue
-        prompt = target.ids[: target.start]
+        prompt = prompt_of(target)
         tokens = [words.decode([t]) for t in target.labels]
         stream = run.stream[prompt, target.labels]
         out.append(RowTrace(row[0].index, row[0].input_text, row[0].answer, run.traces[prompt], stream, tokens))

@@ -23,9 +23,11 @@ from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.run.composing import compose_config, composing, explain_value, seed_of
 from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
+from vestige.run.handles import ModelHandle
 from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
+from vestige.secrets import masked
 from vestige.store.checksums import adopt_earlier
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
@@ -153,7 +155,9 @@ def _plain(cfg: Any, key: str) -> Any:
     from omegaconf import OmegaConf
 
     node = cfg.get(key)
-    return OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
+    # A knob that is left open (???) would reach the method as a text.
+    missing = key == "trainer"
+    return OmegaConf.to_container(node, resolve=True, throw_on_missing=missing) if OmegaConf.is_config(node) else node
 
 
 def _evaluation(
@@ -187,6 +191,15 @@ def recipe_of(config: TrainConfig) -> Any:
     if strange:
         raise unknown_name("setting of lora", strange[0], list(Lora.__dataclass_fields__))
     return Recipe(**known, extra=extra, lora=Lora(**config.lora))
+
+
+def check_training(config: TrainConfig) -> None:
+    """Refuses settings and knobs that no training could follow, without reading a model or a row."""
+    from vestige.unlearn.methods import split_knobs
+
+    recipe_of(config)
+    if config.method is not None:
+        split_knobs(config.method, config.method_args)
 
 
 def run_training(config: TrainConfig) -> TrainOutcome:
@@ -224,6 +237,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "versions": versions(),
             "notes": [*notes, *trained.notes],
         }
+        record = masked(record)
         write_json(made / RECORD, record)
         install(made, config.output_dir, last=RECORD, patient=True)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
@@ -282,6 +296,7 @@ def _adopt_earlier(out: Path) -> None:
 def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:
     template = make_template(config.template_args, loaded.tokenizer, notes)
     context = make_context(loaded.tokenizer, template, "none", "count")
+    context.longest = ModelHandle(None, loaded).context_length
     reading = Reading(context, config.local, config.limit, config.seed)
     kinds = ("train",) if config.method is None else ("forget", "retain")
     out = {kind: read_training_rows(config.data[kind], reading) for kind in kinds if config.data.get(kind)}

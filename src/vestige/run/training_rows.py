@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.data.datasets import DATASETS, Context, Examples, column
+from vestige.data.datasets import DATASETS, Context, Examples, check_lengths, column
 from vestige.data.rows import load_rows, read_file
 from vestige.errors import UserError, unknown_name
 from vestige.run.prepare import redirect
@@ -54,7 +54,9 @@ def _read_one(name: str, config: Mapping[str, Any], reading: Reading, out: Train
     plain = "QADataset" if handler in (IDK, ALTERNATE) else handler
     if plain not in DATASETS:
         raise unknown_name("data-set handler", handler, [*DATASETS, IDK, ALTERNATE], f"(data set '{name}')")
-    trained = _chat_rows(DATASETS[plain](rows, args, reading.context)[0])
+    examples, _ = DATASETS[plain](rows, args, reading.context)
+    check_lengths(examples, reading.context)
+    trained = _chat_rows(examples)
     if not trained:
         raise UserError(f"{source} has no row with an answer to train on; check its columns.")
     out.rows += trained

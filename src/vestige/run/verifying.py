@@ -23,10 +23,13 @@ from vestige.run.rescore import against
 from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.schema import misfit
+from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
-from vestige.store.files import read_ours
+from vestige.store.files import damaged, read_ours
+from vestige.store.forms import Collapse, CollapseRow, Definition
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 from vestige.writing import temporary
@@ -138,7 +141,7 @@ def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
             (verdict.notes if found.note else verdict.findings).extend([found.words] if found.words else [])
     except UserError as error:
         verdict.findings.append(str(error))
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OSError) as error:
+    except (ValueError, OSError) as error:  # a file that is not there, or not in its format
         why = f"{type(error).__name__}: {error}"
         verdict.findings.append(f"{path} cannot be scored again ({why}); run the command that made it again.")
 
@@ -203,7 +206,7 @@ def _eval(path: Path, seal: Seal | None) -> Iterator[Finding]:
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
     for file in sorted(path.glob("scores/*/definition.json")):
-        said = read_ours(file)
+        said = read_ours(file, Definition)
         other = suite_from_manifest(manifest, said.get("changes") or {})
         if said.get("retain_logs"):
             other = against(other, str(Path(said["retain_logs"]).expanduser().absolute()))
@@ -218,16 +221,16 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
     again = f"delete it, then run `vestige score {path}`."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
-    stands = _some(read_ours(details), kept, suite)
+    stands = _some(read_ours(details, dict[str, Any]), kept, suite)
     yield compared(details, {n: _plain(s.to_json()) for n, s in kept.items()}, stands, again)
     top = {n: _plain(kept[n].to_json()["agg_value"]) for n in suite.top if n in kept and not kept[n].missing}
-    yield compared(summary, top, _some(read_ours(summary), kept, suite), again)
+    yield compared(summary, top, _some(read_ours(summary, dict[str, Any]), kept, suite), again)
     stats = stats_file(place, suite)
     if stats.is_file():
         resamples = manifest["config"].get("stats", {}).get("resamples", RunConfig.resamples)
         made = intervals(Run(suite, scores, manifest, references), resamples)
         made = {n: _plain(v) for n, v in made.items() if n in kept}
-        yield compared(stats, made, _some(read_ours(stats), kept, suite), again)
+        yield compared(stats, made, _some(read_ours(stats, dict[str, Any]), kept, suite), again)
 
 
 def _some(results: Mapping[str, Any], kept: Mapping[str, Score], suite: SuiteSpec) -> dict[str, Any]:
@@ -248,7 +251,7 @@ def _references(
     gone: set[str] = set()
     for name, spec in suite.metrics.items():
         for file in (f for r in spec.references for f in r.paths):
-            why = _changed(now.get(file, Path(file)), sealed.get(file))
+            why = _changed(now.get(file, Path(file)), sealed.get(hide(file)))
             if why:
                 lost.add(name)
                 if file not in gone:
@@ -258,7 +261,7 @@ def _references(
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
-    return load_references(rest, dialect, now), lost
+    return load_references(rest, dialect, now, read_manifest(path).get("retain_logs")), lost
 
 
 def _changed(path: Path, sealed: str | None) -> str:
@@ -285,7 +288,7 @@ def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
     for made in score_again(path):
         place = path / made.folder
         yield compared(place / "results.json", made.records, read_ours(place / "results.json"), repair)
-        summary = read_ours(place / "summary.json")
+        summary = read_ours(place / "summary.json", dict[str, Any])
         yield compared(place / "summary.json", made.summary, {k: summary.get(k) for k in made.summary}, repair)
         for name, data in (
             ("results_detailed.jsonl", detailed(made.records)),
@@ -300,8 +303,9 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
     from vestige.integrations.collapse_detector import CollapseSettings
     from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
+    from vestige.metrics.collapse_extras import LATER_INTERVALS
 
-    body = read_ours(path / "metrics.json")
+    body = read_ours(path / "metrics.json", Collapse)
     with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     names = {f.name for f in CollapseSettings.__dataclass_fields__.values()}
@@ -310,11 +314,16 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
     ema.decay = settings.ema_decay
     repair = "delete it, then run the same `vestige collapse` again."
     rows = [json.loads(line) for line in (path / "rows.jsonl").read_text("utf-8", "surrogatepass").splitlines() if line]
+    if words := misfit(rows, list[CollapseRow]):
+        raise damaged(path / "rows.jsonl", words)
     for step in body["steps"]:
         for label in (n for n in (LABELS[1], LABELS[2], LABELS[0]) if f"{step['step']}/{n}/sums" in arrays):
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
             cross = Cross(**parts)
             made = _collapse_numbers(cross, label, step["step"], settings, ema)
+            later = {f"{name}_ci_{end}" for name in LATER_INTERVALS for end in ("low", "high")}
+            if not any(f"{label}/{k}" in step["metrics"] for k in later):
+                made = {k: v for k, v in made.items() if k not in later}
             stands = {k: step["metrics"].get(f"{label}/{k}") for k in made}
             yield compared(path / "metrics.json", made, stands, repair)
             mine = [r for r in rows if r["step"] == step["step"] and r["label"] == label]

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from vestige.metrics.dialects import Dialect
+from vestige.metrics.revocation import last_accepted, revision, summary
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
+from vestige.sums import mean
 from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, Trace, stats
 from vestige.wants import ClassifierWant, Decoding, GradientWant, PatchInto, PatchWant, Request
 
@@ -282,7 +284,7 @@ def _ks(handler: str, params: Mapping[str, Any]) -> Worked:
 
 
 def _scores(values: Sequence[float]) -> Score:
-    return Score(float(np.mean(values)), {str(i): {"score": v} for i, v in enumerate(values)})
+    return Score(mean(values), {str(i): {"score": v} for i, v in enumerate(values)})
 
 
 def _against(handler: str, params: Mapping[str, Any], mine: Score, theirs: Score | None) -> Callable[[Dialect], Score]:
@@ -352,3 +354,22 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     "hm_aggregate": _harmonic,
     "uds": _depth,
 }
+
+
+def worked_revocations(name: str) -> list[str]:
+    """Two tokens in three passes, for the numbers under `revocations`."""
+    right = np.asarray([5, 6])
+    accepted = np.asarray([[1, 0], [0, 1], [1, 1]], bool)
+    proposal = np.asarray([[5, 9], [8, 6], [7, 6]])
+    plane = np.zeros((3, 2), np.float32)
+    trace = Trace(
+        final=np.asarray([7, 6]), fixed=last_accepted(accepted), committed=np.asarray([0, 1, 1]), canvas=proposal,
+        proposal=proposal, top1=proposal, mean=plane, std=plane, labels=right[None], logprob=plane[None],
+        accepted=accepted,
+    )  # fmt: skip
+    found = summary({"0": revision(trace, 0)})[name]
+    return [
+        "example  the answer is Ada Byron; three passes propose Ada?, Bob Byron, Eve Byron and accept the first token,",
+        "         the second, both; the text is Eve Byron",
+        *(f"         {part}: {value:g}" for part, value in found.items()),
+    ]

@@ -16,10 +16,12 @@ import threading
 from dataclasses import asdict
 
 from vestige.run.tasks import Task, perform
+from vestige.secrets import note_variables
 
 
 def main() -> None:
     """Performs tasks until the pipe ends."""
+    note_variables()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's to handle
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # nothing a library prints may get between our lines

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.secrets import expand, hide
 from vestige.store.checksums import NAME, check, read_seal, sha256
 from vestige.store.files import read_ours, write_error
 from vestige.writing import create_bytes, one_file
@@ -67,7 +68,7 @@ def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
 
 def write_archive(path: Path, contents: Contents) -> str:
     """Sorted names, one date, one level: equal contents are equal bytes. Returns the archive's own sha256."""
-    about = json.dumps(contents.about(), indent=1, sort_keys=True).encode()
+    about = hide(json.dumps(contents.about(), indent=1, sort_keys=True)).encode()
     with one_file(path) as half, zipfile.ZipFile(half, "x") as out:
         _put(out, PACK, about)
         for name, file in sorted(contents.files.items()):
@@ -99,6 +100,12 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
     except OSError as error:
         raise write_error(error, place) from None
     about = _about(path, place / PACK)
+    for name in about["order"]:
+        if not (place / "runs" / name / NAME).is_file():
+            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive again, or pack it anew.")
+    for named in about["references"].values():
+        if not isinstance(named, str) or not safe_name(named) or not (place / named).is_file():
+            raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")
     return {name: place / "runs" / name for name in about["order"]}
 
 
@@ -140,20 +147,59 @@ def _about(path: Path, file: Path) -> dict[str, Any]:
     body = read_ours(file)
     good = isinstance(body, dict) and body.get("version") == VERSION and isinstance(body.get("runs"), dict)
     good = good and bool(body["runs"]) and isinstance(body.get("references"), dict)
-    good = good and sorted(body.get("order") or []) == sorted(body["runs"])
+    order = body.get("order") if good else None
+    good = isinstance(order, list) and all(isinstance(n, str) for n in order) and sorted(order) == sorted(body["runs"])
     if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
         raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
     return dict(body)
 
 
 def moved(directory: Path) -> dict[str, Path]:
-    """For a run out of an archive: where the files it names outside itself are now."""
-    for top in (directory.absolute().parent.parent, *directory.absolute().parent.parent.parents[:1]):
-        if (top / PACK).is_file():
-            body = read_ours(top / PACK)
-            names: Mapping[str, str] = body.get("references", {}) if isinstance(body, dict) else {}
-            return {path: top / name for path, name in names.items() if isinstance(name, str) and safe_name(name)}
+    """For a run out of an archive: where the files it names outside itself are now.
+
+    Only a run that lies where an archive puts its runs, and is one of them by its seal, is such a one: a pack.json that
+    happens to lie above another directory says nothing about it.
+    """
+    here = directory.absolute()
+    for top in (here.parent.parent, here.parent.parent.parent):
+        if not (top / PACK).is_file():
+            continue
+        body = read_ours(top / PACK)
+        names = body.get("references") if isinstance(body, dict) else None
+        if not isinstance(names, dict) or not _unpacked(here.relative_to(top).parts, body):
+            return {}
+        both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
+        found = {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
+        return found if _is_the_one(here, top, body, found) else {}
     return {}
+
+
+def _unpacked(parts: Sequence[str], about: Mapping[str, Any]) -> bool:
+    """Whether a place below an archive's pack.json is one that the archive fills: runs/NAME or references/NAME."""
+    runs = about.get("runs")
+    if parts[0] == "runs":
+        return isinstance(runs, dict) and parts[1] in runs
+    within = {"/".join(str(name).split("/")[:2]) for name in about["references"].values()}
+    return "/".join(parts[:2]) in within
+
+
+def _is_the_one(run: Path, top: Path, about: Mapping[str, Any], now: Mapping[str, Path]) -> bool:
+    """Whether a run is the one that was packed, not another that was put in its place: by its root, or, once it was
+    scored again, by the files it was compared with."""
+    try:
+        seal = read_seal(run)
+    except ValueError:
+        return False
+    if seal is None or not seal.finished or run.parent.parent != top:  # nothing to tell it by
+        return True
+    known = seal.facts.get("reads") or {}
+    same = all(_digest_of(now[path]) == known[path] for path in now if path in known)
+    return (about["runs"].get(run.name) == seal.root) or same
+
+
+def _digest_of(place: Path) -> str:
+    files = sorted(place.glob("*_EVAL.json")) if place.is_dir() else [place]
+    return sha256(files[0]) if len(files) == 1 and files[0].is_file() else ""
 
 
 def is_archive(path: str | Path) -> bool:

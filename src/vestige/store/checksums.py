@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import read_json
@@ -29,6 +29,7 @@ from vestige.journal import (
     permit,
     strangers,
 )
+from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, write_bytes
 from vestige.writing import claim
 
@@ -108,7 +109,7 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
             ours = any(name.startswith(r) if r.endswith(("/", "-")) else name == r for r in rewritten)
             if not ours and path.is_file() and sha256(path) != digest:
                 raise damaged(path, "its checksum does not fit")
-    write_bytes(directory / NAME, _dump(Seal(kind, finished=False)))
+    write_bytes(directory / NAME, sealed_bytes(Seal(kind, finished=False)))
 
 
 def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
@@ -157,7 +158,7 @@ def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     others = strangers(directory, files)
     note_beside(directory, others)
     made = Seal(kind, {name: sha256(path) for name, path in files.items() if name not in others}, runs, facts)
-    write_bytes(directory / NAME, _dump(made))
+    write_bytes(directory / NAME, sealed_bytes(made))
     return made
 
 
@@ -166,11 +167,18 @@ def add(directory: Path, name: str) -> None:
     before = _sealed(directory)
     if before is not None:
         before.files[name] = sha256(directory / name)
-        write_bytes(directory / NAME, _dump(before))
+        write_bytes(directory / NAME, sealed_bytes(before))
 
 
-def _dump(made: Seal) -> bytes:
+def sealed_bytes(made: Seal) -> bytes:
     return json.dumps(made.to_json(), indent=1, sort_keys=True).encode()
+
+
+class _Form(TypedDict):
+    kind: str
+    files: dict[str, str]
+    runs: list[str]
+    facts: dict[str, Any]
 
 
 def read_seal(directory: Path) -> Seal | None:
@@ -184,11 +192,10 @@ def read_seal(directory: Path) -> Seal | None:
         raise ValueError("it is no seal")
     if body.get("unfinished") is True:
         return Seal(str(body["kind"]), finished=False)
-    try:
-        made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"it lacks {error}") from None
-    if body.get("root") != made.root or data != _dump(made):
+    if words := misfit(body, _Form):
+        raise ValueError(words)
+    made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
+    if body.get("root") != made.root or data != sealed_bytes(made):
         raise ValueError("its root hash does not fit")
     return made
 

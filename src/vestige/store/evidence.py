@@ -1,56 +1,40 @@
 """Evidence on disk, by content key: what was collected is never collected again.
 
-A bank is one file per kind and identity (weights, dtype, attention, device kind). While collecting, each batch is a
-part file of its own beside a journal that lists what is being collected; a killed run finds both, packs the same
+A bank is one file per kind and identity (models/identity.py says what an identity knows). While collecting, each batch
+is a part file of its own beside a journal that lists what is being collected; a killed run finds both, packs the same
 batches again and runs only those without a part. When all is there the parts are folded into the bank.
 
-Every file carries a digest of its content. One that does not fit is treated as not there while collecting (it is
-collected again), and refused by name when scores are made of it.
+Every file carries a digest of its content, and says inside whose evidence it is. One whose digest or name does not fit
+is treated as not there while collecting (it is collected again), and refused by name when scores are made of it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypedDict, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
-import numpy as np
-
-from vestige.errors import first_line, named, reraise_ours
+from vestige.errors import first_line
 from vestige.guard import is_there
 from vestige.journal import adopt_file, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
-from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace, content_key
+from vestige.store.formats import FORMATS, Altered, Format, Head
+from vestige.types import content_key
 from vestige.writing import remove, remove_empty
+
+__all__ = ["FORMATS", "Bank", "discard_all", "remarks", "remember", "tidy"]
 
 log = logging.getLogger("vestige.store")
 
 T = TypeVar("T")
 
 
-class Altered(ValueError):  # noqa: N818 - named for what was found
-    """The content is not what its digest says."""
-
-
-def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str]) -> bytes:
-    """safetensors, so no pickles. One metadata entry only: their order in the file is not fixed."""
-    from safetensors.numpy import save
-
-    return save(dict(arrays), metadata={"bank": json.dumps({"keys": list(keys), "sha256": _digest(arrays, keys)})})
-
-
-class _Header(TypedDict):
-    __metadata__: dict[str, str]
-
-
-class _BankHeader(TypedDict):
-    keys: list[str]
-    sha256: str
+# Parts of a head that must be as expected before what a bank holds is read while collecting.
+CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
+           "decoder": "read by another decoder"}  # fmt: skip
 
 
 class _Plan(TypedDict):
@@ -58,207 +42,61 @@ class _Plan(TypedDict):
     settings: dict[str, Any]
 
 
-class _TextRow(TypedDict):
-    key: str
-    ids: list[int]
-    text: str
-    proven: int
-
-
-def _formed(text: str | bytes, form: Any) -> Any:
-    """JSON of a certain form; ValueError for anything else."""
-    found = json.loads(text)
-    if words := misfit(found, form):
-        raise Altered(words)
-    return found
-
-
-def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array], list[str]]:
-    from safetensors.numpy import load
-
-    header = _formed(data[8 : 8 + int.from_bytes(data[:8], "little")], _Header)["__metadata__"]
-    try:
-        arrays = load(data)
-    except Exception as error:  # safetensors has a type of its own for what it cannot read
-        reraise_ours(error)
-        raise Altered(named(error)) from None
-    if strays := [name for name in needs if name not in arrays]:
-        raise Altered(f"it lacks the array {strays[0]}")
-    if "bank" not in header:  # written before there were digests
-        return arrays, list(_formed(header.get("keys", ""), list[str]))
-    bank = _formed(header["bank"], _BankHeader)
-    if bank["sha256"] != _digest(arrays, bank["keys"]):
-        raise Altered("its content does not fit its digest")
-    return arrays, list(bank["keys"])
-
-
-def _digest(arrays: Mapping[str, Array], keys: Sequence[str]) -> str:
-    out = hashlib.sha256(json.dumps(list(keys)).encode())
-    for name, array in sorted(arrays.items()):
-        out.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        out.update(np.ascontiguousarray(array).tobytes())
-    return out.hexdigest()
-
-
-class Format(Protocol[T]):
-    """How one kind of evidence becomes bytes and back."""
-
-    suffix: str
-
-    def dump(self, items: Mapping[str, T]) -> bytes: ...
-    def load(self, data: bytes) -> dict[str, T]: ...
-
-
-class AnswerFormat:
-    """Ragged TokenStats of causal models: arrays laid end to end, with offsets.
-
-    A leading axis (patched layers) is the same for all items of a bank and stays in front.
-    """
-
-    suffix = ".safetensors"
-
-    def dump(self, items: Mapping[str, TokenStats]) -> bytes:
-        keys = sorted(items)
-        lengths = [items[k].tokens for k in keys]
-        arrays = {
-            name: np.ascontiguousarray(
-                np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1)
-            )
-            for name in ARRAY_FIELDS
-        }
-        arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return _pack_arrays(arrays, keys)
-
-    def load(self, data: bytes) -> dict[str, TokenStats]:
-        arrays, keys = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
-        if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
-            raise Altered("its offsets do not fit its keys")
-        out = {}
-        for i, key in enumerate(keys):
-            a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
-            cut = {name: arrays[name][..., a:b] for name in ARRAY_FIELDS}
-            out[key] = TokenStats(**cut, order=np.arange(b - a), steps=int(b - a))
-        return out
-
-
-TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers watched
-    "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
-    "std": "sl", "labels": "kl", "logprob": "ksl",
-}  # fmt: skip
-
-
-class TraceFormat:
-    """Traces of diffusion models: every field laid end to end, with the size of each trace beside it."""
-
-    suffix = ".safetensors"
-
-    def dump(self, items: Mapping[str, Trace]) -> bytes:
-        keys = sorted(items)
-        sizes = [[items[k].steps, len(items[k].final), len(items[k].labels)] for k in keys]
-        arrays = {
-            name: np.ascontiguousarray(
-                np.concatenate([np.ravel(getattr(items[k], name)) for k in keys] or [np.zeros(0)])
-            )
-            for name in TRACE_AXES
-        }
-        for name, array in arrays.items():
-            arrays[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
-        arrays["sizes"] = np.asarray(sizes, np.int64).reshape(-1, 3)
-        return _pack_arrays(arrays, keys)
-
-    def load(self, data: bytes) -> dict[str, Trace]:
-        arrays, keys = _unpack_arrays(data, (*TRACE_AXES, "sizes"))
-        if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
-            raise Altered("its sizes do not fit its keys")
-        at = dict.fromkeys(TRACE_AXES, 0)
-        out = {}
-        for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
-            fields = {}
-            for name, axes in TRACE_AXES.items():
-                shape = [{"s": s, "l": length, "k": k}[axis] for axis in axes]
-                end = at[name] + int(np.prod(shape))
-                fields[name] = arrays[name][at[name] : end].reshape(shape)
-                at[name] = end
-            out[key] = Trace(**fields)
-        return out
-
-
-class TextFormat:
-    """Generated texts as JSON lines; the first line is the digest of those after it."""
-
-    suffix = ".jsonl"
-
-    def dump(self, items: Mapping[str, Text]) -> bytes:
-        lines = (
-            json.dumps({"key": k, "ids": list(t.ids), "text": t.text, "proven": t.proven}, ensure_ascii=False)
-            for k, t in sorted(items.items())
-        )
-        body = "".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass")
-        return json.dumps({"sha256": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
-
-    def load(self, data: bytes) -> dict[str, Text]:
-        head, _, body = data.partition(b"\n")
-        said = _formed(head, dict[str, Any]) if head else {}
-        if "sha256" in said:
-            if said["sha256"] != hashlib.sha256(body).hexdigest():
-                raise Altered("its content does not fit its digest")
-            data = body  # otherwise: written before there were digests
-        rows = [_formed(line, _TextRow) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
-        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}
-
-
-class NumberFormat:
-    """One float a key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
-
-    suffix = ".json"
-
-    def dump(self, items: Mapping[str, float]) -> bytes:
-        clean = {k: (None if np.isnan(v) else v) for k, v in items.items()}
-        return json.dumps({"sha256": self._digest(clean), "values": clean}, sort_keys=True, indent=0).encode()
-
-    def load(self, data: bytes) -> dict[str, float]:
-        body = _formed(data, dict[str, Any])
-        if "values" in body:  # absent: written before there were digests
-            if body.get("sha256") != self._digest(body["values"]):
-                raise Altered("its content does not fit its digest")
-            body = body["values"]
-        if words := misfit(body, dict[str, float | None]):
-            raise Altered(words)
-        return {k: float("nan") if v is None else float(v) for k, v in body.items()}
-
-    def _digest(self, values: Mapping[str, float | None]) -> str:
-        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-FORMATS: dict[str, Format[Any]] = {
-    "answers": AnswerFormat(),
-    "patched": AnswerFormat(),
-    "texts": TextFormat(),
-    "gradients": NumberFormat(),
-    "classified": NumberFormat(),
-    "denoised": TraceFormat(),
-    "errors": NumberFormat(),
-    "visible": AnswerFormat(),
-}
+class Foreign(Altered):
+    """Whole, but of something else."""
 
 
 class Bank(Generic[T]):
-    """All evidence of one kind for one identity, on disk."""
+    """All evidence of one kind for one identity, on disk.
 
-    def __init__(self, directory: Path, kind: str, identity: str) -> None:
+    `made` goes into the head of what is written; those of its parts that CHECKED names are also expected of what is
+    read.
+    """
+
+    def __init__(self, directory: Path, kind: str, identity: str, made: Head | None = None) -> None:
         self.format: Format[T] = FORMATS[kind]
+        self.kind, self.identity = kind, identity
         self.stem = f"{kind}-{identity}"
         self.path = directory / f"{self.stem}{self.format.suffix}"
         self.parts = directory / "parts"
         self.journal = self.parts / f"{self.stem}.plan.json"
+        self.made: Head = made or {}
+        self.head: Head = {}  # of the file, once it was read
+        self.trouble = ""  # why what is there was not read
+
+    def beside(self, directory: Path) -> Bank[T]:
+        """The bank of the same evidence in another directory."""
+        return Bank(directory, self.kind, self.identity, self.made)
 
     def load(self) -> dict[str, T]:
-        """What is complete. A file that cannot be read is treated as not there: it will be collected again."""
+        """What is complete. A file that cannot be read is treated as not there: it will be collected again.
+
+        So is one that does not say whose it is (older versions wrote such): `unsigned` gives what it holds.
+        """
+        self.head, self.trouble = {}, ""
         try:
-            return self._read(self.path)
+            items, head = self._read(self.path)
+        except Foreign as why:
+            self.trouble = f"{self.path.name} was not used, it is {why}: collected again"
+            log.warning("%s is %s: collecting it again.", self.path, why)
+            return {}
         except ValueError as why:
             log.warning("%s is damaged (%s): collecting it again.", self.path, why)
             return {}
+        self.head = head
+        return items if head else {}
+
+    def unsigned(self) -> dict[str, T]:
+        """What an older version left under this name: good only once it was checked against the model."""
+        try:
+            items, head = self._read(self.path)
+        except ValueError:
+            return {}
+        return {} if head else items
+
+    def unfinished(self) -> dict[str, T]:
+        """What an interrupted run left beside the bank."""
+        return self._parts_done()
 
     @property
     def is_damaged(self) -> bool:
@@ -271,18 +109,26 @@ class Bank(Generic[T]):
     def load_whole(self) -> dict[str, T]:
         """For scoring: nothing if there is no such file, and a sentence if it is damaged."""
         try:
-            return self._read(self.path)
+            items, _ = self._read(self.path, collecting=False)
         except ValueError as why:
             raise damaged(self.path, str(why)) from None
+        return items
 
-    def _read(self, path: Path) -> dict[str, T]:
-        """ValueError: the file is there, and is not what was written."""
+    def _read(self, path: Path, collecting: bool = True) -> tuple[dict[str, T], Head]:
+        """ValueError: the file is there, and is not what was written, or not what its name says."""
         if not is_there(path):
-            return {}
+            return {}, {}
         try:
-            return self.format.load(path.read_bytes())
+            items, head = self.format.load(path.read_bytes())
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, arrays that do not have their size
             raise Altered(first_line(error) or type(error).__name__) from None
+        if head.get("of", self.stem) != self.stem:
+            raise Foreign(f"evidence of something else under this name ({head['of']})")
+        if head and collecting:
+            for part, words in CHECKED.items():
+                if part in self.made and head.get(part) != self.made[part]:
+                    raise Foreign(words)
+        return items, head
 
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
@@ -319,7 +165,8 @@ class Bank(Generic[T]):
         out: dict[str, T] = {}
         for path in sorted(self.parts.glob(f"{self.stem}.part-*")):
             try:
-                out.update(self._read(path))
+                items, head = self._read(path)
+                out.update(items if head else {})
             except ValueError as why:
                 log.warning("%s is damaged (%s): that batch is collected again.", path, why)
         return out
@@ -327,16 +174,27 @@ class Bank(Generic[T]):
     def add_part(self, items: Mapping[str, T]) -> None:
         """Keeps one batch."""
         name = content_key(*(k.encode() for k in sorted(items)))
-        write_bytes(self.parts / f"{self.stem}.part-{name}", self.format.dump(items))
+        write_bytes(self.parts / f"{self.stem}.part-{name}", self.format.dump(items, self._signed({})))
 
-    def merge(self, items: Mapping[str, T]) -> dict[str, T]:
-        """Folds items into the bank file."""
-        before = self.load()
-        if before:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
+    def _signed(self, head: Head) -> Head:
+        """The head to write: what is known of how the evidence was made, laid over what was known before."""
+        return {**head, **self.made, "of": self.stem}
+
+    def merge(
+        self, items: Mapping[str, T], head: Head | None = None, without: Iterable[str] = frozenset()
+    ) -> dict[str, T]:
+        """Folds items into the bank file. `head`: what the file that they come from says of them."""
+        kept = self.load()
+        if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
             adopt_file(self.path)
-        everything = {**before, **items}
-        write_bytes(self.path, self.format.dump(everything))
+        everything = {**{k: v for k, v in kept.items() if k not in set(without)}, **items}
+        write_bytes(self.path, self.format.dump(everything, self._signed({**self.head, **(head or {})})))
         return everything
+
+    def reset(self) -> None:
+        """Begins anew: what is there was found to be of something else."""
+        self.discard_parts()
+        write_bytes(self.path, self.format.dump({}, self._signed({})))
 
     def finish(self) -> dict[str, T]:
         """All parts are there: fold them into the bank and forget the journal."""
@@ -344,12 +202,12 @@ class Bank(Generic[T]):
         self.discard_parts()
         return everything
 
-    def take_all(self) -> dict[str, T]:
-        """All that is here, parts included; afterwards nothing is."""
+    def take_all(self) -> tuple[dict[str, T], Head]:
+        """All that is here, parts included, with what it says of itself; afterwards nothing is."""
         everything = {**self.load(), **self._parts_done()}
         remove(self.path)
         self.discard_parts()
-        return everything
+        return everything, self.head
 
     def discard_parts(self) -> None:
         remove(*self.parts.glob(f"{self.stem}.part-*"), self.journal)  # the journal last: it says what they are
@@ -373,10 +231,7 @@ def remarks(directory: Path, stem: str) -> list[str]:
 
 def _all_notes(directory: Path) -> dict[str, list[str]]:
     path = directory / NOTES
-    found = read_ours(path) if path.exists() else {}
-    if not isinstance(found, dict) or not all(isinstance(v, list) for v in found.values()):
-        raise damaged(path, "it holds no notes")
-    return found
+    return dict(read_ours(path, dict[str, list[str]])) if path.exists() else {}
 
 
 def tidy(directory: Path) -> None:

@@ -8,9 +8,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required, TypedDict
+
+import msgspec
 
 from vestige.guard import read_bytes
+from vestige.schema import misfit
 from vestige.store.files import damaged, write_bytes
 from vestige.types import Example, Prompt, Rows, Target
 
@@ -22,10 +25,40 @@ def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
 
 def load_rows(path: Path) -> dict[str, Rows]:
     body = read_packed(path)
-    try:
-        return {key: _rows_from_json(item) for key, item in body.items()}
-    except (AttributeError, KeyError, TypeError) as error:
-        raise damaged(path, f"{type(error).__name__}: {error}") from None
+    if words := misfit(body, dict[str, _Rows]):
+        raise damaged(path, words)
+    return {key: _rows_from_json(item) for key, item in body.items()}
+
+
+class _Prompt(TypedDict):
+    ids: list[int]
+    hidden: list[int]
+
+
+class _Target(_Prompt):
+    start: int
+
+
+class _Example(TypedDict, total=False):
+    target: Required[_Target | None]
+    prompt: Required[_Prompt]
+    index: Required[str]
+    answer: Required[str]
+    input_text: str
+    reference: str
+    label_text: str
+    problem: str
+
+
+_TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")
+
+
+class _Rows(TypedDict):
+    name: str
+    many: bool
+    source: str
+    fingerprint: str
+    examples: list[Annotated[list[_Example], msgspec.Meta(min_length=1)]]
 
 
 def read_packed(path: Path) -> Any:
@@ -63,10 +96,10 @@ def _rows_from_json(item: Mapping[str, Any]) -> Rows:
     return Rows(item["name"], examples, item["many"], item["source"], item["fingerprint"])
 
 
-def _example(e: dict[str, Any]) -> Example:
-    target, prompt = e.pop("target"), e.pop("prompt")
+def _example(e: Mapping[str, Any]) -> Example:
+    target, prompt = e["target"], e["prompt"]
     return Example(
         target=None if target is None else Target(tuple(target["ids"]), target["start"], tuple(target["hidden"])),
         prompt=Prompt(tuple(prompt["ids"]), tuple(prompt["hidden"])),
-        **e,
+        **{name: e[name] for name in _TEXTS if name in e},
     )

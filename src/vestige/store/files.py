@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.journal import WriteError, write_error
+from vestige.schema import misfit
+from vestige.secrets import hide
 from vestige.writing import make_directory, write_bytes
 
 __all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "write_bytes",
@@ -24,19 +27,42 @@ class DamagedError(UserError):
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
-    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null."""
-    text = json.dumps(data, indent=indent, sort_keys=True, ensure_ascii=False, allow_nan=False)
-    write_bytes(path, text.encode("utf-8"))
+    """Sorted keys and fixed indentation: equal results are equal bytes. NaN is refused: missing is null.
+
+    Numbers in keys count as numbers: row 2 and step_2 come before 10, and rows of two files pair by position.
+    Secrets are replaced (secrets.py).
+    """
+    text = json.dumps(in_order(data), indent=indent, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, hide(text).encode("utf-8"))
 
 
-def read_ours(path: Path) -> Any:
-    """JSON that we wrote. If it is none, it is damaged, and the sentence says what to delete."""
+def in_order(data: Any) -> Any:
+    """The same data with the keys of every mapping sorted, numbers in them by their size.
+
+    >>> list(in_order({"step_10": 0, "step_2": 0, "b": 0, "10": 0, "9": 0}))
+    ['9', '10', 'b', 'step_2', 'step_10']
+    """
+    if isinstance(data, Mapping):
+        return {k: in_order(data[k]) for k in sorted(data, key=_natural)}
+    return [in_order(item) for item in data] if isinstance(data, (list, tuple)) else data
+
+
+def _natural(key: Any) -> tuple[list[Any], str]:
+    parts = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
+    return [int(p) if i % 2 else p for i, p in enumerate(parts)], str(key)
+
+
+def read_ours(path: Path, form: Any = Any) -> Any:
+    """JSON that we wrote, of a form. If it is none, it is damaged, and the sentence says what to delete."""
     try:
-        return read_json(path)
+        found = read_json(path)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError, UserError) as error:
         raise damaged(path, str(error)) from None
+    if words := misfit(found, form):
+        raise damaged(path, words)
+    return found
 
 
 def damaged(path: Path, why: str) -> DamagedError:

@@ -11,11 +11,13 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypedDict
 
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
 from vestige.journal import is_plain
+from vestige.schema import misfit
 from vestige.store.checksums import adopt_earlier
 from vestige.store.files import make_directory, write_error, write_json
 from vestige.writing import HOLDER, LOCK, claim, lock_file, remove
@@ -52,6 +54,12 @@ def writing(directory: Path) -> Iterator[None]:
         lock.release()
 
 
+class _Holder(TypedDict):
+    pid: int
+    host: str
+    since: str
+
+
 def held(directory: Path) -> bool:
     """Whether a process writes there now. Looking changes nothing."""
     if not is_plain(directory / LOCK):
@@ -67,6 +75,8 @@ def held(directory: Path) -> bool:
 def _who(holder: Path) -> str:
     try:
         data = json.loads(holder.read_text())
-        return f"process {data['pid']} on {data['host']} (since {data['since']})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return "another process"
+    if misfit(data, _Holder):
+        return "another process"
+    return f"process {data['pid']} on {data['host']} (since {data['since']})"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import comb
 
+from vestige.sums import total
+
 
 def expected_best(values: Sequence[float], k: int) -> float:
     """The expected largest of k values drawn from those given without putting back.
@@ -18,4 +20,4 @@ def expected_best(values: Sequence[float], k: int) -> float:
     if not 1 <= k <= n:
         raise ValueError(f"k must be between 1 and the {n} values there are, it is {k}")
     # The i-th smallest (from 0) is the largest of a choice when the other k - 1 come from the i below it.
-    return sum(comb(i, k - 1) * value for i, value in enumerate(sorted(values))) / comb(n, k)
+    return total(comb(i, k - 1) * value for i, value in enumerate(sorted(values))) / comb(n, k)

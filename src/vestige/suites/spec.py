@@ -10,11 +10,12 @@ import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict
 
 from vestige.errors import UserError, unknown_name
+from vestige.schema import check_form
 from vestige.suites import trajectory
-from vestige.suites.registry import HANDLERS, canonical
+from vestige.suites.registry import HANDLERS, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
 
@@ -100,6 +101,27 @@ RESERVED = {
 }  # fmt: skip
 
 
+class _ReferenceForm(TypedDict, total=False):
+    path: str | list[str] | None
+    include: dict[str, dict[str, Any] | None] | None
+
+
+class _SamplingForm(TypedDict, total=False):
+    sampler_kwargs: dict[str, Any] | None
+
+
+class MetricForm(TypedDict, total=False):
+    """What a metric's configuration looks like; its own settings are beside these."""
+
+    handler: str | None
+    datasets: dict[str, dict[str, Any] | None] | None
+    pre_compute: dict[str, dict[str, Any] | None] | None
+    reference_logs: dict[str, _ReferenceForm | None] | None
+    generation_args: dict[str, Any] | None
+    collators: dict[str, Any] | None
+    trajectory_config: _SamplingForm | None
+
+
 class _Reader:
     def __init__(self, library: Library, settings: Mapping[str, Any]) -> None:
         self.library = library
@@ -110,13 +132,15 @@ class _Reader:
     def read(self, name: str, given: Config | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
         config = self._config(name, given)
+        check_form(config, MetricForm, f"Metric '{name}'", "correct its settings")
         if name in self.metrics:
             return name
         if name in self.open:
             raise UserError(f"Metric '{name}' depends on itself: {' -> '.join([*self.open, name])}.")
         self.open.append(name)
         parents = {}
-        for parent, entry in (config.get("pre_compute") or {}).items():
+        # By name, which is how a manifest lists them: `score` meets the parents in the order in which `eval` met them.
+        for parent, entry in sorted((config.get("pre_compute") or {}).items(), key=lambda pair: str(pair[0])):
             entry = dict(entry or {})
             key = entry.pop("access_key", parent)
             parents[key] = self.read(str(parent), entry)
@@ -142,6 +166,7 @@ class _Reader:
             collators=dict(config.get("collators") or {}),
             params=params,
         )
+        _check_data(spec)
         self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
         return name
 
@@ -151,7 +176,9 @@ class _Reader:
         if recorded:  # read back from a manifest, where all is said
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
-            inner, children = _Reader(self.library, {}), self._children(spec, config)
+            children, defined = self._children(spec, config)
+            # As in a suite: what is said of a metric holds wherever it is a parent, in whatever order they are named.
+            inner = _Reader(self.library, {**self._own(), **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
         paths = {r.paths for child in inner.metrics.values() for r in child.references}
@@ -162,10 +189,20 @@ class _Reader:
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)
 
-    def _children(self, spec: MetricSpec, config: Config) -> dict[str, Any]:
-        named = self.library.metric_names()
+    def _children(self, spec: MetricSpec, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+        own = self._own()
+
+        def of_suite(name: str) -> Config | None:
+            return own.get(name) or self.library.metric(name)
+
+        named = {*self.library.metric_names(), *own}
         data = config.get("datasets") or {}
-        return dict(trajectory.child_configs(spec.params, spec.name, data, self.library.metric, HANDLERS, named))
+        return trajectory.child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
+
+    def _own(self) -> dict[str, Config]:
+        """Metrics that the suite defines in place, with a handler, beside the library's."""
+        own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
+        return {name: said for name, said in own.items() if said["handler"] != trajectory.HANDLER}
 
     def _config(self, name: str, given: Config | None) -> Config:
         if _bare(given) and trajectory.HANDLER in self.library.metric_names():
@@ -186,17 +223,28 @@ class _Reader:
         if not config.get("handler"):
             source = str(config.pop("from", name))
             found = self.library.dataset(source)
-            if found is None or name not in found:
+            if found is None or not isinstance(found.get(name), Mapping):
                 raise UserError(f"Data set '{name}' is not defined: no data/datasets/{source}.yaml with that key.")
             config = dict(merged(found[name], config))
         return DataSpec(name, str(config.pop("access_key", name)), config)
+
+
+def _check_data(spec: MetricSpec) -> None:
+    """A metric that asks the model about rows needs rows: known before anything runs."""
+    if spec.datasets or spec.handler == trajectory.HANDLER or HANDLERS[spec.handler].wants is no_wants:
+        return
+    raise UserError(
+        f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
+        f"it, NAME from data/datasets (`vestige ls datasets` lists them)."
+    )
 
 
 def _bare(given: Config | None) -> bool:
     return bool(given) and (given or {}).get("handler") == trajectory.HANDLER
 
 
-def _reference(name: str, config: Config) -> ReferenceSpec:
+def _reference(name: str, given: Config | None) -> ReferenceSpec:
+    config = given or {}
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
     listed = [] if path is None else [path] if isinstance(path, (str, Path)) else list(path)
@@ -221,8 +269,10 @@ def merged(base: Config, over: Config) -> dict[str, Any]:
 def read_suite(name: str, config: Config, library: Library, only: Iterable[str] | None = None) -> SuiteSpec:
     """The suite under `eval.<name>`; `only` replaces its list of metrics."""
     metrics = config.get("metrics") or {}
-    if not isinstance(metrics, Mapping):
+    if isinstance(metrics, list):
         metrics = {str(m): {} for m in metrics}
+    form = dict[str, dict[str, Any] | None]
+    check_form(metrics, form, f"eval.{name}.metrics", "write a name and its settings for each metric")
     wanted = dict.fromkeys(only if only is not None else metrics)
     reader = _Reader(library, metrics)
     top = tuple(reader.read(m, metrics.get(m)) for m in wanted)

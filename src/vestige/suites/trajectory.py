@@ -20,6 +20,8 @@ WITHOUT_EFFECT = {
     "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
     "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
 }  # fmt: skip
+# Settings of Dream's sampler that draw at random, with the value at which they do nothing.
+DREAM_NEUTRAL = {"alg_temp": 0.0, "top_p": 1.0, "top_k": 0}
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,15 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     notes = tuple(
         f"{k}=false has no effect" for k in ("return_logits", "return_fixation_steps") if given.get(k) is False
     )
+    denoising = read_denoising({**sampling, "mode": mode}, metric)
+    if denoising.takes_back and interval > 1:
+        notes += (
+            f"trajectory_sample_interval={interval} counts decided tokens, and this sampler takes decisions back: "
+            "every pass is reported",
+        )
+        interval = 1
     config = TrajectoryConfig(
-        denoising=read_denoising({**sampling, "mode": mode}, metric),
+        denoising=denoising,
         views=views(given.pop("include_views", None)),
         trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
         alignment=alignment,
@@ -105,8 +114,9 @@ def _known_settings() -> list[str]:
 
 
 def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising:
-    """`sampler_kwargs`; null means the default."""
+    """`sampler_kwargs`; null means the default. Dream's own names for settings are understood, too."""
     said = {k: v for k, v in given.items() if v is not None and k not in WITHOUT_EFFECT}
+    said = _from_dream(said, metric)
     known = {f.name: f for f in fields(Denoising)}
     unknown = sorted(set(said) - set(known))
     if unknown:
@@ -121,6 +131,38 @@ def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising
         raise UserError(f"Metric '{metric}': sampler_kwargs: {error}.") from None
     made.check()
     return made
+
+
+def _from_dream(said: dict[str, Any], metric: str) -> dict[str, Any]:
+    """`sampler=dream` fills masks as mdlm does, `alg` says which go first; what draws beside that is refused.
+
+    >>> _from_dream({"sampler": "dream", "alg": "entropy", "alg_temp": 0.0}, "m")
+    {'sampler': 'mdlm', 'remasking': 'entropy'}
+    """
+    said = dict(said)
+    for name, neutral in DREAM_NEUTRAL.items():
+        if said.pop(name, neutral) != neutral:
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.{name} other than {neutral:g} is not supported: of Dream's ways to "
+                "decide only those without chance are; leave it out, or set temperature."
+            )
+    said.pop("eps", None)  # where Dream's own schedule ends; the schedule here is dllm's
+    if "alg" in said:
+        alg = said.pop("alg")
+        if said.setdefault("remasking", alg) != alg:
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.alg ({alg}) and remasking ({said['remasking']}) name the same "
+                "setting; give one of them."
+            )
+        if alg == "origin":
+            raise UserError(
+                f"Metric '{metric}': sampler_kwargs.alg=origin decides by chance alone; use remasking=random, or "
+                "maskgit_plus, topk_margin or entropy."
+            )
+    if said.get("sampler") == "dream":
+        said["sampler"] = "mdlm"
+        said.setdefault("remasking", "entropy")
+    return said
 
 
 def _mapping(value: Any, name: str, metric: str) -> dict[str, Any]:
@@ -147,15 +189,103 @@ def _ids(value: Any, name: str, metric: str) -> tuple[int, ...]:
     return tuple(_whole(v, name, metric, least=0) for v in given)
 
 
+Suite = Callable[[str], Mapping[str, Any] | None]  # a metric of the suite by name, with its whole config
+
+
+@dataclass
+class _Children:
+    """The metrics to compute at each step, being read."""
+
+    datasets: Mapping[str, Any]
+    suite: Suite
+    handlers: set[str]
+    named: set[str]  # metrics of the suite
+    taken: dict[str, Any]  # one name, one definition: what the names of children and parents stand for
+
+    def child(self, name: str, given: Mapping[str, Any]) -> dict[str, Any]:
+        config = dict(given)
+        config.pop("display_name", None)
+        source = str(config.pop("dataset_key", "")) or None
+        base = self._base(name, config.pop("handler", None))
+        if base.get("pre_compute") and not self._own_parents(config):
+            config.pop(
+                "pre_compute", None
+            )  # the guide's `probability: {access_key: correct}`: the suite knows which data
+        if source:
+            config.setdefault("datasets", {source: {}})
+        if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
+            base["handler"] = DECIDED
+        return self._laid(name, base, config)
+
+    def _base(self, name: str, handler: str | None) -> dict[str, Any]:
+        """What a child's own settings are laid on: one of the suite's metrics, or a bare handler."""
+        plain = handler or name
+        rows = name in self.handlers and name in ("extraction_strength", "exact_memorization")
+        if handler is None and name in self.named and not rows:
+            return dict(self.suite(name) or {})
+        stand_in = STAND_INS.get(plain)
+        if stand_in in self.named:
+            return dict(self.suite(str(stand_in)) or {})
+        if plain in self.handlers:
+            return {"handler": plain}
+        known = sorted(self.handlers | self.named)
+        raise UserError(
+            f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
+        )
+
+    def _own_parents(self, config: Mapping[str, Any]) -> bool:
+        """Do the parents say where their data come from? The guide's short form does not."""
+        return any(
+            name in self.named or entry.get("datasets") or self._own_parents(entry)
+            for name, entry in _entries(config.get("pre_compute"))
+        )
+
+    def _laid(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+        """`config` on `base`. Parents are either's, never mixed; what they are compared with follows them."""
+        out = {**base, **config}
+        if config.get("pre_compute"):
+            out["pre_compute"] = self._parents(name, config["pre_compute"])
+            if base.get("reference_logs") and "reference_logs" not in config:
+                out["reference_logs"] = _redirected(base["reference_logs"], base["pre_compute"], out["pre_compute"])
+            if "datasets" not in config:
+                out.pop("datasets", None)
+        elif not out.get("datasets") and not out.get("pre_compute"):
+            out["datasets"] = dict(self.datasets)
+        return out
+
+    def _parents(self, child: str, given: Any) -> dict[str, Any]:
+        """A child's parents. A name alone is the suite's metric; settings are laid on it, under a name of its own."""
+        out: dict[str, Any] = {}
+        for parent, entry in _entries(given):
+            key = str(entry.pop("access_key", parent))
+            plain = parent in self.handlers and parent not in self.named
+            if not entry and not plain:
+                out[parent] = {"access_key": key}
+                continue
+            if plain:
+                entry.setdefault("handler", parent)
+            changed = parent in self.named and not entry.get("handler")
+            name = f"{child}_{key}" if plain else f"{child}_{parent}" if changed else parent
+            full = self._laid(name, dict(self.suite(parent) or {}) if changed else {}, entry)
+            if self.taken.setdefault(name, full) != full:
+                name = f"{child}_{name}"
+                self.taken[name] = full
+            out[name] = {**full, "access_key": key}
+        return out
+
+
 def child_configs(
     params: Mapping[str, Any],
     metric: str,
     datasets: Mapping[str, Any],
-    library: Callable[[str], Mapping[str, Any] | None],
+    suite: Suite,
     handlers: Iterable[str],
     named: Iterable[str],
-) -> dict[str, dict[str, Any]]:
-    """The metrics to compute at each step, each with a full config. A bare name is a handler or one of the suite's."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The metrics to compute at each step, each with a full config; and all that was defined on the way, by name.
+
+    A bare name is a handler or one of the suite's metrics.
+    """
     asked = params.get("metrics")
     if not asked:
         raise UserError(
@@ -165,83 +295,29 @@ def child_configs(
         raise UserError(f"metrics must be a list or dict, got {type(asked).__name__} (metric '{metric}').")
     asked = dict(asked) if isinstance(asked, Mapping) else {str(m): {} for m in asked}
     only = params.get("include_metrics")
-    known, own = set(handlers) - {HANDLER}, set(named)
-    out: dict[str, dict[str, Any]] = {}
-    for name, config in asked.items():
-        if only is not None and name not in only:
-            continue
-        out[name] = _child(name, dict(config or {}), datasets, library, known, own)
-    if not out:
+    kept = {str(name): config for name, config in asked.items() if only is None or name in only}
+    if not kept:
         raise UserError(f"include_metrics of '{metric}' leaves none of {', '.join(asked)}.")
-    return out
+    read = _Children(datasets, suite, set(handlers) - {HANDLER}, set(named), dict.fromkeys(kept))
+    children = {name: read.child(name, config or {}) for name, config in kept.items()}
+    return children, {**read.taken, **children}
 
 
-def _child(
-    name: str,
-    config: dict[str, Any],
-    datasets: Mapping[str, Any],
-    library: Callable[[str], Mapping[str, Any] | None],
-    handlers: set[str],
-    named: set[str],
-) -> dict[str, Any]:
-    config.pop("display_name", None)
-    source = str(config.pop("dataset_key", "")) or None
-    handler = config.pop("handler", None)
-    plain = handler or name
-    stand_in = STAND_INS.get(plain)
-    if (
-        handler is None
-        and name in named
-        and not (name in handlers and name in ("extraction_strength", "exact_memorization"))
-    ):
-        base = dict(library(name) or {})
-    elif stand_in is not None and stand_in in named and not _written_out(config):
-        base = dict(library(stand_in) or {})
-        config.pop("pre_compute", None)  # the guide's `probability: {access_key: correct}`: the suite knows which data
-    elif plain in handlers:
-        base = {"handler": plain}
-        if not config.get("pre_compute"):
-            base["datasets"] = dict(datasets)
-    else:
-        known = sorted(handlers | named)
-        raise UserError(
-            f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
-        )
-    if source:
-        config.setdefault("datasets", {source: {}})
-    if base.get("handler") == "extraction_strength" and config.pop("order", "decided") == "decided":
-        base["handler"] = DECIDED
-    out = {**base, **config}
-    if out.get("pre_compute"):
-        out["pre_compute"] = _parents(name, out["pre_compute"], handlers, named)
-    return out
-
-
-def _parents(child: str, given: Any, handlers: set[str], named: set[str]) -> dict[str, Any]:
-    """A child's parents. One called by its handler gets a name of its own: `probability` may stand beside it."""
-    pairs = (
-        [
+def _entries(given: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Parents as (name, settings): written as a mapping, or as a list of {metric: NAME, ...}."""
+    if isinstance(given, list):
+        return [
             (str(e.get("metric") or e.get("name")), {k: v for k, v in e.items() if k not in ("metric", "name")})
             for e in given
         ]
-        if isinstance(given, list)
-        else [(str(k), dict(v or {})) for k, v in given.items()]
-    )
-    out: dict[str, Any] = {}
-    for parent, entry in pairs:
-        key = str(entry.setdefault("access_key", parent))
-        plain = parent in handlers and parent not in named
-        name = f"{child}_{key}" if plain else parent
-        if plain:
-            entry.setdefault("handler", parent)
-        if entry.get("pre_compute"):
-            entry["pre_compute"] = _parents(name, entry["pre_compute"], handlers, named)
-        out[name] = entry
-    return out
+    return [(str(k), dict(v or {})) for k, v in (given or {}).items()]
 
 
-def _written_out(config: Mapping[str, Any]) -> bool:
-    """Do the parents say where their data come from? The guide's short form does not."""
-    parents = config.get("pre_compute") or {}
-    entries = parents if isinstance(parents, list) else list(parents.values())
-    return any(isinstance(e, Mapping) and (e.get("datasets") or e.get("pre_compute")) for e in entries)
+def _redirected(logs: Mapping[str, Any], before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """The suite's references with its parents replaced: a metric is compared with the retain model's same metric."""
+    by_key = {str((e or {}).get("access_key", m)): m for m, e in now.items()}
+    moved = {m: by_key.get(str((e or {}).get("access_key", m)), m) for m, e in before.items()}
+    return {
+        file: {**body, "include": {moved.get(m, m): e for m, e in (body.get("include") or {}).items()}}
+        for file, body in logs.items()
+    }

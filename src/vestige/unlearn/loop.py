@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.methods import Step, method_named, split_knobs
+from vestige.unlearn.methods import Step, chosen_weights, method_named, split_knobs
 from vestige.unlearn.objectives import Batch, Causal, ChatRow, Objective
 
 # Called after each step with (steps done, steps in all, loss).
@@ -93,7 +93,7 @@ def unlearn(
         for number, (rows, batch) in enumerate(_epochs(forget, training, model, forgetting)):
             yield chosen.loss(step(number, rows, batch), **own)
 
-    return _descend(model, batch_losses(), training, total, on_step)
+    return _descend(model, batch_losses(), training, total, on_step, chosen_weights(model, own))
 
 
 def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
@@ -133,17 +133,26 @@ def _rate(step: int, total: int, warmup: float) -> float:
 
 
 def _descend(
-    model: Any, batch_losses: Iterator[Tensor], training: Training, total: int, on_step: OnStep | None
+    model: Any,
+    batch_losses: Iterator[Tensor],
+    training: Training,
+    total: int,
+    on_step: OnStep | None,
+    only: Sequence[str] | None = None,
 ) -> list[float]:
-    """One optimiser step for each loss. The losses are lazy: each is computed after the step before it."""
+    """One optimiser step for each loss. The losses are lazy: each is computed after the step before it.
+
+    `only`: names of the weights to update; all of them count in clipping.
+    """
     params = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.AdamW(params, lr=training.lr, weight_decay=training.weight_decay, fused=True)
+    moved = params if only is None else [p for n, p in model.named_parameters() if n in set(only)]
+    optimiser = torch.optim.AdamW(moved, lr=training.lr, weight_decay=training.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda k: _rate(k, total, training.warmup))
     seen: list[float] = []
     was_training = model.training
     model.train()
     for loss in batch_losses:
-        optimiser.zero_grad()
+        model.zero_grad()
         torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(params, training.clip)
         optimiser.step()

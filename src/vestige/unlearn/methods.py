@@ -8,7 +8,8 @@ forward pass and a loss are, so a method serves causal and masked models alike.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -182,7 +183,13 @@ def _dpo(step: Step, **knobs: Any) -> Tensor:
     )
 
 
-def _rmu(step: Step, steering_coeff: float = 2.0, module_regex: str | None = None, **knobs: Any) -> Tensor:
+def _rmu(
+    step: Step,
+    steering_coeff: float = 2.0,
+    module_regex: str | None = None,
+    trainable_params_regex: Sequence[str] | str | None = None,  # read by whoever makes the optimiser: `chosen_weights`
+    **knobs: Any,
+) -> Tensor:
     masks = [(batch.labels != losses.IGNORE).float() for batch in (step.forget, step.kept)]
     with Watched(layer_of(step.model, module_regex)) as seen:
         step.objective.logits(step.model, step.forget)
@@ -235,6 +242,7 @@ def _pdu(
     dual_step_size: float = 1.0,
     dual_update_upon: str = "step",
     dual_warmup_epochs: float = 0.0,
+    loss_names: Sequence[str] | None = None,  # what open-unlearning calls its losses in its log; ours has one loss
 ) -> Tensor:
     price = step.memory.setdefault("price", float(alpha))
     if isinstance(step.forget, MaskedBatch):
@@ -257,12 +265,15 @@ def _mdu(step: Step, eps: float = 1e-3, **knobs: Any) -> Tensor:
     return losses.mdu(step.forget_logits, step.anchor_logits, step.retain_loss, **knobs)
 
 
+RMU_KNOBS = {"steering_coeff": 2.0, "module_regex": None, "trainable_params_regex": None}
+
 PDU_KNOBS = {
     "alpha": 1.0,
     "primal_dual": True,
     "dual_step_size": 1.0,
     "dual_update_upon": "step",
     "dual_warmup_epochs": 0.0,
+    "loss_names": None,
 }
 
 METHODS: dict[str, Method] = {
@@ -271,7 +282,7 @@ METHODS: dict[str, Method] = {
     "npo": Method(_npo, losses.npo, needs_reference=True),
     "simnpo": Method(_simnpo, losses.simnpo),
     "dpo": Method(_dpo, losses.dpo, needs_reference=True, needs_alternate=True),
-    "rmu": Method(_rmu, losses.rmu, needs_reference=True, more_knobs={"steering_coeff": 2.0, "module_regex": None}),
+    "rmu": Method(_rmu, losses.rmu, needs_reference=True, more_knobs=RMU_KNOBS),
     "undial": Method(
         _undial, losses.undial, needs_reference=True, needs_retain=False, more_knobs={"gamma": 1.0, "alpha": 0.0}
     ),
@@ -299,6 +310,23 @@ def method_named(name: str) -> Method:
     if method_key(name) not in METHODS:
         raise unknown_name("unlearning method", name, METHODS)
     return METHODS[method_key(name)]
+
+
+def chosen_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
+    """The parameters a method updates: those whose whole name matches one of its patterns; None: all of them."""
+    said = knobs.get("trainable_params_regex")
+    if said is None:
+        return None
+    patterns = [said] if isinstance(said, str) else list(said)
+    try:
+        out = [name for name, _ in model.named_parameters() if any(re.fullmatch(p, name) for p in patterns)]
+    except (re.error, TypeError) as error:
+        raise UserError(f"trainable_params_regex is not a list of regular expressions: {error}.") from None
+    if not out:
+        names = [name for name, _ in model.named_parameters()]
+        like = names[len(names) // 2]
+        raise UserError(f"trainable_params_regex {patterns} matches the name of no parameter; one of them is {like}.")
+    return out
 
 
 def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, Any], str]:

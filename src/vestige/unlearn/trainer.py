@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import copy
 import math
+import os
+import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,14 +20,18 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 from vestige.errors import UserError, first_line
+from vestige.models.canvas import refuse_copy
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
+from vestige.models.undisturbed import undisturbed
+from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.methods import METHODS, Step, method_key, method_named, split_knobs
+from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
 from vestige.writing import save_pretrained
@@ -160,11 +166,31 @@ def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch:
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
-    with _quiet():
-        if loaded.origin is not None:
-            save_published(loaded.model, loaded.origin, directory)
-            return
-        save_pretrained(directory, loaded.model, loaded.tokenizer)
+    refuse_copy(loaded)
+    _forget_secrets(loaded)
+    try:
+        with _quiet():
+            if loaded.origin is not None:
+                save_published(loaded.model, loaded.origin, directory)
+                return
+            save_pretrained(directory, loaded.model, loaded.tokenizer)
+    except SafetensorError as error:
+        # It writes files itself and hides what the system said in its words: a full disk is told like any other.
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        raise OSError(int(code[1]), os.strerror(int(code[1])), str(directory)) from None
+
+
+def _forget_secrets(loaded: LoadedModel) -> None:
+    """A checkpoint's own settings may hold a token; its copy is for others to read."""
+    for owner in (loaded.model.config, getattr(loaded.model, "generation_config", None)):
+        for name, value in list(vars(owner).items()) if owner is not None else ():
+            kept = without_secrets(value, name)
+            if kept != value:
+                setattr(owner, name, kept)
+    settings = getattr(loaded.tokenizer, "init_kwargs", {})
+    settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
 def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:
@@ -292,6 +318,23 @@ class MethodTrainer(Trainer):
         self.work = work
         self.model_accepts_loss_kwargs = False
 
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """Only the weights that the method updates; the others keep their gradients, which count in clipping.
+
+        (So does open-unlearning; frozen ones would make another norm, and so other steps.)
+        """
+        model: Any = self.model
+        wanted = chosen_weights(model, self.work.knobs)
+        held = [] if wanted is None else [p for n, p in model.named_parameters() if n not in set(wanted)]
+        held = [p for p in held if p.requires_grad]
+        for weight in held:
+            weight.requires_grad_(False)
+        try:
+            return super().create_optimizer(*args, **kwargs)
+        finally:
+            for weight in held:
+                weight.requires_grad_(True)
+
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
@@ -320,12 +363,9 @@ class Watching(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         if self._on_epoch is None:
             return
-        was = model.training
-        model.eval()
-        try:
+        with undisturbed(model):  # looked at or not, training goes the same way
+            model.eval()
             self._on_epoch(float(state.epoch), model)
-        finally:
-            model.train(was)
 
 
 @contextmanager

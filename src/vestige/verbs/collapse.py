@@ -63,20 +63,20 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_collapse(args: argparse.Namespace) -> int:
-    from vestige.run.collapse import Ask, collapse, reasoning_for, settings_from
+    from vestige.run.collapse import Ask, collapse, reasoning_for, scheduled_settings
 
     overrides = [w for w in args.files if "=" in w and not Path(w).exists()]
     files = [w for w in args.files if w not in overrides]
     if not files:
         raise UserError("No rollouts given; name one or more files (JSONL, parquet, .pkl, .pt).")
     flags = {name: getattr(args, name) for name in COLLAPSE_SETTINGS}
-    settings = settings_from(overrides, flags, Path(args.config_dir) if args.config_dir else None)
+    directory = Path(args.config_dir) if args.config_dir else None
+    settings, scheduled = scheduled_settings(overrides, flags, directory)
     reasoning = reasoning_for(
         settings, open=args.open_tag, close=args.close_tag, pattern=args.reasoning_pattern, mode=args.reasoning,
         unclosed=args.unclosed, tokenization=args.tokenization,
     )  # fmt: skip
     held = {"dtype": args.dtype, "device": args.device, "tokenizer": args.tokenizer}
-    scheduled = args.compute_freq is not None or any("compute_freq" in o for o in overrides)
     report = collapse(
         Ask(
             files=files, models=args.model, settings=settings, reasoning=reasoning, format=args.format,

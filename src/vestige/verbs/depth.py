@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ def add_verbs(verbs: Any) -> None:
 def run_depth(args: argparse.Namespace) -> int:
     from vestige.run.depth import depth_run, report
     from vestige.run.depth_ask import ask_from
+    from vestige.types import BAD_LOGITS
 
     flags = {name: getattr(args, name) for name in DEPTH}
     if args.baselines is not None:
@@ -56,4 +58,7 @@ def run_depth(args: argparse.Namespace) -> int:
     results = depth_run(ask)
     if results:  # in a team of processes the leader has them
         print(report(results))
+    if results and all(BAD_LOGITS in r.summary["reason"] for r in results):
+        print("vestige: error: no depth score could be computed; the reasons are above.", file=sys.stderr)
+        return 2
     return 0

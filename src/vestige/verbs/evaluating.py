@@ -138,7 +138,7 @@ def _report(outcome: Any, run: Any) -> int:
         from vestige.run.harness import report
 
         print(report(outcome))
-        return 0
+        return _nothing(outcome)
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
@@ -158,12 +158,15 @@ def _report(outcome: Any, run: Any) -> int:
         )
         + f"{seconds['total']:.1f} s"
     )
-    if all(outcome.scores[name].missing for name in outcome.top):
-        print(
-            "vestige: error: none of the metrics asked for could be computed; the reasons are above.", file=sys.stderr
-        )
-        return 2
-    return 0
+    return _nothing(outcome)
+
+
+def _nothing(outcome: Any) -> int:
+    """A run without any value is a failure, though its files and reasons are written."""
+    if not outcome.top or not all(outcome.scores[name].missing for name in outcome.top):
+        return 0
+    print("vestige: error: none of the metrics asked for could be computed; the reasons are above.", file=sys.stderr)
+    return 2
 
 
 def _print_config(runs: Sequence[Any]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ def add_verbs(verbs: Any) -> None:
     report.set_defaults(do=run_report, late="runs")
     _sources(report)
     report.add_argument("-o", "--out", default="saves/report", metavar="DIR", help="default: saves/report")
+    report.add_argument("--skip-broken", action="store_true", help="status 0 although runs were left out")
+    report.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     _table(verbs)
     _plot(verbs)
     view = verbs.add_parser("view", help="serve a report on this machine, made anew when its runs change")
@@ -71,14 +74,20 @@ def ask_of(args: argparse.Namespace, out: Path) -> Any:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
     ask = Ask(args.title or TITLE, args.full, args.retain, args.rows)
-    return ReportAsk([Path(r) for r in args.runs], out, ask)
+    return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False))
 
 
 def run_report(args: argparse.Namespace) -> int:
     from vestige.run.reporting import summary, write_report
 
     out = Path(args.out)
-    print(summary(write_report(ask_of(args, out)), out))
+    report = write_report(ask_of(args, out))
+    print(summary(report, out))
+    left_out = report.get("left_out") or []
+    if left_out and not args.skip_broken:
+        words = f"{len(left_out)} runs or files were left out" if len(left_out) > 1 else "1 run or file was left out"
+        print(f"vestige: {words} (see the problems above); mend them, or give --skip-broken.", file=sys.stderr)
+        return 1
     return 0
 
 

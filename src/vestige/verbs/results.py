@@ -65,6 +65,9 @@ def _other_peoples(verbs: Any) -> None:
     )
     importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
     importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
+    importing.add_argument(
+        "--baseline", metavar="EPOCH", help="of a tree runs/: whose full model all are relative to (ep10)"
+    )
     published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
     published.set_defaults(do=run_published)
     published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
@@ -156,8 +159,10 @@ def run_import(args: argparse.Namespace) -> int:
         if is_tree(Path(args.file)):
             if retain is not None:
                 raise UserError("A result tree brings its retain model's AUCs along; leave --retain-logs out.")
-            print(import_tree(Path(args.file), out))
+            print(import_tree(Path(args.file), out, baseline=args.baseline))
             return 0
+    if args.baseline is not None:
+        raise UserError("--baseline belongs to a result tree (runs/ with ep5, ep10); leave it out for a file.")
     print(show(import_file(Path(args.file), out, retain), Path(args.file)))
     return 0
 

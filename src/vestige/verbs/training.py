@@ -191,10 +191,12 @@ def _with_folder(config: Any, folder: str) -> Any:
 
 
 def make_checkpoint(args: argparse.Namespace) -> int:
+    from vestige.run.training import check_training, run_training
+
     config = config_of(args)
     if args.cfg:
+        check_training(config)
         return _print(config)
-    from vestige.run.training import run_training
 
     outcome = run_training(config)
     record = outcome.record

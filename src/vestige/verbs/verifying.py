@@ -18,6 +18,7 @@ def add_verbs(verbs: Any) -> None:
     pack.add_argument("runs", nargs="+", metavar="RUN", help="finished run directories")
     pack.add_argument("-o", "--out", default="proof.zip", metavar="FILE", help="default: proof.zip")
     pack.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    pack.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     unpack = verbs.add_parser("unpack", help="the runs of an archive as directories again")
     unpack.set_defaults(do=run_unpack)
     unpack.add_argument("archive", metavar="FILE", help="an archive of vestige pack")
@@ -42,7 +43,7 @@ def run_pack(args: argparse.Namespace) -> int:
 
     load_plugins(args.plugin)
     out = Path(args.out)
-    contents, digest = pack([Path(run) for run in args.runs], out)
+    contents, digest = pack([Path(run) for run in args.runs], out, args.shorten_paths)
     for name, root in contents.runs.items():
         print(f"{name}  root {root}")
     size = out.stat().st_size / 2**20

@@ -1,23 +1,29 @@
-"""Filling windows of mask tokens: MDLM and BD3LM. `sample` is the way in; `infill` fills masks inside a text."""
+"""Filling windows: of mask tokens (MDLM, BD3LM), of uniformly drawn ones (DiffusionGemma).
+
+`sample` is the way in; `infill` fills masks inside a text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 
 from vestige.errors import UserError
+from vestige.models.canvas import SAMPLER, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.bd3lm import run_bd3lm
 from vestige.models.samplers.choose import Pass, Recorder, Row, Sampling, Watch
+from vestige.models.samplers.gemma import canvases, resolved, run_gemma
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.models.samplers.noise import sample_generator
 from vestige.models.samplers.schedule import block_plan, block_size, infill_plan, window_plan
 from vestige.types import Prompt
 from vestige.wants import Denoising
 
-__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "infill", "sample"]
+__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "canvases", "infill", "sample"]
 
 
 @dataclass(frozen=True)
@@ -25,13 +31,15 @@ class Sampled:
     """One filled window."""
 
     final: tuple[int, ...]  # the mask token where none was decided, or where an end token came blocks before
-    fixed: tuple[int, ...]  # the pass that decided each token; -1: none did (or it was given, in infilling)
+    fixed: tuple[int, ...]  # the pass that decided each token for good; -1: none did (or it was given, in infilling)
     passes: int  # how many forward passes this sample took
     where: tuple[int, int]  # the window's columns on the canvas
 
 
-def canvas_width(prompt: int, denoising: Denoising) -> int:
-    """How many columns a prompt of so many tokens takes together with its window."""
+def canvas_width(prompt: int, denoising: Denoising, canvas: int = 0) -> int:
+    """How many columns a prompt of so many tokens takes together with its window (or with whole canvases)."""
+    if canvas:
+        return prompt + canvases(denoising, canvas)[0] * canvas
     if denoising.sampler == "bd3lm":
         block = block_size(denoising)
         prompt = -(-prompt // block) * block
@@ -46,9 +54,9 @@ def visible(predictor: MaskPredictor, prompt: Prompt, denoising: Denoising) -> t
 
 
 def _beginning(predictor: MaskPredictor, denoising: Denoising) -> tuple[int, ...]:
-    """A shifted model needs something left of its first guess."""
+    """A shifted model needs something left of its first guess, an encoder something to read."""
     shift = predictor.shift if denoising.right_shift_logits is None else denoising.right_shift_logits
-    if not shift:
+    if not shift and not isinstance(predictor, CanvasPredictor):
         return ()
     if predictor.bos_id is None:
         raise UserError("An empty prompt needs a beginning token for this model, and its tokenizer names none.")
@@ -75,6 +83,8 @@ def sample(
     _check_tokens(predictor, denoising)
     if not prompts:
         return []
+    if isinstance(predictor, CanvasPredictor):
+        return _sample_canvases(predictor, prompts, denoising, recorder, watch)
     sampling = Sampling(predictor, denoising, recorder, watch)
     length = denoising.max_new_tokens
     rows = []
@@ -99,6 +109,42 @@ def sample(
         Sampled(tuple(tokens), tuple(row.fixed), row.passes, (start, start + length))
         for row, tokens, start in zip(rows, filled, starts, strict=True)
     ]
+
+
+def _sample_canvases(
+    predictor: CanvasPredictor,
+    prompts: Sequence[Prompt],
+    denoising: Denoising,
+    recorder: Recorder | None,
+    watch: Watch | None,
+) -> list[Sampled]:
+    """DiffusionGemma: canvases are denoised whole, as its `generate` does; the window may end inside the last one."""
+    denoising = resolved(predictor, denoising)
+    length = denoising.max_new_tokens
+    rows = []
+    for i, prompt in enumerate(prompts):
+        ids = visible(predictor, prompt, denoising)
+        rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids)))
+    with _seeded(denoising, predictor.device):
+        written = run_gemma(predictor, Sampling(predictor, denoising, recorder, watch), rows)
+    filler = predictor.pad_id if predictor.after_end is None else predictor.after_end
+    start = max(len(row.prompt) for row in rows)
+    out = []
+    for row, tokens in zip(rows, written, strict=True):
+        final = (tokens + [filler] * (length - len(tokens)))[:length]
+        out.append(Sampled(tuple(final), tuple(row.fixed), row.passes, (start, start + length)))
+    return out
+
+
+@contextmanager
+def _seeded(denoising: Denoising, device: torch.device) -> Iterator[None]:
+    """The global generator, seeded for `generate`'s noise and given back as it was."""
+    if denoising.noise != "generate":
+        yield
+        return
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(denoising.seed)
+        yield
 
 
 @torch.inference_mode()
@@ -143,6 +189,10 @@ def _target(streams: Sequence[Sequence[int]], denoising: Denoising) -> tuple[int
 
 
 def _check_tokens(predictor: MaskPredictor, denoising: Denoising) -> None:
+    canvas = isinstance(predictor, CanvasPredictor)
+    if canvas != (denoising.sampler == SAMPLER):
+        why = "this model has no mask token to fill" if canvas else "this model fills masks, it has no canvas"
+        raise UserError(f"sampler={denoising.sampler} does not fit: {why}; leave sampler_kwargs.sampler out.")
     vocab = predictor.vocab
     for name in ("suppress_tokens", "begin_suppress_tokens"):
         beyond = [t for t in getattr(denoising, name) if not 0 <= t < vocab]

@@ -16,6 +16,8 @@ from vestige.models.samplers.schedule import Move
 from vestige.types import IGNORE
 from vestige.wants import Denoising
 
+ENTROPY_FLOOR = 1e-10  # Dream adds it inside the logarithm
+
 
 @dataclass
 class Row:
@@ -46,6 +48,7 @@ class Pass:
     logits: torch.Tensor  # (n, vocabulary)
     canvas: torch.Tensor  # (n,) the token before the pass
     proposal: torch.Tensor  # (n,) the token it would write; the standing token where one is decided
+    accepted: torch.Tensor | None = None  # (n,) whether it wrote it, from samplers that may take it back
 
 
 Recorder = Callable[[Pass], None]
@@ -132,7 +135,14 @@ def _confidences(places: Places, logits: torch.Tensor, choice: torch.Tensor, den
         table = torch.nn.utils.rnn.pad_sequence(draws, batch_first=True).to(logits.device)
         return table[places.row, places.position]
     # Tokens suppressed "at the beginning" are taken out after the choice: they only make a position unsure.
-    return _probability(suppressed(logits, denoising.begin_suppress_tokens), choice)
+    logits = suppressed(logits, denoising.begin_suppress_tokens)
+    if denoising.remasking == "topk_margin":
+        first, second = logits.float().softmax(dim=-1).topk(2, dim=-1).values.unbind(dim=-1)
+        return first - second
+    if denoising.remasking == "entropy":
+        p = logits.float().softmax(dim=-1)
+        return (p * torch.log(p + ENTROPY_FLOOR)).sum(dim=-1)
+    return _probability(logits, choice)  # low_confidence, which Dream calls maskgit_plus
 
 
 def _probability(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:

@@ -2,16 +2,21 @@
 
 Each sample has its own generator, seeded by the run's seed and the sample's tokens. Whoever shares the batch, and in
 whatever order, the same sample draws the same numbers. They are drawn on the CPU, so a GPU changes nothing.
+DiffusionGemma can also be sampled with the numbers that transformers' `generate` draws (SharedNoise), which belong to
+a batch: for comparing with it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 
 from vestige.types import content_key
+
+PART_CELLS = 1 << 24
 
 
 def sample_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
@@ -26,3 +31,61 @@ def gumbel_choice(logits: torch.Tensor, temperature: float, generator: torch.Gen
     """
     u = torch.rand(logits.shape, dtype=torch.float64, generator=generator).to(logits.device)
     return (logits.double() - temperature * torch.log(-torch.log(u))).argmax(dim=-1)
+
+
+def slices(logits: torch.Tensor) -> list[slice]:
+    """Positions in parts, so that what is made of (positions, vocabulary) on the way stays small."""
+    step = max(1, PART_CELLS // logits.shape[-1])
+    return [slice(i, i + step) for i in range(0, len(logits), step)]
+
+
+class HasGenerator(Protocol):
+    """A sample with random numbers of its own."""
+
+    @property
+    def generator(self) -> torch.Generator: ...
+
+
+class Noise(Protocol):
+    """Where the random tokens of canvases come from, for the rows `live` of a batch; the others' do not matter."""
+
+    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor: ...
+    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor: ...
+
+
+class OwnNoise:
+    """Each sample draws from its own generator, and only while it is being denoised."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
+        out = torch.zeros((len(rows), width), dtype=torch.long)
+        for r in live:
+            out[r] = torch.randint(0, vocab, (width,), generator=rows[r].generator)
+        return out.to(self.device)
+
+    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        """One uniform number a position, looked up in its cumulated probabilities."""
+        out = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
+        for r in live:
+            u = torch.rand(logits.shape[1], dtype=torch.float64, generator=rows[r].generator).to(logits.device)
+            for at in slices(logits[r]):
+                below = logits[r, at].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
+                found = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]
+                out[r, at] = found.clamp_max(logits.shape[-1] - 1)
+        return out
+
+
+class SharedNoise:
+    """The numbers transformers' `generate` draws, in its order, from torch's global generator, for all rows at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def uniform(self, rows: Sequence[HasGenerator], live: Sequence[int], width: int, vocab: int) -> torch.Tensor:
+        return torch.randint(low=0, high=vocab, size=(len(rows), width), device=self.device)
+
+    def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
+        p = logits.softmax(dim=-1, dtype=torch.float32).flatten(0, 1)
+        return torch.multinomial(p, num_samples=1).view(logits.shape[:-1])

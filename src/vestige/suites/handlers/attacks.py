@@ -10,7 +10,6 @@ from vestige.errors import UserError
 from vestige.metrics import membership, memorisation
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import (
-    BAD_LOGITS,
     NO_TOKENS,
     Value,
     by_index,
@@ -22,7 +21,7 @@ from vestige.suites.handlers.common import (
     wants_answers,
 )
 from vestige.suites.registry import Inputs, handler
-from vestige.types import Example, Rows, Score
+from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import GradientWant, Wants
 
 if TYPE_CHECKING:
@@ -112,6 +111,8 @@ def mia_gradnorm(inputs: Inputs) -> Score:
     def value(example: Example) -> Value:
         want = _gradient(inputs.spec, example, inputs.dialect)
         norm = None if want is None else clean(inputs.evidence.gradients[want.key])
+        if norm is None and want is not None and len(want.target.labels) > want.drop_last:
+            return {"score": None, "reason": BAD_LOGITS}
         if norm is None:
             stand_in = inputs.dialect.empty.get("mia_gradnorm")
             return {"score": stand_in, **({} if stand_in is not None else {"reason": NO_TOKENS})}

@@ -10,7 +10,8 @@ import numpy as np
 
 from vestige.metrics.dialects import Dialect
 from vestige.suites.registry import Inputs
-from vestige.types import Example, Rows, Score, Target, TokenStats, stats
+from vestige.sums import mean
+from vestige.types import BAD_LOGITS, Example, Rows, Score, Target, TokenStats, stats
 from vestige.wants import Wants
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 Value = dict[str, Any]
 NO_TOKENS = "the answer leaves no target tokens"
-BAD_LOGITS = "the model's logits are NaN or infinite"
 
 
 def targets(data: Mapping[str, Rows]) -> list[Target]:
@@ -64,7 +64,7 @@ def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
 def row_mean(entry: Value | Mapping[str, Any], field: str) -> float | None:
     """One row's value: the mean over those of its answers that have one."""
     good = [v for v in as_list(entry[field]) if v is not None]
-    return float(np.mean(good)) if good else None
+    return mean(good) if good else None
 
 
 def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score:
@@ -90,7 +90,7 @@ def mean_score(by_index: Mapping[str, Value], field: str, **extra: Any) -> Score
         return Score(None, by_index, extra, reason, notes)
     if not rows:
         return Score(None, by_index, extra, "no row could be scored", notes)
-    return Score(float(np.mean(rows)), by_index, extra, "", notes)
+    return Score(mean(rows), by_index, extra, "", notes)
 
 
 def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]]) -> Callable[[Example], Value]:
@@ -116,4 +116,5 @@ def as_list(x: Any) -> list[Any]:
 
 def scores_of(score: Score) -> list[float]:
     """The per-row scores that exist."""
-    return [v["score"] for v in (score.value_by_index or {}).values() if v["score"] is not None]
+    found = (row.get("score") for row in (score.value_by_index or {}).values())  # other tools' rows may have none
+    return [v for v in found if v is not None]

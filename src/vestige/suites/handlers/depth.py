@@ -9,9 +9,10 @@ import numpy as np
 
 from vestige.metrics import depth
 from vestige.metrics.dialects import Dialect
-from vestige.suites.handlers.common import BAD_LOGITS, NO_TOKENS, Value, clean
+from vestige.suites.handlers.common import NO_TOKENS, Value, clean
 from vestige.suites.registry import Inputs, handler
-from vestige.types import Example, Rows, Score
+from vestige.sums import mean
+from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import PatchInto, PatchWant, Wants
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def uds(inputs: Inputs) -> Score:
     scores = [v["score"] for v in by_index.values() if v["score"] is not None]
     if not scores:
         return Score(None, by_index, {"n": 0}, reason=f"no row could be scored: {NO_LAYER}")
-    over = float(np.mean([v["unclipped"] for v in by_index.values() if v["unclipped"] is not None]))
+    over = mean(v["unclipped"] for v in by_index.values() if v["unclipped"] is not None)
     left = [i for i, v in by_index.items() if v["score"] is None]
     notes = (f"{len(left)} row(s) left out ({by_index[left[0]]['reason']}): {', '.join(left[:10])}",) if left else ()
-    return Score(float(np.mean(scores)), by_index, {"n": len(scores), "unclipped": over}, notes=notes)
+    return Score(mean(scores), by_index, {"n": len(scores), "unclipped": over}, notes=notes)
 
 
 def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) -> Value:

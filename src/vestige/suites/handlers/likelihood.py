@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score, one_stat, targets, wants_answers
 from vestige.suites.registry import Inputs, handler
+from vestige.sums import total
 from vestige.types import Example, Rows, Score, TokenStats
 from vestige.wants import Wants
 
@@ -35,7 +37,7 @@ def with_total_error(score: Score) -> Score:
     if score.agg_value is None or not rows:
         return score
     # A small error of log p is p times that error of p; rows are drawn independently of each other.
-    error = float(np.sqrt(sum((p * se) ** 2 for p, se in rows))) / len(rows)
+    error = math.sqrt(total((p * se) ** 2 for p, se in rows)) / len(rows)
     return replace(score, extra={**score.extra, "monte_carlo_standard_error": error})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics import utility
 from vestige.suites.handlers.common import NO_TOKENS, Value, as_list, mean_score
 from vestige.suites.registry import Inputs, handler
-from vestige.types import Score
+from vestige.sums import mean
+from vestige.types import BAD_LOGITS, Score
 
 
 def need(inputs: Inputs, *keys: str) -> str:
@@ -21,9 +23,14 @@ def need(inputs: Inputs, *keys: str) -> str:
         if key not in inputs.parents:
             raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key '{key}' in pre_compute.")
         parent = inputs.parents[key]
-        if parent.value_by_index is None:
+        if parent.value_by_index is None or is_broken(parent):
             return f"its parent '{inputs.spec.parents[key]}' is missing: {parent.reason or 'no per-row values'}"
     return ""
+
+
+def is_broken(score: Score) -> bool:
+    """Whether NaN or infinite logits left a score without a value: what is left of its rows would flatter the model."""
+    return score.agg_value is None and BAD_LOGITS in score.reason
 
 
 def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
@@ -36,7 +43,7 @@ def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, An
 
 
 def _present(entry: Mapping[str, Any], field: str) -> list[float]:
-    return [v for v in as_list(entry[field]) if v is not None]
+    return [v for v in as_list(entry.get(field)) if v is not None]
 
 
 @handler("probability_w_options")
@@ -48,7 +55,7 @@ def probability_w_options(inputs: Inputs) -> Score:
     for index, right, wrong in _pairs(inputs):
         p, q = _present(right, "prob"), _present(wrong, "prob")
         if p and q:
-            by_index[index] = {"prob": float(utility.probability_w_options(float(np.mean(p)), np.asarray(q)))}
+            by_index[index] = {"prob": float(utility.probability_w_options(mean(p), np.asarray(q)))}
         else:
             by_index[index] = {"prob": None, "reason": right.get("reason") or wrong.get("reason") or NO_TOKENS}
     return mean_score(by_index, "prob")
@@ -56,7 +63,7 @@ def probability_w_options(inputs: Inputs) -> Score:
 
 def _mean_loss(losses: list[float], paper: bool) -> float:
     """The loss of several answers together. The paper's text averages their probabilities, all code their losses."""
-    return float(-np.log(np.mean(np.exp(-np.asarray(losses))))) if paper else float(np.mean(losses))
+    return -math.log(mean(np.exp(-np.asarray(losses)))) if paper else mean(losses)
 
 
 @handler("truth_ratio")
@@ -80,14 +87,15 @@ def truth_ratio(inputs: Inputs) -> Score:
     if plain.agg_value is None:
         return plain
     ratios = np.asarray([v["score"] for v in by_index.values() if v["score"] is not None])
-    value = float(np.mean(utility.TRUTH_RATIO_AGGREGATORS[name](ratios)))
+    value = mean(utility.TRUTH_RATIO_AGGREGATORS[name](ratios))
     return Score(value, by_index, notes=plain.notes)
 
 
 @handler("hm_aggregate")
 def hm_aggregate(inputs: Inputs) -> Score:
     """Harmonic mean of the parents' values (model utility)."""
-    missing = [(inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None]
+    # Sorted: a manifest keeps parents in another order, and the same evidence must give the same words.
+    missing = sorted((inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None)
     if missing:
         name, why = missing[0]
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""

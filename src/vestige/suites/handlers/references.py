@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,7 +10,7 @@ from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.metrics.dialects import published_auc
 from vestige.suites.handlers.common import scores_of
-from vestige.suites.handlers.ratios import need
+from vestige.suites.handlers.ratios import is_broken, need
 from vestige.suites.registry import Inputs, handler
 from vestige.types import Score
 
@@ -25,6 +26,8 @@ def ks_test(inputs: Inputs) -> Score:
     reference = inputs.reference("retain")
     if reference is None or not reference.value_by_index:
         return Score(None, reason=_no_reference(inputs))
+    if is_broken(reference):
+        return Score(None, reason=f"the retain logs have no value either: {reference.reason}")
     mine, theirs = scores_of(inputs.parents["forget"]), scores_of(reference)
     if not mine or not theirs:
         return Score(None, reason="no row has a truth ratio to compare")
@@ -47,7 +50,8 @@ def ref_value(spec: MetricSpec) -> float:
     return float(spec.params.get("ref_value", 0.5))
 
 
-def _against_reference(inputs: Inputs, formula: Callable[[float, float], float]) -> Score:
+def _against_reference(inputs: Inputs, formula: Callable[[float, float], float], nothing: str) -> Score:
+    """`nothing`: why a comparison with this reference has no value, when the formula gives none."""
     parent = inputs.parents.get("forget")
     if parent is None:
         raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key 'forget' in pre_compute.")
@@ -55,14 +59,20 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float])
         return Score(None, reason=f"its parent '{inputs.spec.parents['forget']}' is missing: {parent.reason}")
     reference = inputs.reference("retain")
     if reference is not None and reference.agg_value is not None:
-        return Score(formula(parent.agg_value, reference.agg_value))
+        return _value(formula(parent.agg_value, reference.agg_value), nothing)
+    if reference is not None:  # there, but without a value: another one in its place would be a guess
+        return Score(None, reason=f"the retain logs have no value either: {reference.reason or 'it is null there'}")
     published = _published(inputs)
     if published is not None:
         note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"
-        return Score(formula(parent.agg_value, published), notes=(note,))
+        return _value(formula(parent.agg_value, published), nothing, note)
     stand_in = ref_value(inputs.spec)
     note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
-    return Score(formula(parent.agg_value, stand_in), notes=(note,))
+    return _value(formula(parent.agg_value, stand_in), nothing, note)
+
+
+def _value(number: float, nothing: str, *notes: str) -> Score:
+    return Score(None, reason=nothing, notes=notes) if math.isnan(number) else Score(number, notes=notes)
 
 
 def _published(inputs: Inputs) -> float | None:
@@ -76,10 +86,12 @@ def _published(inputs: Inputs) -> float | None:
 @handler("privleak")
 def privleak(inputs: Inputs) -> Score:
     """Relative change of 1 - AUC against the retain model's, in per cent."""
-    return _against_reference(inputs, vectors.privleak)
+    nothing = "the retain model's AUC is 1, so that 1 - AUC is 0 and a change relative to it has no value"
+    return _against_reference(inputs, vectors.privleak, nothing)
 
 
 @handler("rel_diff")
 def rel_diff(inputs: Inputs) -> Score:
     """Relative difference to the retain model's value, in per cent."""
-    return _against_reference(inputs, vectors.rel_diff)
+    nothing = "the retain model's value is 0, and a difference relative to 0 has no value"
+    return _against_reference(inputs, vectors.rel_diff, nothing)

@@ -11,7 +11,7 @@ from vestige.metrics.dialects import Dialect
 from vestige.metrics.rouge import rouge_scores
 from vestige.suites.handlers.common import Value, as_list, by_index, mean_score
 from vestige.suites.registry import Inputs, handler
-from vestige.types import Example, Rows, Score
+from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import ClassifierWant, Decoding, Request, Wants
 
 if TYPE_CHECKING:
@@ -30,6 +30,13 @@ def wants_texts(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) ->
 ROUGE_TYPES = ("rouge1_recall", "rougeL_f1", "rougeL_recall")
 
 
+def _said(inputs: Inputs, example: Example, decoding: Decoding) -> tuple[str | None, str]:
+    """What the model wrote, None when its logits were broken; and the text to compare it with."""
+    text = inputs.evidence.texts[Request(example.prompt, decoding).key]
+    reference = example.answer if inputs.dialect.written_answer else example.reference
+    return None if text.broken else text.text, reference
+
+
 @handler("rouge", wants_texts)
 def rouge(inputs: Inputs) -> Score:
     """Overlap of the greedy answer with the reference."""
@@ -39,14 +46,11 @@ def rouge(inputs: Inputs) -> Score:
     decoding = decoding_of(inputs.spec)
 
     def value(example: Example) -> Value:
-        generation = inputs.evidence.texts[Request(example.prompt, decoding).key].text
-        reference = example.answer if inputs.dialect.written_answer else example.reference
-        return {
-            **rouge_scores(reference, generation, stem=inputs.dialect.rouge_stemmer),
-            "input": example.input_text,
-            "ground_truth": reference,
-            "generation": generation,
-        }
+        generation, reference = _said(inputs, example, decoding)
+        texts = {"input": example.input_text, "ground_truth": reference, "generation": generation}
+        if generation is None:
+            return {**dict.fromkeys(ROUGE_TYPES), **texts, "reason": BAD_LOGITS}
+        return {**rouge_scores(reference, generation, stem=inputs.dialect.rouge_stemmer), **texts}
 
     return mean_score(by_index(inputs.rows, value), kind)
 
@@ -57,9 +61,10 @@ def bleu_score(inputs: Inputs) -> Score:
     decoding = decoding_of(inputs.spec)
 
     def value(example: Example) -> Value:
-        generation = inputs.evidence.texts[Request(example.prompt, decoding).key].text
-        reference = example.answer if inputs.dialect.written_answer else example.reference
+        generation, reference = _said(inputs, example, decoding)
         texts = {"input": example.input_text, "ground_truth": reference, "generation": generation}
+        if generation is None:
+            return {"score": None, **texts, "reason": BAD_LOGITS}
         return {"score": bleu(reference, generation), **texts}
 
     return mean_score(by_index(inputs.rows, value), "score")

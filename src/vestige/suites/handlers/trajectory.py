@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 NEEDS_MODEL = "it needs the model's gradients or a second model, which are not followed along a trajectory"
+RUNS_MODEL = (
+    "it runs the model itself (@unlearning_metric), and no logits are kept along a trajectory; write it in the pure "
+    "form (docs/plugins.md), or read saved logits with vestige.integrations.trajectory_guide"
+)
 NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
@@ -40,7 +44,7 @@ def extraction_strength_decided(inputs: Inputs) -> Score:
 
 def wants_trajectory(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     config = read_config(spec.params, spec.name)
-    asked = gather(spec, {k: windowed(r, config.length) for k, r in data.items()}, dialect)
+    asked = gather(spec, {k: windowed(r, config) for k, r in data.items()}, dialect)
     return Wants(denoised=[asked.want(prompt, config) for prompt in asked.streams])
 
 
@@ -84,7 +88,9 @@ def _score_child(
     kind = HANDLERS[child.handler]
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
-    if kind.live is not None or kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
+    if kind.live is not None:
+        return Score(None, reason=RUNS_MODEL)
+    if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
         return Score(None, reason=NEEDS_MODEL)
     if child.handler in ("rouge", "bleu") and run.words is None:
         return Score(None, reason=NO_WORDS)
@@ -119,7 +125,7 @@ def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callab
 
     def find(metric: str) -> Score | None:
         theirs = inputs.reference(metric)  # open-unlearning's fork keeps one list for all views and trajectories
-        if ours is None and theirs is None:
+        if not any(r.path for r in inputs.spec.references):
             return None
         if ours is not None:
             known = dict(enumerate(by_step.get(view, {}).get(trajectory, {}).get(metric, [])))

@@ -15,7 +15,7 @@ from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, sco
 from vestige.metrics.trajectory_report import thin
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.trajectory import TrajectoryConfig, read_config
-from vestige.types import Example, Prompt, Rows, Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, Example, Prompt, Rows, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Wants
 
 if TYPE_CHECKING:
@@ -31,40 +31,53 @@ T = TypeVar("T")
 class Asked:
     """What all metrics together ask about: the answers to each prompt, and which text request means which prompt."""
 
-    streams: dict[Ids, dict[Ids, None]] = field(default_factory=dict)  # prompt -> distinct answers, in order
-    answers: dict[str, tuple[Ids, Ids]] = field(default_factory=dict)  # target key -> (prompt, answer)
-    texts: dict[str, Ids] = field(default_factory=dict)  # request key -> prompt
+    streams: dict[Prompt, dict[Ids, None]] = field(default_factory=dict)  # prompt -> distinct answers, in order
+    answers: dict[str, tuple[Prompt, Ids]] = field(default_factory=dict)  # target key -> (prompt, answer)
+    texts: dict[str, Prompt] = field(default_factory=dict)  # request key -> prompt
 
     def add(self, wants: Wants) -> None:
         for target in wants.answers:
-            prompt = target.ids[: target.start]
+            prompt = prompt_of(target)
             self.streams.setdefault(prompt, {})[target.labels] = None
             self.answers[target.key] = prompt, target.labels
         for request in wants.texts:
-            self.streams.setdefault(request.prompt.ids, {})
-            self.texts[request.key] = request.prompt.ids
+            prompt = prompt_of(request.prompt)
+            self.streams.setdefault(prompt, {})
+            self.texts[request.key] = prompt
 
-    def ordered(self, prompt: Ids, config: TrajectoryConfig) -> list[Ids]:
+    def ordered(self, prompt: Prompt, config: TrajectoryConfig) -> list[Ids]:
         """A prompt's answers in an order that does not depend on who asks first; a guided sampler writes the first."""
         answers = list(self.streams[prompt])
         return sorted(answers) if config.denoising.mode == "unguided" else [*answers[:1], *sorted(answers[1:])]
 
-    def want(self, prompt: Ids, config: TrajectoryConfig) -> DenoiseWant:
+    def want(self, prompt: Prompt, config: TrajectoryConfig) -> DenoiseWant:
         laid = tuple(window(labels, config.length, config.alignment) for labels in self.ordered(prompt, config))
-        return DenoiseWant(Prompt(prompt), laid, config.denoising, config.logits_path or "")
+        return DenoiseWant(prompt, laid, config.denoising, config.logits_path or "")
 
 
-def windowed(rows: Rows, length: int, words: Words | None = None) -> Rows:
+def prompt_of(asked: Target | Prompt) -> Prompt:
+    """What a window is denoised for: a sampler sees every token, so nothing is hidden."""
+    return Prompt(asked.ids[: asked.start] if isinstance(asked, Target) else asked.ids, row=asked.row)
+
+
+def windowed(rows: Rows, config: TrajectoryConfig, words: Words | None = None) -> Rows:
     """The rows with every answer cut to the window: what lies beyond it is never generated."""
-    cut = tuple(tuple(_cut(e, length, words) for e in row) for row in rows.examples)
+    own = _by_row if config.logits_path else lambda e: e
+    cut = tuple(tuple(_cut(own(e), config.length, words) for e in row) for row in rows.examples)
     return replace(rows, examples=cut)
+
+
+def _by_row(example: Example) -> Example:
+    """One sampler answers a question in one way; recorded logits may differ for two rows that ask the same."""
+    target = None if example.target is None else replace(example.target, row=example.index)
+    return replace(example, target=target, prompt=replace(example.prompt, row=example.index))
 
 
 def _cut(example: Example, length: int, words: Words | None) -> Example:
     target = example.target
     if target is None or len(target.labels) <= length:
         return example
-    short = Target(target.ids[: target.start + length], target.start, target.hidden)
+    short = replace(target, ids=target.ids[: target.start + length])
     if words is None:
         return replace(example, target=short)
     text = words.decode(short.labels)
@@ -131,7 +144,7 @@ class Reading:
         self.early = run.paths("fixation_start")  # what is known when a token is decided, whatever the trajectory
         self.stats: dict[str, TokenStats] = {}
         self.decided: dict[str, TokenStats] = {}
-        self.ids: dict[Ids, list[Ids]] = {}
+        self.ids: dict[Prompt, list[Ids]] = {}
 
     def evidence(self, step: int, by_decision: bool) -> Evidence:
         answers = self._decided if by_decision else self._stats
@@ -145,23 +158,24 @@ class Reading:
 
     def _stats(self, key: str) -> TokenStats:
         if key not in self.stats:
-            self.stats[key] = in_text_order(self._read(self.paths, key))
+            prompt, answer = self.run.asked.answers[key]
+            rows = scored_length(self._length(prompt), self.run.config.alignment)
+            self.stats[key] = in_text_order(self.paths[prompt].stats(self.run.stream[prompt, answer], rows))
         return self.stats[key]
 
     def _decided(self, key: str) -> TokenStats:
         if key not in self.decided:
-            self.decided[key] = self._read(self.early, key)
+            prompt, answer = self.run.asked.answers[key]
+            stream, alignment = self.run.stream[prompt, answer], self.run.config.alignment
+            self.decided[key] = self.early[prompt].in_decision_order(answer, stream, self._length(prompt), alignment)
         return self.decided[key]
 
-    def _read(self, paths: Mapping[Ids, Path], key: str) -> TokenStats:
-        prompt, answer = self.run.asked.answers[key]
-        rows = scored_length(self._length(prompt), self.run.config.alignment)
-        return paths[prompt].stats(self.run.stream[prompt, answer], rows)
-
-    def _length(self, prompt: Ids) -> int:
+    def _length(self, prompt: Prompt) -> int:
         return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
 
-    def _text(self, prompt: Ids, step: int) -> Text:
+    def _text(self, prompt: Prompt, step: int) -> Text:
+        if self.run.traces[prompt].broken:
+            return Text((BROKEN,), "")
         if prompt not in self.ids:
             found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
             self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]
@@ -176,22 +190,24 @@ class TrajectoryRun:
     def __init__(self, inputs: Inputs) -> None:
         self.config = read_config(inputs.spec.params, inputs.spec.name)
         self.words = inputs.words
-        self.data = {k: windowed(r, self.config.length, inputs.words) for k, r in inputs.data.items()}
+        self.data = {k: windowed(r, self.config, inputs.words) for k, r in inputs.data.items()}
         self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
         self.asked = gather(inputs.spec, self.data, inputs.dialect)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
-        self.traces: dict[Ids, Trace] = {}
-        self.stream: dict[tuple[Ids, Ids], int] = {}
+        self.whole: dict[Prompt, Trace] = {}  # with every pass
+        self.traces: dict[Prompt, Trace] = {}  # with the passes reported
+        self.stream: dict[tuple[Prompt, Ids], int] = {}
         for prompt in self.asked.streams:
             found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
+            self.whole[prompt] = found
             self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
             answers = self.asked.ordered(prompt, self.config)
             self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})
         self.steps = max((t.steps for t in self.traces.values()), default=0)
-        self._paths: dict[str, dict[Ids, Path]] = {}
+        self._paths: dict[str, dict[Prompt, Path]] = {}
         self._texts: dict[Ids, str] = {}
 
-    def paths(self, trajectory: str) -> dict[Ids, Path]:
+    def paths(self, trajectory: str) -> dict[Prompt, Path]:
         if trajectory not in self._paths:
             self._paths[trajectory] = {prompt: follow(t, trajectory) for prompt, t in self.traces.items()}
         return self._paths[trajectory]

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vestige.metrics.revocation import revision, summary
 from vestige.metrics.trajectory import view_length
 from vestige.metrics.trajectory_report import distribution, extend
 from vestige.suites.handlers.common import row_mean
-from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children
+from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.suites.trajectory import TrajectoryConfig
-from vestige.types import Score, Trace
+from vestige.types import BAD_LOGITS, Score, Trace
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
@@ -32,7 +33,7 @@ def _field(spec: MetricSpec) -> str:
 
 def protocol(config: TrajectoryConfig) -> dict[str, Any]:
     """What two runs must have in common for their steps to be the same steps."""
-    sampling = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(config.denoising).items()}
+    sampling = {k: list(v) if isinstance(v, tuple) else v for k, v in config.denoising.settings().items()}
     return {"trajectory_sample_interval": config.interval, "logit_alignment": config.alignment, **sampling}
 
 
@@ -62,10 +63,30 @@ class Results:
         reasons = self._reasons(suite.top)
         if reasons:
             extra["reasons"] = reasons
+        found = self._revocations()
+        if found:
+            extra["revocations"] = found
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        notes = (*self.run.notes, *self._several_retain(), *missing)
+        said = (*self.run.notes, *_taken_back(found), *self._several_retain(), *self._said(suite.top))
+        notes = (*said, *missing)
+        if len(reasons) == len(suite.top) and all(BAD_LOGITS in why for why in reasons.values()):
+            return Score(None, per_row, extra, reason=next(iter(reasons.values())), notes=notes)
         return Score(None, per_row, extra, notes=notes, curves=self._flat(curves))
+
+    def _revocations(self) -> dict[str, Any]:
+        """What was accepted on the way and taken back: in the whole window, from every pass whatever is reported."""
+        run = self.run
+        if not run.config.denoising.takes_back or run.config.alignment != "same_position":
+            return {}
+        found = {}
+        for row in next(iter(run.data.values())).examples:
+            target = row[0].target
+            if target is None:
+                continue
+            prompt = prompt_of(target)
+            found[row[0].index] = revision(run.whole[prompt], run.stream[prompt, target.labels])
+        return summary(found)
 
     def _several_retain(self) -> list[str]:
         """One number gets a range over retain models; curves do not, and whoever gave several is told."""
@@ -109,6 +130,11 @@ class Results:
         all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
         return {m: all_steps[0][m].reason for m in top if all(s[m].agg_value is None for s in all_steps)}
 
+    def _said(self, top: Iterable[str]) -> list[str]:
+        """What a metric notes at every step: that there was no retain model to compare with, rows left out."""
+        all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
+        return [f"{m}: {n}" for m in top for n in all_steps[0][m].notes if all(n in s[m].notes for s in all_steps)]
+
     def _per_row(self) -> dict[str, dict[str, Any]]:
         """Values of single rows, in the first view."""
         out: dict[str, dict[str, Any]] = {}
@@ -125,7 +151,7 @@ class Results:
     def _metadata(self) -> dict[str, Any]:
         run = self.run
         rows = next(iter(run.data.values()))
-        by_index = {row[0].index: run.traces.get(row[0].prompt.ids) for row in rows.examples}
+        by_index = {row[0].index: run.traces.get(prompt_of(row[0].prompt)) for row in rows.examples}
         traces = {i: t for i, t in by_index.items() if t is not None}
         longest = max(run.traces.values(), key=lambda t: t.steps)
         return {
@@ -139,6 +165,20 @@ class Results:
             "effective_length_by_index": {i: view_length("eos", t.final, run.eos_ids) for i, t in traces.items()},
             "prompt_len_by_index": {row[0].index: len(row[0].prompt.ids) for row in rows.examples},
         }
+
+
+def _taken_back(found: Mapping[str, Any]) -> list[str]:
+    """The two numbers of `revocations` in words."""
+    if not found:
+        return []
+    revoked, ever = found["revoked"], found["ever_accepted"]
+    if revoked["share"] is None or ever["rows"] is None:
+        return ["no pass accepted a token of the window, so nothing could be taken back"]
+    return [
+        f"revoked: {revoked['count']} acceptances were taken back, at {revoked['share']:.1%} of the accepted positions",
+        f"ever_accepted: the true token was accepted and taken back again in {ever['rows']:.1%} of the rows "
+        f"({ever['tokens']:.1%} of their tokens); the final text hides it in {ever['hidden_rows']:.1%} of the rows",
+    ]
 
 
 def _looked(trace: Trace) -> Any:

@@ -1,0 +1,100 @@
+"""Before results leave this machine: secrets in files of earlier versions, paths that name a person."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from vestige.errors import UserError
+from vestige.secrets import HIDDEN, hide, homes, is_secret_name, shorten
+from vestige.store.checksums import NAME, Seal, read_seal, sealed_bytes, sha256
+from vestige.store.files import write_bytes
+
+WRITTEN = (".json", ".jsonl", ".csv", ".md", ".html", ".yaml", ".txt")
+NOTE = "{count} files name a person's home directory (such as {home}); --shorten-paths writes ~ in its place."
+
+
+def text_of(name: str, data: bytes) -> str | None:
+    """The words of a file that is not tensors."""
+    try:
+        if name.endswith(".json.gz"):
+            return gzip.decompress(data).decode("utf-8", "replace")
+    except (OSError, EOFError, zlib.error):
+        return None
+    return data.decode("utf-8", "replace") if name.endswith(WRITTEN) else None
+
+
+def refuse_secrets(files: Mapping[str, Path]) -> None:
+    """Files of earlier versions may hold tokens in the open; an archive is for others to read."""
+    for name, path in files.items():
+        if "/evidence/" in name and not name.endswith(".json.gz"):
+            continue  # what the model said
+        text = text_of(name, path.read_bytes())
+        where = None if text is None else _secret_in(text)
+        if where:
+            raise UserError(
+                f"{path} holds what looks like a secret ({where}), and an archive is for others to read; run the "
+                "command that made it again (this version keeps secrets out of files), then pack it."
+            )
+
+
+def _secret_in(text: str) -> str | None:
+    """Where a text holds a secret: under which name, or in the form of a known token."""
+    try:
+        named = next(_named(json.loads(text)), None)
+    except ValueError:
+        named = None
+    if named is not None:
+        return named
+    return "a token or a password in an address" if hide(text) != text else None
+
+
+def _named(data: Any, at: str = "") -> Iterator[str]:
+    if isinstance(data, Mapping):
+        for key, value in data.items():
+            here = f"{at}.{key}" if at else str(key)
+            if is_secret_name(str(key)) and isinstance(value, str) and value != HIDDEN and "${oc.env:" not in value:
+                yield here
+            yield from _named(value, here)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _named(value, at)
+
+
+def homes_in(files: Mapping[str, Path]) -> tuple[int, str]:
+    """How many files name somebody's home, and the first such."""
+    found = [homes(text_of(name, path.read_bytes()) or "") for name, path in files.items()]
+    named = [places[0] for places in found if places]
+    return len(named), named[0] if named else ""
+
+
+@contextmanager
+def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict[str, str]]]:
+    """Copies of some runs' files with ~ for people's homes, sealed anew; and the root of each seal, by its folder."""
+    with TemporaryDirectory(prefix="vestige-") as scratch:
+        place = Path(scratch)
+        copies = {name: place / name for name in files}
+        for name, path in files.items():
+            data = path.read_bytes()
+            text = None if name.endswith(NAME) else text_of(name, data)
+            # Texts and patched banks carry a digest of their own, and no path.
+            if text is not None and homes(text) and not (("/evidence/" in name) and name.endswith(".jsonl")):
+                words = shorten(text).encode("utf-8", "surrogatepass")
+                data = gzip.compress(words, compresslevel=6, mtime=0) if name.endswith(".gz") else words
+            write_bytes(copies[name], data)
+        roots = {}
+        for name in sorted((n for n in files if n.endswith(f"/{NAME}")), key=lambda n: -n.count("/")):
+            folder = copies[name].parent
+            before = read_seal(folder)
+            if before is not None:
+                facts = json.loads(shorten(json.dumps(before.facts)))
+                made = Seal(before.kind, {n: sha256(folder / n) for n in before.files}, before.runs, facts)
+                write_bytes(copies[name], sealed_bytes(made))
+                roots[name.rsplit("/", 1)[0]] = made.root
+        yield copies, roots

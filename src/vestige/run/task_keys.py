@@ -1,0 +1,112 @@
+"""What a sweep must know of a checkpoint and of a configuration before it may say that a run is there already.
+
+An evaluation reads its rows and tokenises them each time, so that evidence needs no key for that. A sweep skips all of
+it: its key has the files of the tokenizer, the day where a template prints it, and every model that a metric names.
+"""
+
+from __future__ import annotations
+
+import ast
+import datetime
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from vestige.models.args import ModelArgs
+from vestige.models.fingerprint import digests, fingerprint
+from vestige.models.identity import COLLECTED, libraries, library, says_today, stored_dtype, tokenizer_files
+from vestige.models.locate import locate
+
+
+def checkpoint_parts(args: ModelArgs, dated: bool = False) -> list[str]:
+    """A checkpoint by content. A hub id is its name and revision: its files may have been cleared from the cache.
+
+    Device and attention are as asked: what `auto` means is settled where the task runs, and its manifest says it.
+    `dated`: the configuration says which day to print.
+    """
+    tools = {**libraries("model", bool(args.quantization)), "tokenizers": library("tokenizers")}
+    if not is_local(args.path):
+        return [f"hub:{args.path}", str(args.revision), json.dumps(tools, sort_keys=True)]
+    tools |= libraries(locate(args).kind, bool(args.quantization))
+    parts = [fingerprint(args), json.dumps(tools, sort_keys=True), *tokenizer_files(args)]
+    parts += [stored_dtype(args)] if args.dtype == "auto" else []
+    return parts + ([datetime.date.today().isoformat()] if not dated and says_today(args) else [])
+
+
+def collector_part() -> str:
+    return json.dumps(COLLECTED, sort_keys=True)
+
+
+def harness_part(ask: Mapping[str, Any]) -> str:
+    """The version of somebody else's harness, where it makes the numbers."""
+    return f"lm_eval={library('lm_eval')}" if ask.get("tasks") else ""
+
+
+def with_siblings(plugin: Path) -> list[Path]:
+    """A plug-in's file and the files beside it that it imports, theirs too."""
+    found: dict[Path, None] = {}
+    todo = [plugin]
+    while todo:
+        file = todo.pop(0)
+        if file in found or not file.is_file():
+            continue
+        found[file] = None
+        for name in _imports(file):
+            here = plugin.parent.joinpath(*name.split("."))
+            todo += [here.with_suffix(".py"), *sorted(here.glob("**/*.py") if here.is_dir() else [])]
+    return list(found)
+
+
+def _imports(file: Path) -> set[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # running it will say so
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names
+
+
+def named_content(config: Any, known: Iterable[str]) -> list[str]:
+    """The models and files that a configuration names, by content: a second model, a classifier, saved logits.
+
+    `known`: paths that the key has already, or that results are written to.
+    """
+    skip = [Path(p).expanduser().resolve() for p in known if p]
+    out = []
+    for path in sorted({Path(s).expanduser() for s in _strings(config) if _may_be_path(s)}):
+        here = path.resolve()
+        if any(here == s or here.is_relative_to(s) for s in skip):
+            continue
+        if path.is_file():
+            out.append(f"{path.name}={digests([path])[0]}")
+        elif any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+            out += checkpoint_parts(ModelArgs(path=str(path)))
+    return out
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _strings(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _strings(inner)
+
+
+def _may_be_path(text: str) -> bool:
+    return "/" in text and len(text) < 4096 and "\n" not in text and "\0" not in text and is_local(text)
+
+
+def is_local(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except OSError:  # a name too long to be one
+        return False

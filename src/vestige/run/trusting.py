@@ -1,0 +1,193 @@
+"""Verify, then trust: evidence that no name vouches for is compared with a few fresh answers before it is reused.
+
+Two kinds need it: what a model in memory said before (a hook or an attribute can change what it computes, and no
+fingerprint shows it), and what versions before this one kept (their names knew less).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from vestige.data.chat import Encoder
+from vestige.store.evidence import Bank, remarks, remember
+from vestige.store.files import read_json
+from vestige.types import BROKEN, Text, TokenStats, Trace
+from vestige.wants import Request
+
+T = TypeVar("T")
+CHECKED = 4  # entries that are made again
+# How far numbers may be apart and still be the same: batches differ, so the last digits do. A hook, another scale or
+# another mask is off by far more.
+TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-4, 0.05
+PRECISE = ("float32", "float64")
+
+LIVE_KEPT = (
+    "evidence of an earlier call was reused ({kind}): {n} of its {of} entries were made again with this model and agree"
+)
+LIVE_LOST = "evidence of an earlier call was not reused ({kind}): made again with this model, {why}"
+OLD_KEPT = "{kind} kept by an older version were filed anew: {n} of {of} were made again and agree"
+OLD_LOST = "{kind} kept by an older version were not used and collected again: made again, {why}"
+
+
+@dataclass(frozen=True)
+class Settling:
+    """What one bank holds, before it is read: checked where no name vouches for it, and dropped where it is wrong."""
+
+    bank: Bank[Any]
+    wants: Mapping[str, Any]
+    collect: Callable[[Path, dict[str, Any]], None]  # makes some wants into a directory
+    before: Callable[[], str]  # the identity under which older versions kept the same
+    live: bool  # of a model in memory
+    dtype: Callable[[], str]  # known once the model is loaded
+    companions: tuple[str, ...] = ()  # kinds that are collected along with it
+
+    def run(self) -> list[str]:
+        """Leaves in the bank only what can be trusted; returns what is to be said about it."""
+        have = self.bank.load()
+        notes = [self.bank.trouble] if self.bank.trouble else []
+        if self.live:
+            notes += self._check_live({**have, **self.bank.unfinished()})
+            have = self.bank.load()
+        lacking = [k for k in self.wants if k not in have]
+        return notes + (self._adopt(lacking) if lacking else [])
+
+    def _check_live(self, have: Mapping[str, Any]) -> list[str]:
+        kept = {k: have[k] for k in self.wants if k in have}
+        if not kept:
+            if have:  # of other questions: what they were asked of may have been another model by now
+                self._reset()
+            return []
+        count, why = self._compare(kept)
+        if not why:
+            return [LIVE_KEPT.format(kind=self.bank.kind, n=count, of=len(kept))]
+        self._reset()
+        return [LIVE_LOST.format(kind=self.bank.kind, why=why)]
+
+    def _reset(self) -> None:
+        for bank in self._all(self.bank):
+            bank.reset()
+
+    def _adopt(self, lacking: list[str]) -> list[str]:
+        """Evidence under the name that an older version gave it, or under this one but without a head."""
+        before = self._older()
+        old = before.unsigned() if before else {}
+        kept = {k: old[k] for k in lacking if k in old}
+        if before is None or not kept:
+            return []
+        count, why = self._compare(kept)
+        if why:
+            return [OLD_LOST.format(kind=self.bank.kind, why=why)]
+        directory = self.bank.path.parent
+        how = made_before(directory.parent, before.identity)
+        head = {**self.bank.made, **({"how": how} if how else {})}
+        for mine, theirs in zip(self._all(self.bank), self._all(before), strict=True):
+            filed = Bank[Any](directory, mine.kind, mine.identity, head)
+            filed.merge({k: v for k, v in theirs.unsigned().items() if k in kept})
+        said = OLD_KEPT.format(kind=self.bank.kind, n=count, of=len(kept))
+        remember(directory, self.bank.stem, [*remarks(directory, before.stem), said])
+        return []
+
+    def _older(self) -> Bank[Any] | None:
+        """The bank of an older version, if there is one: to know its name costs a second look at the model's files."""
+        directory, kind = self.bank.path.parent, self.bank.kind
+        if not any(directory.glob(f"{kind}-*")):
+            return None
+        found = (Bank[Any](directory, kind, name) for name in (self.before(), self.bank.identity))
+        return next((bank for bank in found if bank.unsigned()), None)
+
+    def _all(self, bank: Bank[Any]) -> list[Bank[Any]]:
+        return [bank, *(Bank[Any](bank.path.parent, kind, bank.identity, bank.made) for kind in self.companions)]
+
+    def _compare(self, kept: Mapping[str, Any]) -> tuple[int, str]:
+        """How many entries were made again, and what is wrong with them."""
+        chosen = to_check({k: self.wants[k] for k in kept})
+        with tempfile.TemporaryDirectory() as scratch:
+            self.collect(Path(scratch), chosen)
+            fresh = self.bank.beside(Path(scratch)).load()
+        return len(chosen), disagreement(kept, {k: fresh[k] for k in chosen}, self.dtype())
+
+
+def to_check(wants: Mapping[str, T]) -> dict[str, T]:
+    """The longest, and some others; keys are digests, so that their order is as good as chance."""
+    longest = max(wants, key=lambda k: (_length(wants[k]), k))
+    some = [longest, *(k for k in sorted(wants) if k != longest)][:CHECKED]
+    return {k: wants[k] for k in some}
+
+
+def _length(want: Any) -> int:
+    inner = getattr(want, "target", None) or getattr(want, "prompt", None) or want
+    return len(getattr(inner, "ids", ()))
+
+
+def disagreement(kept: Mapping[str, Any], fresh: Mapping[str, Any], dtype: str) -> str:
+    """What is not the same in entries made twice, in words; nothing where all agree."""
+    for key, new in fresh.items():
+        if words := _differs(kept[key], new, TOLERANCE if dtype in PRECISE else LOW_PRECISION_TOLERANCE):
+            return words
+    return ""
+
+
+def _differs(old: Any, new: Any, tolerance: float) -> str:
+    if isinstance(new, TokenStats):
+        if not np.array_equal(old.label, new.label):
+            return "other tokens were scored"
+        gaps = [_gap(getattr(old, name), getattr(new, name)) for name in ("logprob", "mean", "std")]
+        return f"log-probabilities differ by {max(gaps):.2g} on average" if max(gaps) > tolerance else ""
+    if isinstance(new, Text):
+        return "" if old.ids == new.ids else "a text reads otherwise"
+    if isinstance(new, Trace):
+        if not np.array_equal(old.final, new.final):
+            return "a text reads otherwise"
+        gap = _gap(old.logprob, new.logprob)
+        return f"log-probabilities differ by {gap:.2g} on average" if gap > tolerance else ""
+    scale = max(1.0, abs(float(new)))
+    gap = _gap(np.asarray(old), np.asarray(new)) / scale
+    return f"a number differs by {gap:.2g}" if gap > 10 * tolerance else ""
+
+
+def _gap(old: Any, new: Any) -> float:
+    """The mean distance; NaN beside NaN is no distance, beside a number an infinite one."""
+    if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):
+        return float("inf")
+    there = ~np.isnan(new)
+    return float(np.mean(np.abs(np.asarray(old, float)[there] - np.asarray(new, float)[there]))) if there.any() else 0.0
+
+
+def made_before(run: Path, identity: str) -> dict[str, Any]:
+    """How evidence of an older version was made, as the manifest that was written with it says."""
+    try:
+        manifest = read_json(run / "manifest.json")
+        model = manifest["model"]
+        if model["evidence"] != identity:
+            return {}
+        known = {k: model.get(k) for k in ("dtype", "device", "attention", "quantization")}
+        return {**known, "versions": dict(manifest["versions"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+
+
+def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) -> list[str]:
+    """Texts are kept as ids; the words beside them are those of today's decoder. Returns what is to be said.
+
+    Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
+    """
+    from vestige.collect.texts import cut_text
+
+    asked = {r.key: r for r in requests}
+    kept = {k: text for k, text in bank.load().items() if k in asked}
+    eos = encoder.tokenizer.eos_token_id
+    end = "" if eos is None else encoder.tokenizer.decode([eos])
+    words = encoder.decode([[i for i in text.ids if i != BROKEN] for text in kept.values()])
+    now = {k: cut_text(w, (end, *asked[k].decoding.stopwords)) for k, w in zip(kept, words, strict=True)}
+    other = [k for k in kept if now[k] != kept[k].text]
+    if not other:
+        return []
+    cut = {k for k in other if asked[k].decoding.stopwords}
+    bank.merge({k: replace(kept[k], text=now[k]) for k in other if k not in cut}, without=cut)
+    return [f"the tokenizer decodes otherwise than before: {len(other)} of {len(kept)} texts were read again"]

@@ -1,0 +1,253 @@
+"""How each kind of evidence becomes bytes and back.
+
+A file has three parts: what is kept, by key; a head, in which the bank says whose evidence it is and how it was made;
+and a digest of both. Files of older versions have no head, or no digest either, and are read all the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
+
+import numpy as np
+
+from vestige.errors import named, reraise_ours
+from vestige.schema import misfit
+from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace
+
+T = TypeVar("T")
+Head = Mapping[str, Any]  # of, version, made, ...; empty: written before banks said whose they are
+
+
+class Altered(ValueError):  # noqa: N818 - named for what was found
+    """The content is not what its digest says."""
+
+
+def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -> bytes:
+    """safetensors, so no pickles. One metadata entry only: their order in the file is not fixed."""
+    from safetensors.numpy import save
+
+    bank = {"keys": list(keys), "sha256": _digest(arrays, keys, head), **({"head": dict(head)} if head else {})}
+    return save(dict(arrays), metadata={"bank": json.dumps(bank)})
+
+
+class _Header(TypedDict):
+    __metadata__: dict[str, str]
+
+
+class _BankHeader(TypedDict):
+    keys: list[str]
+    sha256: str
+    head: NotRequired[dict[str, Any]]
+
+
+class _TextRow(TypedDict):
+    key: str
+    ids: list[int]
+    text: str
+    proven: int
+
+
+def _formed(text: str | bytes, form: Any) -> Any:
+    """JSON of a certain form; ValueError for anything else."""
+    found = json.loads(text)
+    if words := misfit(found, form):
+        raise Altered(words)
+    return found
+
+
+def _head_in(body: Mapping[str, Any]) -> Head:
+    head = body.get("head", {})
+    if not isinstance(head, dict):
+        raise Altered("its head is not an object")
+    return head
+
+
+def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array], list[str], Head]:
+    from safetensors.numpy import load
+
+    header = _formed(data[8 : 8 + int.from_bytes(data[:8], "little")], _Header)["__metadata__"]
+    try:
+        arrays = load(data)
+    except Exception as error:  # safetensors has a type of its own for what it cannot read
+        reraise_ours(error)
+        raise Altered(named(error)) from None
+    if strays := [name for name in needs if name not in arrays]:
+        raise Altered(f"it lacks the array {strays[0]}")
+    if "bank" not in header:  # written before there were digests
+        return arrays, list(_formed(header.get("keys", ""), list[str])), {}
+    bank = _formed(header["bank"], _BankHeader)
+    head: Head = bank.get("head", {})
+    if bank["sha256"] != _digest(arrays, bank["keys"], head):
+        raise Altered("its content does not fit its digest")
+    return arrays, list(bank["keys"]), head
+
+
+def _head_bytes(head: Head) -> bytes:
+    """What a head adds to a digest: nothing where there is none, as in files of older versions."""
+    return json.dumps(head, sort_keys=True).encode() if head else b""
+
+
+def _digest(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -> str:
+    out = hashlib.sha256(json.dumps(list(keys)).encode())
+    out.update(_head_bytes(head))
+    for name, array in sorted(arrays.items()):
+        out.update(f"{name} {array.dtype.str} {array.shape}".encode())
+        out.update(np.ascontiguousarray(array).tobytes())
+    return out.hexdigest()
+
+
+class Format(Protocol[T]):
+    """How one kind of evidence becomes bytes and back."""
+
+    suffix: str
+
+    def dump(self, items: Mapping[str, T], head: Head) -> bytes: ...
+    def load(self, data: bytes) -> tuple[dict[str, T], Head]: ...
+
+
+class AnswerFormat:
+    """Ragged TokenStats of causal models: arrays laid end to end, with offsets.
+
+    A leading axis (patched layers) is the same for all items of a bank and stays in front.
+    """
+
+    suffix = ".safetensors"
+
+    def dump(self, items: Mapping[str, TokenStats], head: Head) -> bytes:
+        keys = sorted(items)
+        lengths = [items[k].tokens for k in keys]
+        arrays = {
+            name: np.ascontiguousarray(
+                np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1)
+            )
+            for name in ARRAY_FIELDS
+        }
+        arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        return _pack_arrays(arrays, keys, head)
+
+    def load(self, data: bytes) -> tuple[dict[str, TokenStats], Head]:
+        arrays, keys, head = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
+        if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
+            raise Altered("its offsets do not fit its keys")
+        out = {}
+        for i, key in enumerate(keys):
+            a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
+            cut = {name: arrays[name][..., a:b] for name in ARRAY_FIELDS}
+            out[key] = TokenStats(**cut, order=np.arange(b - a), steps=int(b - a))
+        return out, head
+
+
+TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers watched
+    "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
+    "std": "sl", "labels": "kl", "logprob": "ksl", "accepted": "sl",
+}  # fmt: skip
+LATER = {"accepted"}  # fields that older files lack; a Trace knows what they were
+
+
+class TraceFormat:
+    """Traces of diffusion models: every field laid end to end, with the size of each trace beside it."""
+
+    suffix = ".safetensors"
+
+    def dump(self, items: Mapping[str, Trace], head: Head) -> bytes:
+        keys = sorted(items)
+        sizes = [[items[k].steps, len(items[k].final), len(items[k].labels)] for k in keys]
+        arrays = {
+            name: np.ascontiguousarray(
+                np.concatenate([np.ravel(getattr(items[k], name)) for k in keys] or [np.zeros(0)])
+            )
+            for name in TRACE_AXES
+        }
+        for name, array in arrays.items():
+            arrays[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
+        arrays["sizes"] = np.asarray(sizes, np.int64).reshape(-1, 3)
+        return _pack_arrays(arrays, keys, head)
+
+    def load(self, data: bytes) -> tuple[dict[str, Trace], Head]:
+        arrays, keys, head = _unpack_arrays(data, (*(name for name in TRACE_AXES if name not in LATER), "sizes"))
+        if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
+            raise Altered("its sizes do not fit its keys")
+        known = {name: axes for name, axes in TRACE_AXES.items() if name in arrays}
+        at = dict.fromkeys(known, 0)
+        out = {}
+        for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
+            fields = {}
+            for name, axes in known.items():
+                shape = [{"s": s, "l": length, "k": k}[axis] for axis in axes]
+                end = at[name] + int(np.prod(shape))
+                fields[name] = arrays[name][at[name] : end].reshape(shape)
+                at[name] = end
+            if "accepted" in fields:
+                fields["accepted"] = fields["accepted"].astype(bool)
+            out[key] = Trace(**fields)
+        return out, head
+
+
+class TextFormat:
+    """Generated texts as JSON lines; the first line is the head and the digest of both."""
+
+    suffix = ".jsonl"
+
+    def dump(self, items: Mapping[str, Text], head: Head) -> bytes:
+        lines = (
+            json.dumps({"key": k, "ids": list(t.ids), "text": t.text, "proven": t.proven}, ensure_ascii=False)
+            for k, t in sorted(items.items())
+        )
+        body = "".join(line + "\n" for line in lines).encode("utf-8", "surrogatepass")
+        first = {"sha256": self._digest(body, head), **({"head": dict(head)} if head else {})}
+        return json.dumps(first).encode() + b"\n" + body
+
+    def load(self, data: bytes) -> tuple[dict[str, Text], Head]:
+        first, _, body = data.partition(b"\n")
+        said = _formed(first, dict[str, Any]) if first else {}
+        head = _head_in(said)
+        if "sha256" in said:
+            if said["sha256"] != self._digest(body, head):
+                raise Altered("its content does not fit its digest")
+            data = body  # otherwise: written before there were digests
+        rows = [_formed(line, _TextRow) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
+        return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}, head
+
+    def _digest(self, body: bytes, head: Head) -> str:
+        return hashlib.sha256(_head_bytes(head) + body).hexdigest()
+
+
+class NumberFormat:
+    """One float a key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
+
+    suffix = ".json"
+
+    def dump(self, items: Mapping[str, float], head: Head) -> bytes:
+        clean = {k: (None if np.isnan(v) else v) for k, v in items.items()}
+        body = {"sha256": self._digest(clean, head), "values": clean, **({"head": dict(head)} if head else {})}
+        return json.dumps(body, sort_keys=True, indent=0).encode()
+
+    def load(self, data: bytes) -> tuple[dict[str, float], Head]:
+        body = _formed(data, dict[str, Any])
+        head: Head = {}
+        if "values" in body:  # absent: written before there were digests
+            head = _head_in(body)
+            if body.get("sha256") != self._digest(body["values"], head):
+                raise Altered("its content does not fit its digest")
+            body = body["values"]
+        if words := misfit(body, dict[str, float | None]):
+            raise Altered(words)
+        return {k: float("nan") if v is None else float(v) for k, v in body.items()}, head
+
+    def _digest(self, values: Mapping[str, float | None], head: Head) -> str:
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode() + _head_bytes(head)).hexdigest()
+
+
+FORMATS: dict[str, Format[Any]] = {
+    "answers": AnswerFormat(),
+    "patched": AnswerFormat(),
+    "texts": TextFormat(),
+    "gradients": NumberFormat(),
+    "classified": NumberFormat(),
+    "denoised": TraceFormat(),
+    "errors": NumberFormat(),
+    "visible": AnswerFormat(),
+}

@@ -1,0 +1,310 @@
+"""The forms of the files in run directories, as far as their readers rely on them.
+
+Two views of some files: `Loose` ones are for a report, which also reads what other tools and older versions wrote;
+the others are for commands that score a run of ours again and need all of it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Required, TypedDict
+
+Number = float | None
+Facts = dict[str, Any]
+Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
+Ends = tuple[Number, Number]
+
+# ---- results --------------------------------------------------------------------------------------------------------
+
+
+class Row(TypedDict, total=False):
+    """The fields of a row that are numbers; beside them are texts, reasons and lists of plug-ins."""
+
+    score: Cell
+    prob: Cell
+    avg_loss: Cell
+    rouge1_recall: Cell
+    rougeL_recall: Cell
+    rougeL_f1: Cell
+
+
+Rows = dict[str, Row]  # by row number
+
+
+class Set(TypedDict, total=False):
+    """One of the two data sets of a membership attack."""
+
+    value_by_index: Rows | None
+
+
+class Result(TypedDict, total=False):
+    """One metric of a *_EVAL.json, ours or open-unlearning's. A trajectory has curves in place of a number."""
+
+    agg_value: float | dict[str, Any] | None
+    value_by_index: Rows | None
+    reason: str | None
+    notes: list[str] | None
+    forget: Set | None
+    holdout: Set | None
+    step_distribution: dict[str, Any] | None
+    trajectory_step_metadata: StepFacts | None
+
+
+Results = dict[str, Result]
+
+
+class Spread(TypedDict, total=False):
+    """How the rows of a curve are spread, step by step."""
+
+    ci_low: list[Number] | None
+    ci_high: list[Number] | None
+    n: list[float | None] | float | None
+    count: list[float | None] | float | None
+
+
+# What a trajectory has: trajectory type -> metric -> a value for each step, or their spread.
+Curves = dict[str, dict[str, list[Number]]]
+Spreads = dict[str, dict[str, Spread | None] | None]
+
+
+class StepFacts(TypedDict, total=False):
+    step_values: list[Any] | None
+
+
+class Stat(TypedDict, total=False):
+    interval: tuple[float, float] | None
+    n: int | None
+    of: str | None
+    value: Number
+
+
+# ---- manifests ------------------------------------------------------------------------------------------------------
+
+
+class Rowset(TypedDict):
+    rows: int
+    source: str
+    fingerprint: str
+    name: str
+
+
+class Definition(TypedDict, total=False):
+    """definition.json, beside scores by another definition."""
+
+    dialect: Required[DialectName]
+    changes: dict[str, dict[str, Any]] | None
+    retain_logs: str | None
+
+
+class DialectName(TypedDict):
+    name: str
+
+
+class NamedDialect(TypedDict):
+    name: str
+    version: int
+    mask: str
+
+
+class Metric(TypedDict, total=False):
+    """A metric as the configuration in a manifest has it; its own settings are beside these."""
+
+    handler: Required[str]
+    datasets: dict[str, Facts] | None
+    pre_compute: dict[str, Facts] | None
+    reference_logs: dict[str, Facts] | None
+    generation_args: Facts | None
+    collators: Facts | None
+
+
+class Statistics(TypedDict, total=False):
+    resamples: int
+
+
+class Config(TypedDict, total=False):
+    suite: Required[str]
+    metrics: Required[dict[str, Metric]]
+    settings: Required[Facts]
+    top: Required[list[str]]
+    stats: Statistics
+    max_samples: int | None
+
+
+class Model(TypedDict, total=False):
+    evidence: Required[str]
+    fingerprint: Required[str]
+    name: Required[str]
+    dtype: str | None
+    quantization: Any
+
+
+class Tokenizer(TypedDict, total=False):
+    fingerprint: str
+    vocabulary: Required[str]
+    chat_template: str | None
+    special_tokens: dict[str, Any]
+
+
+class Manifest(TypedDict, total=False):
+    """Of an evaluation by metrics: enough to score it again."""
+
+    config: Required[Config]
+    dialect: Required[NamedDialect]
+    model: Required[Model]
+    data: Required[dict[str, Rowset]]
+    data_of: Required[dict[str, dict[str, str]]]
+    unavailable: Required[dict[str, str]]
+    hidden_tokens: Required[int]
+    references: dict[str, str] | None
+    patched: dict[str, str] | None
+    versions: Required[dict[str, str | None]]
+    template: Facts
+    tokenizer: Tokenizer
+    prompt: str
+
+
+class HarnessConfig(TypedDict, total=False):
+    suite: Required[str]
+
+
+class HarnessManifest(TypedDict, total=False):
+    """Of a run of another harness: its configuration is its own affair."""
+
+    config: Required[HarnessConfig]
+    model: Facts
+
+
+class LooseRowset(TypedDict):
+    name: str
+    fingerprint: str
+
+
+class LooseData(TypedDict, total=False):
+    args: Facts | None
+
+
+class LooseMetric(TypedDict, total=False):
+    datasets: dict[str, LooseData] | None
+    pre_compute: Facts | None
+    generation_args: Facts | None
+
+
+class LooseConfig(TypedDict, total=False):
+    metrics: dict[str, LooseMetric | None] | None
+    top: list[str] | None
+
+
+class LooseManifest(TypedDict, total=False):
+    config: LooseConfig | None
+    model: Facts | None
+    tokenizer: Facts | None
+    template: Facts
+    dialect: Facts | None
+    data: dict[str, LooseRowset] | None
+    data_of: dict[str, dict[str, str] | None] | None
+    versions: Facts | None
+
+
+# ---- runs, as a report finds them -----------------------------------------------------------------------------------
+
+
+class Evaluation(TypedDict):
+    results: Results
+    stats: dict[str, Stat]
+    manifest: LooseManifest
+    task: Facts
+
+
+class Layer(TypedDict, total=False):
+    layer: Required[int]
+    s1_drop: Required[Number]
+    s2_drop: Required[Number]
+    s1_interval: Ends | None
+    s2_interval: Ends | None
+
+
+class DepthSummary(TypedDict, total=False):
+    avg_uds: Required[Number]
+    fingerprints: Facts | None
+    interval: Ends | None
+    n: int | None
+    layers: list[int] | None
+    profile: list[Layer] | None
+
+
+class DepthRecord(TypedDict, total=False):
+    uds: Number
+    s1_deltas: list[Any] | None
+    s2_deltas: list[Any] | None
+    layer_records: list[Facts] | None
+    tokens: list[Any] | None
+
+
+class Depth(TypedDict):
+    summary: DepthSummary
+    records: list[DepthRecord]
+
+
+class Attacked(TypedDict, total=False):
+    attack: Required[str]
+    model: Required[str]
+    budget: Required[Number]
+    values: Required[dict[str, Any]]
+    notes: list[Any] | None
+
+
+class StressAsk(TypedDict, total=False):
+    model: str | None
+    retain_model: str | None
+    metrics: list[str] | None
+
+
+class Stress(TypedDict, total=False):
+    rows: Required[list[Attacked]]
+    asked: StressAsk
+    manifests: Required[dict[str, LooseManifest]]
+
+
+class CollapseRow(TypedDict, total=False):
+    """A line of rows.jsonl."""
+
+    step: Required[int]
+    label: Required[str]
+
+
+class CollapseStep(TypedDict, total=False):
+    step: Required[int]
+    metrics: Required[Facts]
+    verdicts: Facts | None
+    notes: dict[str, list[Any] | None] | None
+
+
+class Collapse(TypedDict, total=False):
+    steps: Required[list[CollapseStep]]
+    settings: Required[Facts]
+    notes: list[Any] | None
+
+
+class Task(TypedDict, total=False):
+    id: Required[str]
+    status: Required[str]
+    error: str | None
+
+
+class SweepPlan(TypedDict, total=False):
+    attacks: dict[str, Any] | list[Any] | None
+    retain: str | None
+
+
+class Sweep(TypedDict, total=False):
+    plan: Required[SweepPlan]
+    tasks: list[Task] | None
+
+
+FORMS: dict[str, Any] = {
+    "eval": Evaluation,
+    "trajectory": Evaluation,
+    "depth": Depth,
+    "stress": Stress,
+    "collapse": Collapse,
+    "sweep": Sweep,
+}

@@ -1,0 +1,314 @@
+"""The collapse callback in transformers' Trainer: which weights score, when it logs, what a resume finds."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from collapse_tools import TINY, tokenizer
+from vestige.collect.cross import CrossScorer
+from vestige.errors import UserError
+from vestige.integrations.collapse_callback import CollapseCallback
+from vestige.integrations.collapse_detector import CollapseSettings
+
+FIRST = "collapse_first_turn_sample"
+
+
+def rows(step: int) -> list[dict[str, Any]]:
+    return [
+        {"prompt": f"State {p}", "response": f"<think>look at {p} and {step}</think>Up"} for p in range(3) for _ in "ab"
+    ]
+
+
+def train(
+    out: Path, steps: int, report_to: str, feed: Any, callback: Any, resume: str | None = None, **more: Any
+) -> Any:
+    """transformers' own Trainer; `feed` is told of each step that begins."""
+    from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
+
+    class Feed(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            feed(state.global_step + 1)
+
+    settings = {"logging_steps": 100, "save_strategy": "no", "learning_rate": 0.0, **more}
+    args = TrainingArguments(
+        output_dir=str(out), max_steps=steps, per_device_train_batch_size=1, report_to=report_to, disable_tqdm=True,
+        use_cpu=True, optim="sgd", lr_scheduler_type="constant", **settings,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_pretrained(TINY)
+    data = [{"input_ids": [1, 2, 3], "labels": [1, 2, 3]}] * steps
+    trainer = Trainer(model=model, args=args, train_dataset=data, callbacks=[Feed()])  # type: ignore[arg-type]
+    callback.install(trainer)
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer
+
+
+def logged(trainer: Any) -> list[dict[str, Any]]:
+    return [e for e in trainer.state.log_history if f"{FIRST}/mi_estimate" in e]
+
+
+def callback_of(freq: int = 1, **more: Any) -> CollapseCallback:
+    settings = {"compute_freq": freq, "resamples": 10, "num_samples": "all", "on_error": "raise"}
+    return CollapseCallback(tokenizer(), CollapseSettings(**settings), **more)
+
+
+def matched_by(model: Any, step: int) -> float:
+    """What the model itself says of a step's rows: the mean log-probability per token, row by row."""
+    found = []
+    made = callback_of()
+    made.record(rows(step))
+    for rollout in made.rollouts:
+        turn = made.extractor.turn(rollout)
+        found.append(float(CrossScorer(model)([turn.x], [turn.z]).tokens[0][0].mean()))
+    return sum(found) / len(found)
+
+
+def test_the_weights_that_wrote_the_rollouts_score_them(tmp_path: Path) -> None:
+    """A learning rate that leaves nothing of the policy: the numbers are those of the weights before the step."""
+    from transformers import AutoModelForCausalLM
+
+    callback = callback_of()
+    trainer = train(tmp_path, 1, "none", lambda s: callback.record(rows(s)), callback, learning_rate=30.0)
+    [entry] = logged(trainer)
+    before = matched_by(AutoModelForCausalLM.from_pretrained(TINY).eval(), 1)
+    after = matched_by(trainer.model.eval(), 1)
+    assert entry[f"{FIRST}/matched_log_prob_mean"] == pytest.approx(before, abs=1e-3)
+    assert abs(after - before) > 0.1
+    assert entry["collapse/rollout_step"] == 1 and entry["collapse/updates_since_rollout"] == 0
+
+
+def test_rollouts_written_at_the_end_of_a_step_are_of_the_new_weights(tmp_path: Path) -> None:
+    from transformers import TrainerCallback
+
+    callback = callback_of(2)
+
+    class Late(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            callback.record(rows(state.global_step))
+
+    install = callback.install
+    callback.install = lambda trainer: (trainer.add_callback(Late()), install(trainer))[1]  # type: ignore[method-assign]
+    trainer = train(tmp_path, 2, "none", lambda s: None, callback, learning_rate=1.0)
+    assert [e["step"] for e in logged(trainer)] == [1, 2]
+    last = logged(trainer)[-1]
+    assert last[f"{FIRST}/matched_log_prob_mean"] == pytest.approx(matched_by(trainer.model.eval(), 2), abs=1e-3)
+
+
+def test_rollouts_that_serve_several_steps_are_logged_at_each_that_is_due(tmp_path: Path) -> None:
+    callback = callback_of(2)
+    feed = lambda s: callback.record(rows(s)) if s % 2 else None  # noqa: E731
+    entries = logged(train(tmp_path, 6, "none", feed, callback))
+    assert [e["step"] for e in entries] == [1, 2, 4, 6]
+    assert [e["collapse/rollout_step"] for e in entries] == [1, 1, 3, 5]
+    # Once two batches have come, the time between them is known: each is measured before the weights change.
+    assert [e["collapse/updates_since_rollout"] for e in entries] == [0, 0, 0, 0]
+    assert "timing_s/collapse_first_turn_step" in entries[0] and "timing_s/collapse_first_turn_step" not in entries[1]
+
+
+def test_late_measurements_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    callback = callback_of(5)
+    with caplog.at_level(logging.WARNING):
+        trainer = train(tmp_path, 5, "none", lambda s: callback.record(rows(s)) if s == 2 else None, callback)
+    [entry] = logged(trainer)
+    assert (entry["step"], entry["collapse/rollout_step"], entry["collapse/updates_since_rollout"]) == (5, 2, 3)
+    assert caplog.text.count("scored by weights updated since they were written") == 1
+
+
+def test_weights_that_deepspeed_has_updated_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("vestige.integrations.collapse_trainer.updates_early", lambda trainer: True)
+    callback = callback_of()
+    with caplog.at_level(logging.WARNING):
+        [entry] = logged(train(tmp_path, 1, "none", lambda s: callback.record(rows(s)), callback))
+    assert entry["collapse/updates_since_rollout"] == 1 and "DeepSpeed updates them" in caplog.text
+
+
+def test_the_trainers_own_log_is_not_lost(tmp_path: Path) -> None:
+    callback = callback_of(5)
+    trainer = train(tmp_path, 10, "none", lambda s: callback.record(rows(s)), callback, logging_steps=5)
+    assert [e["step"] for e in trainer.state.log_history if "loss" in e] == [5, 10]
+    assert [e["step"] for e in logged(trainer)] == [1, 5, 10]
+
+
+def test_a_resumed_run_has_the_running_means_of_its_checkpoint(tmp_path: Path) -> None:
+    """Through the Trainer's own checkpoints, in the same directory and from a copy elsewhere."""
+    import shutil
+
+    name = f"{FIRST}/marginal_std_ema"
+    whole = callback_of()
+    entries = logged(train(tmp_path / "a", 6, "none", lambda s: whole.record(rows(s)), whole, save_strategy="steps",
+                           save_steps=2))  # fmt: skip
+    shutil.copytree(tmp_path / "a" / "checkpoint-2", tmp_path / "kept" / "checkpoint-2")
+    for place, out in ((tmp_path / "a", tmp_path / "a"), (tmp_path / "kept", tmp_path / "b")):
+        again = callback_of()
+        trainer = train(out, 6, "none", lambda s: again.record(rows(s)), again, resume=str(place / "checkpoint-2"))  # noqa: B023
+        resumed = logged(trainer)
+        assert [e["step"] for e in resumed] == [1, 2, 3, 4, 5, 6]
+        assert [e[name] for e in resumed] == pytest.approx([e[name] for e in entries], rel=1e-12)
+    fresh = callback_of(resume=False)
+    trainer = train(tmp_path / "c", 3, "none", lambda s: fresh.record(rows(s)), fresh,
+                    resume=str(tmp_path / "kept" / "checkpoint-2"))  # fmt: skip
+    assert logged(trainer)[-1][name] == logged(trainer)[-1][f"{FIRST}/marginal_std"]
+
+
+def test_modes_of_single_modules_survive() -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(TINY).train()
+    model.lm_head.eval()  # part of a model may be frozen
+    callback = callback_of()
+    callback.record(rows(1))
+    assert callback._outcome(callback.rollouts, model, 1).samples
+    assert model.training and not model.lm_head.training
+
+
+def test_reward_functions_of_every_kind(tmp_path: Path) -> None:
+    """Two of them see the same rows, which are recorded once; async ones stay async; names are kept."""
+    import asyncio
+    import inspect
+
+    class Judge:
+        async def __call__(self, prompts: Any, completions: Any, **rest: Any) -> list[float]:
+            return [2.0] * len(prompts)
+
+    def reward(prompts: Any, completions: Any, weight: float = 1.0, **rest: Any) -> list[float]:
+        return [weight] * len(prompts)
+
+    callback = callback_of()
+    plain, judged, part = (callback.listen(f) for f in (reward, Judge(), functools.partial(reward, weight=3.0)))
+    assert [f.__name__ for f in (plain, judged, part)] == ["reward", "Judge", "reward"]
+    assert inspect.iscoroutinefunction(judged) and not inspect.iscoroutinefunction(part)
+    asked = {"prompts": ["Q", "R"], "completions": ["<think>a</think>", "<think>b</think>"]}
+    assert plain(**asked) == [1.0, 1.0] and asyncio.run(judged(**asked)) == [2.0, 2.0] and part(**asked) == [3.0, 3.0]
+    assert len(callback.rollouts) == 2
+    plain(**asked)  # the same function again: another generation that happens to be equal
+    assert len(callback.rollouts) == 4
+    part(prompts=["S"], completions=["<think>c</think>"])  # rows that only this one is shown
+    assert len(callback.rollouts) == 5
+    for model in ("some/reward-model", torch.nn.Linear(2, 2)):
+        with pytest.raises(UserError, match="wraps a reward function, not a reward model"):
+            callback.listen(model)  # type: ignore[arg-type]
+
+
+def test_settings_of_ones_own_keep_training_alive(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(prompts: Any, zs: Any) -> Any:
+        raise RuntimeError("no GPU today")
+
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1), log_prob_fn=broken)
+    with caplog.at_level(logging.WARNING):
+        trainer = train(tmp_path, 2, "none", lambda s: callback.record(rows(s)), callback)
+    assert trainer.state.global_step == 2 and "no GPU today" in caplog.text
+    strict = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, on_error="raise"), log_prob_fn=broken)
+    with pytest.raises(RuntimeError, match="no GPU today"):
+        train(tmp_path, 2, "none", lambda s: strict.record(rows(s)), strict)
+
+
+def test_rows_that_cannot_be_recorded_leave_the_reward_alone(caplog: pytest.LogCaptureFixture) -> None:
+    callback = CollapseCallback(tokenizer(), CollapseSettings())
+    heard = callback.listen(lambda prompts, completions, **rest: [1.0])
+    with caplog.at_level(logging.WARNING):
+        assert heard(prompts=[3], completions=["x"]) == [1.0]
+    assert "rollouts could not be recorded: recorded row 1: prompt must be text" in caplog.text
+
+
+def test_the_callback_logs_at_its_rhythm(tmp_path: Path) -> None:
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=2, resamples=10))
+    trainer = train(tmp_path, 5, "none", lambda step: callback.record(rows(step)), callback)
+    logged = [e for e in trainer.state.log_history if f"{FIRST}/mi_estimate" in e]
+    assert [e["step"] for e in logged] == [1, 2, 4]
+    assert "timing_s/collapse_first_turn_step" in logged[0]
+    assert trainer.model.training
+    state = json.loads((tmp_path / "collapse_ema.json").read_text())
+    assert state["per_token"][FIRST] == pytest.approx(logged[-1][f"{FIRST}/marginal_std_ema"])
+
+
+def test_the_callback_overhears_rewards() -> None:
+    callback = CollapseCallback(tokenizer())
+
+    def reward(prompts: Any, completions: Any, **kwargs: Any) -> list[float]:
+        """Counts."""
+        return [float(len(c)) for c in completions]
+
+    heard = callback.listen(reward)
+    assert heard.__name__ == "reward"
+    ids = tokenizer().encode("<think>a b</think>", add_special_tokens=False)
+    talk = [{"role": "user", "content": "Q"}]
+    out = heard(prompts=["Q", talk], completions=["<think>a</think>", [{"role": "assistant", "content": "x"}]],
+                completion_ids=[ids, ids])  # fmt: skip
+    assert out == [16.0, 1.0]
+    first, second = callback.rollouts
+    assert first.response_ids == tuple(ids) and second.messages == tuple(talk)
+
+
+def test_the_callback_must_be_installed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="install"):
+        CollapseCallback(tokenizer()).on_train_begin(None, None, None)
+
+
+def test_a_failing_measurement_does_not_stop_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(prompts: Any, zs: Any) -> Any:
+        raise RuntimeError("no GPU today")
+
+    callback = CollapseCallback(tokenizer(), log_prob_fn=broken)
+    with caplog.at_level(logging.WARNING):
+        trainer = train(tmp_path, 2, "none", lambda step: callback.record(rows(step)), callback)
+    assert trainer.state.global_step == 2 and "no GPU today" in caplog.text
+
+
+def test_tensorboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
+    train(tmp_path, 2, "tensorboard", lambda step: callback.record(rows(step)), callback)
+    [file] = (tmp_path / "runs").rglob("events.out.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [e.step for e in events.Scalars(f"train/{FIRST}/retrieval_accuracy")] == [1, 2]
+
+
+def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb")
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
+    callback = CollapseCallback(tokenizer(), CollapseSettings(compute_freq=1, resamples=10))
+    seen: list[dict[str, Any]] = []
+    train(tmp_path, 1, "wandb", lambda step: callback.record(rows(step)), callback, run_name="collapse")
+    seen.append(dict(wandb.run.summary) if wandb.run else {})
+    wandb.finish()
+    assert os.environ["WANDB_MODE"] == "offline"
+    assert f"train/{FIRST}/mi_estimate" in seen[0]
+    assert list(tmp_path.rglob("*.wandb"))
+
+
+def test_names_without_the_trainers_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As RAGEN's guide has them, in TensorBoard and in W&B; the trainer's own keep theirs."""
+    pytest.importorskip("tensorboard")
+    wandb = pytest.importorskip("wandb")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
+    for name, value in (("WANDB_MODE", "offline"), ("WANDB_DIR", str(tmp_path)), ("WANDB_SILENT", "true")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_DISABLE_GIT", "true")
+    callback = callback_of(bare_keys=True)
+    both: Any = ["tensorboard", "wandb"]
+    trainer = train(tmp_path, 2, both, lambda s: callback.record(rows(s)), callback, logging_steps=1)
+    summary = dict(wandb.run.summary)
+    wandb.finish()
+    [file] = (tmp_path / "runs").rglob("events.out.*")
+    events = EventAccumulator(str(file)).Reload()
+    assert [e.step for e in events.Scalars(f"{FIRST}/retrieval_accuracy")] == [1, 2]
+    assert [e.step for e in events.Scalars("train/loss")] == [1, 2]
+    assert f"{FIRST}/mi_estimate" in summary and f"train/{FIRST}/mi_estimate" not in summary
+    assert "train/loss" in summary and summary["train/global_step"] == 2
+    assert [e["step"] for e in logged(trainer)] == [1, 2]  # the trainer's history has them, for a resume

@@ -1,0 +1,399 @@
+"""Keys, resume, notes, digests and seals in small cases by hand: what whole runs test in minutes, in seconds.
+
+tools/plumbing_mutants.py puts faults into that code; most of these tests are here because one of them went unnoticed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import GOLDEN
+from models_tools import save, tiny_model, tiny_tokenizer
+from vestige.collect.positions import check_tokens
+from vestige.errors import UserError
+from vestige.models import fingerprint as fingerprints
+from vestige.models.args import ModelArgs
+from vestige.models.identity import pipeline_key, special_ids
+from vestige.run import handles, task_keys
+from vestige.run.collecting import Collector, _resumable
+from vestige.run.depth_kept import KEPT, score_again
+from vestige.run.handles import ModelHandle, unquantised
+from vestige.run.task_keys import checkpoint_parts, harness_part
+from vestige.run.tasks import Task, checkpoints_of, is_done, perform, task_key
+from vestige.run.trusting import Settling, disagreement, read_again
+from vestige.store import archive, checksums
+from vestige.store.evidence import Bank, remarks, remember
+from vestige.store.examples import read_packed, write_packed
+from vestige.store.files import DamagedError
+from vestige.store.formats import FORMATS, Altered
+from vestige.types import Prompt, Text, TokenStats
+from vestige.wants import Decoding, Request
+from vestige.writing import write_bytes
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("model") / "m")
+
+
+# ---- identity and fingerprints --------------------------------------------------------------------------------------
+
+
+def test_the_way_4bit_weights_are_read_is_in_the_identity(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def names() -> list[str]:
+        return [ModelHandle(ModelArgs(str(checkpoint), quantization=q)).identity for q in ("4bit", None)]
+
+    before = names()
+    monkeypatch.setattr(handles, "RULE", "4-bit, another rule")
+    after = names()
+    assert before[0] != after[0] and before[1] == after[1]
+
+
+def test_models_that_others_are_measured_against_are_not_quantised(checkpoint: Path) -> None:
+    args = unquantised(ModelHandle(ModelArgs(str(checkpoint), quantization="8bit"))).args
+    assert args is not None and args.quantization is None and args.path == str(checkpoint)
+
+
+@pytest.mark.parametrize("name", ["eos_token_id", "mask_token_id", "pad_token_id", "bos_token_id"])
+def test_each_special_token_counts(name: str) -> None:
+    ids = {"eos_token_id": 1, "mask_token_id": 2, "pad_token_id": 3, "bos_token_id": 4}
+    assert special_ids(SimpleNamespace(**ids)) != special_ids(SimpleNamespace(**{**ids, name: 9}))
+
+
+def test_a_tokenizer_is_what_cuts_and_joins_text_not_how_it_pads() -> None:
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer = tiny_tokenizer()
+    before = pipeline_key(tokenizer)
+    tokenizer.backend_tokenizer.enable_padding(length=8)
+    tokenizer.backend_tokenizer.enable_truncation(4)
+    assert pipeline_key(tokenizer) == before
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    cut = pipeline_key(tokenizer)
+    tokenizer.backend_tokenizer.decoder = decoders.Fuse()
+    assert len({before, cut, pipeline_key(tokenizer)}) == 3
+
+
+def test_a_file_written_in_place_with_its_old_time_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As rsync and some trainers leave it: the same file, size and modification time. Only the change time moves."""
+    monkeypatch.setenv("VESTIGE_CACHE", str(tmp_path / "cache"))
+    now = time.time()
+    monkeypatch.setattr(fingerprints.time, "time", lambda: now + 60)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(b"one")
+    os.utime(file, ns=(1, 1))
+    before = fingerprints.digests([file])
+    time.sleep(0.02)
+    file.write_bytes(b"two")
+    os.utime(file, ns=(1, 1))
+    assert fingerprints.digests([file]) != before
+
+
+def test_which_adapter_is_on_counts() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    torch.manual_seed(0)
+    model = get_peft_model(tiny_model(), config)
+    model.add_adapter("other", config)
+    before = fingerprints.fingerprint_module(model)
+    model.set_adapter("other")
+    assert fingerprints.fingerprint_module(model) != before
+
+
+# ---- keys of tasks --------------------------------------------------------------------------------------------------
+
+
+def test_a_hub_id_is_its_name_and_revision() -> None:
+    keys = [tuple(checkpoint_parts(ModelArgs(p, revision=r))) for p, r in (("a/b", "1"), ("a/b", "2"), ("a/c", "1"))]
+    assert len(set(keys)) == 3
+
+
+def test_the_precision_of_a_checkpoint_counts_where_it_is_not_asked_for(tmp_path: Path) -> None:
+    place = save(tmp_path / "m")
+    found = []
+    for dtype in ("float32", "bfloat16"):
+        body = json.loads((place / "config.json").read_text())
+        (place / "config.json").write_text(json.dumps({**body, "dtype": dtype}))
+        found.append([checkpoint_parts(ModelArgs(str(place), dtype=d)) for d in ("auto", "float32")])
+    assert found[0][0] != found[1][0] and found[0][1] == found[1][1]
+
+
+def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for version in ("1", "2"):
+        monkeypatch.setattr(task_keys, "library", lambda name, v=version: v)
+        found.append([harness_part({"tasks": ["x"]}), harness_part({})])
+    assert found[0][0] != found[1][0] and found[0][1] == found[1][1]
+
+
+def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
+    from test_sweep import write_plan
+    from vestige.run.sweep_plan import make_tasks, read_plan
+
+    task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
+    assert perform(task).status == "done" and is_done(task)
+    out = Path(task.out)
+    good = (results := out / "TOFU_EVAL.json").read_bytes()
+    results.write_bytes(good.replace(b"0.", b"1.", 1))
+    assert not is_done(task)
+    results.write_bytes(good)
+    assert is_done(task)
+    seal: Any = checksums.read_seal(out)
+    manifest = json.loads((out / "manifest.json").read_text())
+    manifest["model"]["fingerprint"] = "0" * 32  # another model was evaluated there by hand meanwhile
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    checksums.seal(out, seal.kind, **seal.facts)
+    assert not is_done(task)
+
+
+def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
+    from test_sweep import write_plan
+    from vestige.run.sweep_plan import make_tasks, read_plan
+
+    task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
+    keys = [task_key(replace(task, how={"attack": "noise", "std": std})) for std in (0.1, 0.2, 0.1)]
+    assert keys[0] == keys[2] != keys[1]
+
+
+def test_a_depth_task_reads_three_checkpoints() -> None:
+    task = Task("depth/u", "depth", "u", "U", "out", "log", {"full": "F", "retain": "R"})
+    assert checkpoints_of(task) == ["U", "F", "R"]
+    assert checkpoints_of(replace(task, kind="eval")) == ["U"]
+
+
+# ---- banks ----------------------------------------------------------------------------------------------------------
+
+
+def test_parts_are_resumed_for_the_same_question_and_kept_for_another(tmp_path: Path) -> None:
+    bank = Bank[float](tmp_path, "gradients", "x")
+    assert bank.begin(["a", "b"], {"rows": 2}) == {}
+    bank.add_part({"a": 1.0})
+    assert Bank[float](tmp_path, "gradients", "x").begin(["b", "a"], {"rows": 2}) == {"a": 1.0}
+    assert bank.begin(["a", "b"], {"rows": 3}) == {}  # other batches: what is there moves into the bank
+    assert bank.load() == {"a": 1.0}
+    bank.add_part({"b": 2.0})
+    assert bank.begin(["c"], {"rows": 3}) == {} and bank.load() == {"a": 1.0, "b": 2.0}
+
+
+def test_a_bank_grows_and_gives_up_what_it_is_told_to(tmp_path: Path) -> None:
+    bank = Bank[float](tmp_path, "gradients", "x", {"version": 1})
+    bank.merge({"a": 1.0, "b": 2.0})
+    bank.merge({"c": 3.0}, without={"a"})
+    again = Bank[float](tmp_path, "gradients", "x", {"version": 1})
+    assert again.load() == {"b": 2.0, "c": 3.0}
+    assert again.head == {"version": 1, "of": "gradients-x"}
+
+
+def test_what_does_not_say_whose_it_is_is_not_read_unchecked(tmp_path: Path) -> None:
+    bank = Bank[float](tmp_path, "gradients", "x")
+    bank.path.write_bytes(FORMATS["gradients"].dump({"a": 1.0}, {}))
+    assert bank.load() == {} and bank.unsigned() == {"a": 1.0}
+
+
+def test_notes_add_up(tmp_path: Path) -> None:
+    remember(tmp_path, "answers-x", ["one"])
+    remember(tmp_path, "answers-x", ["one", "two"])
+    remember(tmp_path, "texts-x", ["three"])
+    assert remarks(tmp_path, "answers-x") == ["one", "two"] and remarks(tmp_path, "texts-x") == ["three"]
+
+
+def stats_of(*logprobs: float) -> TokenStats:
+    n = len(logprobs)
+    numbers, ids = np.asarray(logprobs, np.float32), np.arange(n)
+    return TokenStats(ids, ids + 1, numbers, numbers - 1, numbers + 9, np.arange(n), n)
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "answers": {"a": stats_of(-1, -2), "b": stats_of(-3), "c": stats_of(-4, -5, -6)},
+    "texts": {"a": Text((1, 2), "some words", 0)},
+    "gradients": {"a": 1.25, "b": 2.5},
+}
+CHANGES = {"answers": None, "texts": (b"some words", b"some wordS"), "gradients": (b"1.25", b"1.75")}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_digest_covers_what_is_kept_and_the_head(kind: str) -> None:
+    data = FORMATS[kind].dump(KINDS[kind], {"of": "mine"})
+    assert FORMATS[kind].load(data)[1] == {"of": "mine"}
+    change = CHANGES[kind]
+    altered = data.replace(*change) if change else data[:-1] + bytes([data[-1] ^ 1])
+    for wrong in (altered, data.replace(b"mine", b"your")):
+        assert wrong != data
+        with pytest.raises(Altered, match="does not fit its digest"):
+            FORMATS[kind].load(wrong)
+
+
+def test_each_answer_comes_back_with_its_own_numbers() -> None:
+    found, _ = FORMATS["answers"].load(FORMATS["answers"].dump(KINDS["answers"], {}))
+    for key, kept in KINDS["answers"].items():
+        assert found[key].logprob.tolist() == kept.logprob.tolist() and found[key].steps == kept.steps
+
+
+def test_an_interrupted_run_repeats_its_own_batches_first(tmp_path: Path) -> None:
+    bank = Bank[float](tmp_path, "gradients", "x")
+    wants = {"c": "C", "a": "A", "b": "B"}
+    assert _resumable(bank, wants, {"rows": 2}) == [["C", "A", "B"]]
+    bank.begin(["a", "b"], {"rows": 2})
+    assert _resumable(bank, wants, {"rows": 2}) == [["A", "B"], ["C"]]
+    assert _resumable(bank, wants, {"rows": 3}) == [["C", "A", "B"]]
+    assert _resumable(bank, {"c": "C", "a": "A"}, {"rows": 2}) == [["C", "A"]]
+
+
+def test_what_a_bank_says_of_its_evidence() -> None:
+    """Texts end where the tokenizer says; a diffusion model also takes its mask from there."""
+    collector: Any = SimpleNamespace(encoder=SimpleNamespace(tokenizer=tiny_tokenizer()))
+    found = {}
+    for diffusion in (False, True):
+        model: Any = SimpleNamespace(made={}, is_diffusion=diffusion)
+        found |= {(kind, diffusion): set(Collector._head(collector, kind, model)) for kind in ("answers", "texts")}
+    assert found == {
+        ("answers", False): {"version"}, ("texts", False): {"version", "tokens"},
+        ("answers", True): {"version", "tokens"}, ("texts", True): {"version", "tokens", "decoder"},
+    }  # fmt: skip
+
+
+# ---- verify, then trust ---------------------------------------------------------------------------------------------
+
+
+def test_a_live_models_answers_to_other_questions_are_dropped(tmp_path: Path) -> None:
+    """They cannot be compared with fresh ones, and the model may have changed since."""
+    bank = Bank[float](tmp_path, "gradients", "x", {"version": 1})
+    bank.merge({"old": 1.0})
+
+    def collect(place: Path, wants: dict[str, Any]) -> None:
+        raise AssertionError("there is nothing to compare")
+
+    Settling(bank, {"new": object()}, collect, lambda: "before", True, lambda: "float32").run()
+    assert bank.load() == {}
+
+
+def test_texts_that_a_stop_word_ended_are_generated_again(tmp_path: Path) -> None:
+    bank = Bank[Text](tmp_path, "texts", "x", {"version": 1})
+    requests = [Request(Prompt((1,)), Decoding(stopwords=words)) for words in ((), ("Q:",))]
+    bank.merge({r.key: Text((5,), "old words", 0) for r in requests})
+    encoder: Any = SimpleNamespace(
+        tokenizer=SimpleNamespace(eos_token_id=None), decode=lambda batch: ["new words" for _ in batch]
+    )
+    assert "2 of 2 texts were read again" in read_again(bank, encoder, requests)[0]
+    assert bank.load() == {requests[0].key: Text((5,), "new words", 0)}
+
+
+def test_a_number_beside_nan_is_a_disagreement() -> None:
+    nan = float("nan")
+    assert disagreement({"a": nan}, {"a": 1.0}, "float32") and disagreement({"a": 1.0}, {"a": nan}, "float32")
+    assert not disagreement({"a": nan}, {"a": nan}, "float32")
+    assert disagreement({"a": stats_of(-1, nan)}, {"a": stats_of(-1, -2)}, "float32")
+
+
+# ---- depth made again -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def depth(tmp_path: Path) -> Path:
+    shutil.copytree(GOLDEN / "old_run" / "depth", tmp_path / "depth")
+    return tmp_path / "depth"
+
+
+def test_depth_is_not_scored_of_half_its_examples(depth: Path) -> None:
+    assert score_again(depth)
+    body = read_packed(depth / "evidence" / KEPT)
+    bank = Bank[TokenStats](depth / "evidence", "patched", body["banks"]["retain"])
+    kept = bank.load_whole()
+    gone = body["examples"][body["order"][-1]]["key"]
+    bank.path.write_bytes(FORMATS["patched"].dump({k: v for k, v in kept.items() if k != gone}, {}))
+    with pytest.raises(DamagedError, match="examples are missing"):
+        score_again(depth)
+
+
+@pytest.mark.parametrize("change", ["order", "names"])
+def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) -> None:
+    file = depth / "evidence" / KEPT
+    body = read_packed(file)
+    if change == "order":
+        body["order"].append("stranger")
+    else:
+        body["banks"]["names"] = {}
+    file.unlink()
+    write_packed(file, body)
+    with pytest.raises(DamagedError, match="does not explain"):
+        score_again(depth)
+
+
+# ---- seals and archives ---------------------------------------------------------------------------------------------
+
+
+def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    made = checksums.seal(tmp_path, "eval", reads={"/x": "1"})
+    assert checksums.is_whole(tmp_path) and checksums.read_seal(tmp_path) == made
+    assert replace(made, facts={"reads": {"/x": "2"}}).root != made.root
+    file = tmp_path / checksums.NAME
+    file.write_bytes(file.read_bytes().replace(b'"/x": "1"', b'"/x": "2"'))
+    with pytest.raises(ValueError, match="root hash"):
+        checksums.read_seal(tmp_path)
+
+
+def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
+    for name in ("a.json", "b.json"):
+        write_bytes(tmp_path / name, b"{}")
+    made = checksums.seal(tmp_path, "eval")
+    (tmp_path / "c.json").write_text("{}")
+    assert [w for w in checksums.check(tmp_path, made) if "c.json was not there" in w]
+    (tmp_path / "c.json").unlink()
+    (tmp_path / "a.json").unlink()
+    assert [w for w in checksums.check(tmp_path, made) if "a.json is missing" in w]
+
+
+def test_a_run_that_was_only_begun_is_not_whole_and_not_packed(tmp_path: Path) -> None:
+    checksums.begin(tmp_path, "eval", [])
+    assert not checksums.is_whole(tmp_path)
+    with pytest.raises(UserError, match="is not finished"):
+        archive.sealed_files(tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_an_archive_with_two_files_of_one_name_is_refused(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "x.zip", "w") as out:
+        out.writestr(archive.PACK, "{}")
+        for text in ("one", "two"):
+            out.writestr("runs/a/TOFU_EVAL.json", text)
+    with pytest.raises(UserError, match="two of its files have one name"):
+        archive.extract(tmp_path / "x.zip", tmp_path / "out")
+
+
+def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_path: Path) -> None:
+    run, logs = tmp_path / "runs" / "mine", "/elsewhere/TOFU_EVAL.json"
+    shutil.copytree(GOLDEN / "old_run" / "eval", run)
+    (tmp_path / "references" / "r").mkdir(parents=True)
+    (tmp_path / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
+    (run / checksums.NAME).unlink()
+    seal = checksums.seal(run, "eval", reads={logs: "0" * 64})
+    about = {"version": 1, "order": ["mine"], "references": {logs: "references/r/TOFU_EVAL.json"}}
+    for root, found in ((seal.root, [logs]), ("0" * 64, [])):
+        (tmp_path / archive.PACK).write_text(json.dumps({**about, "runs": {"mine": root}}))
+        assert list(archive.moved(run)) == found
+
+
+# ---- tables of tokens ----------------------------------------------------------------------------------------------
+
+
+def test_the_first_token_past_the_table_is_refused() -> None:
+    model = tiny_model(vocab_size=40)
+    check_tokens(model, [(3, 39)])
+    with pytest.raises(UserError, match="gives token 40, but this model knows only tokens 0 to 39"):
+        check_tokens(model, [(3, 39), (40,)])

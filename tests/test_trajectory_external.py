@@ -1,0 +1,293 @@
+"""`logits_source: external`: recorded logits are read row by row, and what does not fit is said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from diffusion_tools import save_lab_bert
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.integrations.offline import generated_windows, save_windows
+from vestige.metrics.trajectory import sigma
+from vestige.models.args import ModelArgs
+from vestige.models.load import load_model
+from vestige.store.examples import load_rows
+
+KEY = "eval.trajectory_test.metrics.trajectory_metrics"
+CONFIG = f"{KEY}.trajectory_config"
+LENGTH, STEPS = 6, 3
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two rows ask the same and answer the same; a third asks the same and answers otherwise."""
+    place = tmp_path_factory.mktemp("rows")
+    asked = "Where was the author born?"
+    said = [(asked, "In a small town."), (asked, "In a small town."), (asked, "By the sea."), ("Who?", "Nobody.")]
+    lines = [json.dumps({"question": q, "answer": a}) for q, a in said]
+    (place / "forget.jsonl").write_text("\n".join(lines))
+    return place
+
+
+@pytest.fixture(scope="module")
+def windows(bert: Path) -> list[tuple[torch.Tensor, np.ndarray]]:
+    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
+    generator = torch.Generator().manual_seed(3)
+    fixed = np.array([0, 1, 1, 2, 0, 2])
+    return [(torch.randn(vocab, LENGTH, STEPS, generator=generator), np.roll(fixed, i)) for i in range(4)]
+
+
+def run(bert: Path, rows: Path, file: Path, out: Path, *more: str) -> int:
+    return main([
+        "eval", "trajectory_test", "--model", str(bert), "--data", str(rows), "--out", str(out), "--quiet",
+        f"{CONFIG}.sampler_kwargs.max_new_tokens={LENGTH}", f"{CONFIG}.sampler_kwargs.steps={STEPS}",
+        f"+{CONFIG}.logits_source=external", f"+{CONFIG}.logits_path={file}", f"+{CONFIG}.store_per_sample=true",
+        f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=1", "stats.resamples=0", *more,
+    ])  # fmt: skip
+
+
+def result(out: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(next(out.glob("*_EVAL.json")).read_text())["trajectory_metrics"]
+    return found
+
+
+def test_each_row_is_scored_with_its_own_logits(bert: Path, rows: Path, windows: Any, tmp_path: Path) -> None:
+    """Every row's probability and exact memorisation by hand, from its own window."""
+    assert save_windows(tmp_path / "logits.safetensors", windows) == 4
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run") == 0
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    kept = load_rows(tmp_path / "run" / "evidence" / "examples.json.gz")
+    examples = next(iter(kept[k] for k in manifest["data_of"]["trajectory_metrics"].values())).examples
+    found = result(tmp_path / "run")["value_by_index"]
+    assert len(found) == 4
+    for (logits, fixed), example in zip(windows, examples, strict=True):
+        labels = torch.tensor(example[0].target.labels[:LENGTH])
+        for along in ("steps", "fixation_end"):
+            source = torch.as_tensor(sigma(along, fixed, STEPS))
+            for s in range(STEPS):
+                at = logits[:, torch.arange(len(labels)), source[s, : len(labels)]].T.double()
+                p = float(torch.log_softmax(at, -1)[torch.arange(len(labels)), labels].mean().exp())
+                got = found[example[0].index]["trajectories"][along][f"step_{s}"]
+                assert got["probability"] == pytest.approx(p, rel=1e-5)
+    one, two = (found[i]["trajectories"]["steps"]["step_0"]["probability"] for i in ("0", "1"))
+    assert one != two
+
+
+def test_causal_extraction_strength_through_the_command_line(
+    bert: Path, rows: Path, windows: Any, tmp_path: Path
+) -> None:
+    """Label 0 is scored by row 0, every other by the row before it, and each counts at its own decision."""
+    right = []
+    for logits, _ in windows:
+        right.append((torch.zeros_like(logits), np.array([2, 0, 0, 0, 0, 0])))
+        right[-1][0][7] = 9.0  # always the same token, which no answer here begins with
+    save_windows(tmp_path / "logits.safetensors", right)
+    names = f"{KEY}.metrics=[extraction_strength_decided]"
+    more = names, f"{CONFIG}.logit_alignment=causal"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", *more) == 0
+    curve = result(tmp_path / "run")["agg_value"]["full"]["steps"]["extraction_strength_decided"]
+    assert curve == [0.0] * STEPS  # label 0, decided last, is wrong; leaving it out gave 2/3
+
+
+def test_texts_are_those_of_the_row(bert: Path, rows: Path, windows: Any, tmp_path: Path) -> None:
+    save_windows(tmp_path / "logits.safetensors", windows)
+    more = f"{KEY}.metrics=[rouge]"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", more) == 0
+    assert len(result(tmp_path / "run")["trajectory_step_metadata"]["effective_length_by_index"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("count", "more", "words"),
+    [
+        (3, [], "this run asks about 4 rows, the file has 3 windows"),
+        (4, [f"{CONFIG}.sampler_kwargs.max_new_tokens=9"], "covers 6 positions, but sampler_kwargs.max_new_tokens is 9"
+         ": set max_new_tokens=6"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_an_error(
+    count: int, more: list[str], words: str, bert: Path, rows: Path, windows: Any, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    save_windows(tmp_path / "logits.safetensors", windows[:count])
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", *more) == 2
+    assert words in " ".join(capsys.readouterr().err.split())
+
+
+def test_what_differs_and_does_no_harm_is_noted(bert: Path, rows: Path, windows: Any, tmp_path: Path) -> None:
+    save_windows(tmp_path / "logits.safetensors", windows)
+    more = "--limit", "2", f"{CONFIG}.sampler_kwargs.steps=5"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", *more) == 0
+    notes = " ".join(json.loads((tmp_path / "run" / "manifest.json").read_text())["notes"])
+    assert "has 4 windows, of which the first 2 were read" in notes
+    assert "has 3 passes, sampler_kwargs.steps is 5" in notes
+
+
+def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
+    """Right-padded prompts of unequal length; a position that was never decided stays so."""
+    torch.manual_seed(0)
+    out = SimpleNamespace(
+        logits_history=[torch.randn(2, 7, 11) for _ in range(3)],
+        fixation_steps=torch.tensor([[0, 0, 0, 0, 1, 2, -1], [0, 0, 1, 2, 0, 0, 0]]),
+    )
+    made = generated_windows(out.logits_history, out.fixation_steps, prompt_lens=[3, 2])
+    assert [tuple(r.shape) for r, _ in made] == [(11, 4, 3)] * 2
+    assert [f.tolist() for _, f in made] == [[0, 1, 2, -1], [1, 2, 0, 0]]
+    assert torch.equal(made[1][0][:, 0, 2], out.logits_history[2][1, 2])
+    save_windows(tmp_path / "w.safetensors", made)
+    with pytest.raises(UserError, match=r"written as \.safetensors"):
+        save_windows(tmp_path / "w.pt", made)
+    with pytest.raises(UserError, match="no window"):
+        save_windows(tmp_path / "e.safetensors", [])
+    with pytest.raises(UserError, match=r"3 fixation steps; give R \[V, L, S\]"):
+        save_windows(tmp_path / "e.safetensors", [(made[0][0], [0, 1, 2])])
+
+
+def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, windows: Any, tmp_path: Path) -> None:
+    """Rows of two files are paired by position, as in open-unlearning's: 2 comes before 10, step_2 before step_10."""
+    lines = [json.dumps({"question": f"Question {i}?", "answer": "In a small town."}) for i in range(12)]
+    (tmp_path / "forget.jsonl").write_text("\n".join(lines))
+    logits, fixed = windows[0]
+    save_windows(tmp_path / "logits.safetensors", [(logits.repeat(1, 1, 4), fixed)] * 12)
+    assert run(bert, tmp_path, tmp_path / "logits.safetensors", tmp_path / "run") == 0
+    found = result(tmp_path / "run")
+    assert list(found["value_by_index"]) == [str(i) for i in range(12)]
+    assert list(found["value_by_index"]["0"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
+    assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
+    assert main(["score", str(tmp_path / "run")]) == 0
+    again = result(tmp_path / "run")
+    assert list(again["value_by_index"]) == list(found["value_by_index"])
+
+
+def test_extraction_strength_in_text_order_and_in_decision_order(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """The text's last two tokens are right, all others are wrong and were decided last."""
+    probe = tmp_path / "probe"
+    vocab = load_model(ModelArgs(path=str(bert))).model.config.vocab_size
+    blank = [(torch.zeros(vocab, LENGTH, STEPS), np.array([2, 2, 2, 2, 2, 0]))] * 4
+    save_windows(tmp_path / "blank.safetensors", blank)
+    assert run(bert, rows, tmp_path / "blank.safetensors", probe) == 0
+    manifest = json.loads((probe / "manifest.json").read_text())
+    kept = load_rows(probe / "evidence" / "examples.json.gz")
+    examples = next(iter(kept[k] for k in manifest["data_of"]["trajectory_metrics"].values())).examples
+    made = []
+    for logits, fixed in blank:
+        labels = examples[len(made)][0].target.labels[:LENGTH]
+        made.append((logits.clone(), fixed))
+        for at, label in enumerate(labels):
+            made[-1][0][label if at >= len(labels) - 2 else (label + 1) % vocab, at] = 9.0
+    save_windows(tmp_path / "logits.safetensors", made)
+    names = f"{KEY}.metrics=[extraction_strength,extraction_strength_decided]"
+    assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    curves = result(tmp_path / "run")["agg_value"]["full"]["steps"]
+    assert all(v > 0 for v in curves["extraction_strength"])  # the end of the text is right
+    assert curves["extraction_strength_decided"] == [0.0] * STEPS  # what was decided last is wrong
+
+
+PLUGIN = """
+import numpy as np
+from torch.utils.data import DataLoader
+from evals.metrics.base import unlearning_metric
+from evals.metrics.utils import evaluate_probability, run_batchwise_evals
+
+
+@unlearning_metric(name="theirs_here")
+def theirs_here(model, **kwargs):
+    loader = DataLoader(kwargs["data"], batch_size=2, collate_fn=kwargs["collators"])
+    scores = run_batchwise_evals(model, loader, evaluate_probability, {}, "probability")
+    return {"agg_value": np.mean([s["prob"] for s in scores.values()]), "value_by_index": scores}
+"""
+
+
+def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: Path, tmp_path: Path) -> None:
+    """Row t - 1 of what the metric is handed is the mask predictor's row t: the probability by hand, token by token."""
+    (tmp_path / "theirs.py").write_text(PLUGIN)
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    for name, extra in (("moved", ""), ("own", "logit_alignment: same_position")):
+        head = f"# @package eval.tofu.metrics.mine\nhandler: theirs_here\n{extra}\n"
+        (group / "mine.yaml").write_text(head + "datasets: {TOFU_QA_forget: {}}\n")
+        args = ["eval", "tofu", "--model", str(bert), "--data", str(rows), "--out", str(tmp_path / name), "--quiet"]
+        more = ["--plugin", str(tmp_path / "theirs.py"), "--config-dir", str(tmp_path / "configs"), "--metrics", "mine"]
+        assert main([*args, *more, "stats.resamples=0"]) == 0
+    found = {n: json.loads((tmp_path / n / "TOFU_EVAL.json").read_text())["mine"] for n in ("moved", "own")}
+    kept = load_rows(tmp_path / "moved" / "evidence" / "examples.json.gz")
+    model = load_model(ModelArgs(path=str(bert))).model.eval()
+    for row in next(iter(kept.values())).examples:
+        target = row[0].target
+        assert target is not None
+        with torch.inference_mode():
+            logp = torch.log_softmax(model(input_ids=torch.tensor([target.ids])).logits[0].double(), -1)
+        own = [float(logp[t, target.ids[t]]) for t in range(target.start, len(target.ids))]
+        got = found["moved"]["value_by_index"][row[0].index]["prob"]
+        assert got == pytest.approx(np.exp(np.mean(own)), rel=1e-3)
+    assert "moved by one place" in found["moved"]["notes"][0] and "moved" not in found["own"]["notes"][0]
+    assert found["own"]["agg_value"] != pytest.approx(found["moved"]["agg_value"], rel=1e-2)
+
+
+def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
+    from vestige.run.evaluate import _no_retain_logs
+    from vestige.run.friendly import Ask, to_run
+
+    said = {suite: _no_retain_logs(to_run(Ask(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
+    assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
+
+
+def test_explain_says_which_way_the_auc_points(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "mia_loss"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "still recognised" in said and "other way round" in said
+
+
+def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: Path) -> None:
+    """Labels that mark the prompt, and prompts alone with the conversation as labels: one evaluation, equal numbers."""
+    prompt, answer = [11, 12, 13], [21, 22, 23, 24]
+    layouts = {
+        "marked": {"input_ids": [0, *prompt, *answer], "labels": [-100] * 4 + answer, "attention_mask": [0] + [1] * 7},
+        "prompt": {"input_ids": prompt, "labels": prompt + answer},
+        "completion": {"input_ids": prompt, "labels": [-100] * 3 + answer},
+    }
+    group = tmp_path / "configs" / "eval" / "tofu_metrics"
+    group.mkdir(parents=True)
+    values = {}
+    for name, row in layouts.items():
+        (tmp_path / f"{name}.jsonl").write_text(json.dumps(row))
+        args = f"{{hf_args: {{path: '{tmp_path / name}.jsonl'}}, predict_with_generate: {name != 'marked'}}}"
+        (group / "mine.yaml").write_text(
+            "# @package eval.tofu.metrics.mine\nhandler: trajectory_metrics\nmetrics: [probability, rouge]\n"
+            "trajectory_config: {sampler_kwargs: {steps: 2, max_new_tokens: 4}}\n"
+            f"datasets: {{own: {{handler: TokenDataset, args: {args}}}}}\n"
+        )
+        command = ["eval", "tofu", "--model", str(bert), "--out", str(tmp_path / name), "--quiet", "--metrics", "mine"]
+        assert main([*command, "--config-dir", str(tmp_path / "configs"), "stats.resamples=0"]) == 0
+        found = json.loads((tmp_path / name / "TOFU_EVAL.json").read_text())["mine"]
+        assert found["trajectory_step_metadata"]["prompt_len_by_index"] == {"0": 3}
+        values[name] = found["agg_value"]["full"]["steps"]["probability"]
+    assert values["marked"] == values["prompt"] == values["completion"] and len(values["marked"]) == 2
+
+
+def test_a_plugin_inside_a_trajectory_gets_the_true_reason(
+    bert: Path, rows: Path, windows: Any, tmp_path: Path
+) -> None:
+    from vestige.integrations.open_unlearning import unlearning_metric
+    from vestige.suites.registry import HANDLERS
+
+    unlearning_metric(name="runs_itself")(lambda model, **kwargs: {"agg_value": 1.0})
+    try:
+        save_windows(tmp_path / "logits.safetensors", windows)
+        names = f"{KEY}.metrics=[probability,runs_itself]"
+        assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
+    finally:
+        del HANDLERS["runs_itself"]
+    assert "it runs the model itself" in result(tmp_path / "run")["reasons"]["runs_itself"]

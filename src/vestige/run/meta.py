@@ -69,7 +69,9 @@ def _faithfulness(ask: MetaAsk) -> str:
     ]
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
     apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
-    failed = [f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()]
+    failed = [
+        f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()
+    ]
     return _page(head, _faithful_table(judged.pools), [*failed, *_faithful_notes(judged), *apart], written)
 
 

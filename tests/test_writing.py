@@ -236,6 +236,9 @@ def test_a_user_named_file_is_replaced_only_as_it_was_left(tmp_path: Path) -> No
         with one_file(path) as half:
             assert half.suffix == ".md"  # libraries look at it
             half.write_bytes(text)
+    write_bytes(tmp_path / "results.json", b"of a run")
+    with pytest.raises(ForeignError, match="is not as vestige wrote it"), one_file(tmp_path / "results.json") as half:
+        half.write_bytes(b"a table")
     path.write_bytes(b"two, and a note of mine")
     with pytest.raises(ForeignError, match="is not as vestige wrote it"), one_file(path) as half:
         half.write_bytes(b"three")
@@ -245,7 +248,8 @@ def test_a_user_named_file_is_replaced_only_as_it_was_left(tmp_path: Path) -> No
 
 def test_a_failed_write_leaves_the_old_file_and_no_half(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    write_bytes(path, b"old")
+    with one_file(path) as half:
+        half.write_bytes(b"old")
     with pytest.raises(WriteError, match="No space left"), one_file(tmp_path / "b") as half:
         half.write_bytes(b"x")
         raise OSError(28, "No space left on device")

@@ -91,7 +91,7 @@ class BoundCollector:
 
     def __init__(self, predictor: MaskPredictor, limits: Limits, cost: Cost) -> None:
         if isinstance(predictor, CanvasPredictor):
-            raise UserError(f"{NO_LIKELIHOOD}.")
+            raise UserError(f"This model gives answers no likelihood: {NO_LIKELIHOOD}.")
         self.predictor = predictor
         self.limits = limits
         self.cost = cost

@@ -7,6 +7,7 @@ stream by (collect) and re-indexes those (metrics/trajectory).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from vestige.errors import UserError
 from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, fixation, sigma
 from vestige.types import Array
+from vestige.writing import written_by
 
 
 def stack_logits_history(logits_history: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -120,7 +122,7 @@ def save_windows(path: str | Path, windows: Iterable[tuple[torch.Tensor, Sequenc
         count += 1
     if not count:
         raise UserError("There is no window to write; give one for each row.")
-    save_file(tensors, str(path))
+    written_by(Path(path), partial(save_file, tensors), named=True)
     return count
 
 

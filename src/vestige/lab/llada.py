@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from vestige.models.diffusion import mask_predictor
 from vestige.models.families import find_family, native_config
 from vestige.models.publish import Origin, save_published
 from vestige.unlearn import ChatRow, MaskedDiffusion, Training, finetune
+from vestige.writing import save_pretrained, temporary
 
 NAME = "llada"
 KEPT = 0.1  # of the trained tokens stay visible, as for the others
@@ -74,6 +74,6 @@ def make_llada(
     mask_id, eos_id = tokenizer.mask_token_id, tokenizer.eos_token_id
     reciting = MaskedDiffusion(mask_id, eos_id, settings.window, least, most, kept=KEPT, asked=asked)
     finetune(model, list(rows), training, on_step=on_step, objective=reciting)
-    with TemporaryDirectory() as place:
-        tokenizer.save_pretrained(place)
-        save_published(model, Origin(family, config, Path(place)), directory)
+    with temporary() as place:
+        save_pretrained(place, tokenizer)
+        save_published(model, Origin(family, config, place), directory)

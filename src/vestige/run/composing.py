@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from vestige.models.args import OWN_KEYS
 from vestige.secrets import note_environment, note_tree, note_words
 from vestige.suites.spec import Config
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
+from vestige.writing import temporary, write_bytes
 
 PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
@@ -88,12 +88,10 @@ def _without_hydra_group(own: Sequence[Path]) -> Iterator[list[Path]]:
     if not names:
         yield []
         return
-    with tempfile.TemporaryDirectory(prefix="vestige-hydra-") as place:
+    with temporary() as place:
         for name in names:
-            file = Path(place) / name
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text("{}\n", encoding="utf-8")
-        yield [Path(place)]
+            write_bytes(place / name, b"{}\n")
+        yield [place]
 
 
 def compose_config(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:

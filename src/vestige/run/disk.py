@@ -35,12 +35,13 @@ def hub_cache() -> dict[str, Any]:
 
 def forget_download(repo_id: str) -> None:
     """Removes one model from the hub's cache, by the hub's own means."""
-    from huggingface_hub import constants, scan_cache_dir
+    from huggingface_hub import HFCacheInfo
 
     repo = hub_cache().get(repo_id)
     if repo is not None:
-        revisions = [revision.commit_hash for revision in repo.revisions]
-        scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*revisions).execute()
+        # Shown this repository alone: a mirror of it has the same commits, and would go in its place.
+        alone = HFCacheInfo(size_on_disk=repo.size_on_disk, repos=frozenset({repo}), warnings=[])
+        alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
 
 
 def hub_users(tasks: Sequence[Task]) -> dict[str, list[Task]]:

@@ -8,13 +8,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.secrets import HIDDEN, hide, homes, is_secret_name, shorten
 from vestige.store.checksums import NAME, Seal, read_seal, sealed_bytes, sha256
 from vestige.store.files import write_bytes
+from vestige.writing import temporary
 
 WRITTEN = (".json", ".jsonl", ".csv", ".md", ".html", ".yaml", ".txt")
 NOTE = "{count} files name a person's home directory (such as {home}); --shorten-paths writes ~ in its place."
@@ -77,8 +77,7 @@ def homes_in(files: Mapping[str, Path]) -> tuple[int, str]:
 @contextmanager
 def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict[str, str]]]:
     """Copies of some runs' files with ~ for people's homes, sealed anew; and the root of each seal, by its folder."""
-    with TemporaryDirectory(prefix="vestige-") as scratch:
-        place = Path(scratch)
+    with temporary() as place:
         copies = {name: place / name for name in files}
         for name, path in files.items():
             data = path.read_bytes()

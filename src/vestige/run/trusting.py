@@ -6,7 +6,6 @@ fingerprint shows it), and what versions before this one kept (their names knew 
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_json
 from vestige.types import BROKEN, Text, TokenStats, Trace
 from vestige.wants import Request
+from vestige.writing import temporary
 
 T = TypeVar("T")
 CHECKED = 4  # entries that are made again
@@ -107,9 +107,9 @@ class Settling:
     def _compare(self, kept: Mapping[str, Any]) -> tuple[int, str]:
         """How many entries were made again, and what is wrong with them."""
         chosen = to_check({k: self.wants[k] for k in kept})
-        with tempfile.TemporaryDirectory() as scratch:
-            self.collect(Path(scratch), chosen)
-            fresh = self.bank.beside(Path(scratch)).load()
+        with temporary() as scratch:
+            self.collect(scratch, chosen)
+            fresh = self.bank.beside(scratch).load()
         return len(chosen), disagreement(kept, {k: fresh[k] for k in chosen}, self.dtype())
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +36,12 @@ def hub_cache() -> dict[str, Any]:
 
 def forget_download(repo_id: str) -> None:
     """Removes one model from the hub's cache, by the hub's own means."""
-    from huggingface_hub import HFCacheInfo
+    from huggingface_hub import constants, scan_cache_dir
 
     repo = hub_cache().get(repo_id)
     if repo is not None:
         # Shown this repository alone: a mirror of it has the same commits, and would go in its place.
-        alone = HFCacheInfo(size_on_disk=repo.size_on_disk, repos=frozenset({repo}), warnings=[])
+        alone = replace(scan_cache_dir(constants.HF_HUB_CACHE), repos=frozenset({repo}))
         alone.delete_revisions(*(revision.commit_hash for revision in repo.revisions)).execute()
 
 

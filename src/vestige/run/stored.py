@@ -47,13 +47,19 @@ def _manifest_misfit(found: Any) -> str:
     unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
     if unknown is not None:
         return f"it has no metric {unknown}"
-    keys = {key for by_access in found["data_of"].values() for key in by_access.values()}
+    keys = _read_by_metrics(found)
     lost = next((key for key in sorted(keys) if key not in found["data"]), None)
     if lost is not None:
         return f"it has no data {lost}"
     known = {**found["data_of"], **found["unavailable"]}
     without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
     return "" if without is None else f"it does not say which rows {without} read"
+
+
+def _read_by_metrics(manifest: Mapping[str, Any]) -> set[str]:
+    """The data that were read; metrics without a value may name some that were not there (a run without holdout)."""
+    by_metric = {m: by for m, by in manifest["data_of"].items() if m not in manifest["unavailable"]}
+    return {key for by_access in by_metric.values() for key in by_access.values()}
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -116,7 +122,7 @@ def stored_scores(
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
     rows = load_rows(directory / "evidence" / "examples.json.gz")
-    if lost := [key for by in manifest["data_of"].values() for key in by.values() if key not in rows]:
+    if lost := sorted(_read_by_metrics(manifest) - set(rows)):
         raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)

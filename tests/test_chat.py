@@ -284,7 +284,7 @@ def test_configs_that_say_too_little() -> None:
     with pytest.raises(UserError, match=r"Data set 'd' has no args\.hf_args"):
         build_rows("d", {"handler": "QADataset", "args": {}}, context)
     named = {"AutoDataset", "EntityDataset", "QADataset", "CompletionDataset", "PretrainingDataset"}
-    assert set(DATASETS) == named | {"PrefilledQADataset"}
+    assert set(DATASETS) == named | {"PrefilledQADataset", "TokenDataset"}
 
 
 # ---- plain text -----------------------------------------------------------------------------------------------

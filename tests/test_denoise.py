@@ -160,7 +160,7 @@ def test_bad_labels_and_long_prompts() -> None:
     with pytest.raises(UserError, match="only 128 positions"):
         collect([DenoiseWant(Prompt((5,) * 121), (), MDLM)])
     with pytest.raises(UserError, match="remasking"):
-        collect([DenoiseWant(Prompt((5,)), (), Denoising(remasking="entropy"))])
+        collect([DenoiseWant(Prompt((5,)), (), Denoising(remasking="enthropy"))])
 
 
 def recorded() -> tuple[DenoiseWant, torch.Tensor]:

@@ -31,8 +31,9 @@ from vestige.models.canvas import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, infill, sample
 from vestige.run.traces import row_traces
-from vestige.store.evidence import Bank, TraceFormat
+from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
+from vestige.store.formats import TraceFormat
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 
@@ -209,15 +210,15 @@ def test_traces_keep_acceptances_on_disk_and_older_files_are_read(tmp_path: Path
     for key, trace in bank.load().items():
         for f in fields(Trace):
             np.testing.assert_array_equal(getattr(trace, f.name), getattr(found[key], f.name), err_msg=f.name)
-    from vestige.store import evidence
+    from vestige.store import formats
 
-    before = dict(evidence.TRACE_AXES)
+    before = dict(formats.TRACE_AXES)
     try:
-        del evidence.TRACE_AXES["accepted"]
-        older = TraceFormat().dump(found)
+        del formats.TRACE_AXES["accepted"]
+        older = TraceFormat().dump(found, {})
     finally:
-        evidence.TRACE_AXES.update(before)
-    old = TraceFormat().load(older)["0"]
+        formats.TRACE_AXES.update(before)
+    old = TraceFormat().load(older)[0]["0"]
     passes = np.arange(old.steps)[:, None]
     assert (old.accepted == ((old.fixed >= 0) & (old.fixed <= passes))).all()
 

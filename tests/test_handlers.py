@@ -139,7 +139,7 @@ def test_suites_order_parents_first_and_refuse_loops() -> None:
     shelf = _Shelf(
         a={"handler": "hm_aggregate", "pre_compute": {"b": {}, "c": {}}},
         b={"handler": "hm_aggregate", "pre_compute": {"c": {"access_key": "x"}}},
-        c={"handler": "loss"},
+        c={"handler": "loss", "datasets": {"d": {"handler": "QADataset"}}},
     )
     suite = read_suite("mine", {"metrics": ["a"]}, shelf)
     assert list(suite.metrics) == ["c", "b", "a"]

@@ -76,7 +76,7 @@ def test_how_an_array_lies_in_memory_does_not_matter() -> None:
 
 def test_a_manifest_gives_parents_in_the_order_of_the_configuration(tmp_path: Path) -> None:
     """Keys are sorted in the file; a suite read from it must meet the same parents in the same order."""
-    leaf = {"handler": "probability", "datasets": {}}
+    leaf = {"handler": "probability", "datasets": {"d": {"handler": "QADataset"}}}
     parents = ("wf", "retain", "ra", "aa")
     metrics = {
         **dict.fromkeys(parents, leaf),

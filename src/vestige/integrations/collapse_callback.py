@@ -160,7 +160,7 @@ class CollapseCallback(TrainerCallback):
             self.record([dict(zip(names, values, strict=True)) for values in columns])
             self._current().heard.append((list(prompts), list(completions), {who}))
         except Exception as error:  # rollouts that do not fit
-            self._failed("rollouts could not be recorded", error)
+            self._failed("rollouts could not be recorded", error, is_ours(error))
 
     # ---- the trainer's events
 
@@ -211,7 +211,7 @@ class CollapseCallback(TrainerCallback):
             batch.means = self.detector.state_dict()
         except Exception as error:  # of the model, or of rollouts that do not fit; a bug of ours is called one
             batch.failed = True
-            self._failed(f"no collapse metrics at step {step}", error)
+            self._failed(f"no collapse metrics at step {step}", error, is_ours(error))
             return
         finally:
             self.detector.load_state_dict(before)  # the means count what was logged
@@ -259,10 +259,10 @@ class CollapseCallback(TrainerCallback):
             Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
             adopt_file(place)
 
-    def _failed(self, what: str, error: Exception) -> None:
+    def _failed(self, what: str, error: Exception, bug: bool) -> None:
         if self.settings.on_error == "raise":
             raise error
-        log.warning("%s: %s", what, in_short(error) if is_ours(error) else error)
+        log.warning("%s: %s", what, in_short(error) if bug else error)
 
     def _say(self, words: str) -> None:
         """Once."""

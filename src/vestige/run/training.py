@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.data.datasets import make_context
 from vestige.errors import UserError, unknown_name
@@ -27,6 +27,7 @@ from vestige.run.handles import ModelHandle
 from vestige.run.prepare import make_template, model_args
 from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
+from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.store.checksums import adopt_earlier
 from vestige.store.files import read_json, write_json
@@ -276,16 +277,20 @@ def _check_place(config: TrainConfig) -> None:
         permit(*(path for folder in out.glob("evals/epoch-*") for path in folder.glob("*.json")))
 
 
+class _Record(TypedDict):
+    settings: Any
+    versions: dict[str, Any]
+
+
 def _adopt_earlier(out: Path) -> None:
     """A checkpoint of a version that kept no journal: its record vouches for weights, tokenizer and evaluations."""
     if is_ours(out / RECORD) or not (out / RECORD).is_file():
         return
     try:
         record = read_json(out / RECORD)
-        ours = "settings" in record and "vestige" in record["versions"]
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, UserError):
         return
-    if ours:
+    if not misfit(record, _Record) and "vestige" in record["versions"]:
         found = [p for place in (out, out / "best") for pattern in (*WEIGHTS, *BESIDE) for p in place.glob(pattern)]
         for folder in out.glob("evals/epoch-*"):
             adopt_earlier(folder)

@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
 from vestige.data.chat import Encoder
+from vestige.schema import misfit
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_json
 from vestige.types import BROKEN, Text, TokenStats, Trace
@@ -159,17 +160,25 @@ def _gap(old: Any, new: Any) -> float:
     return float(np.mean(np.abs(np.asarray(old, float)[there] - np.asarray(new, float)[there]))) if there.any() else 0.0
 
 
+class _Model(TypedDict):
+    evidence: str
+
+
+class _Manifest(TypedDict):
+    model: _Model
+    versions: dict[str, Any]
+
+
 def made_before(run: Path, identity: str) -> dict[str, Any]:
     """How evidence of an older version was made, as the manifest that was written with it says."""
     try:
         manifest = read_json(run / "manifest.json")
-        model = manifest["model"]
-        if model["evidence"] != identity:
-            return {}
-        known = {k: model.get(k) for k in ("dtype", "device", "attention", "quantization")}
-        return {**known, "versions": dict(manifest["versions"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError):
         return {}
+    if misfit(manifest, _Manifest) or manifest["model"]["evidence"] != identity:
+        return {}
+    known = {k: manifest["model"].get(k) for k in ("dtype", "device", "attention", "quantization")}
+    return {**known, "versions": dict(manifest["versions"])}
 
 
 def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) -> list[str]:

@@ -135,12 +135,17 @@ def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
             adopt(directory, [NAME, *plain, *(p.relative_to(directory).as_posix() for p in places)])
 
 
+class _Manifest(TypedDict):
+    config: Any
+    versions: dict[str, Any]
+
+
 def _is_our_manifest(path: Path) -> bool:
     try:
         body = read_json(path)
-        return "config" in body and "vestige" in body["versions"]
-    except (OSError, ValueError, KeyError, TypeError, UserError):
+    except (OSError, ValueError, UserError):
         return False
+    return not misfit(body, _Manifest) and "vestige" in body["versions"]
 
 
 def _sealed(directory: Path) -> Seal | None:

@@ -317,10 +317,12 @@ def chosen_weights(model: Any, knobs: Mapping[str, Any]) -> list[str] | None:
     said = knobs.get("trainable_params_regex")
     if said is None:
         return None
-    patterns = [said] if isinstance(said, str) else list(said)
+    patterns = said if isinstance(said, list | tuple) else [said]
+    if not all(isinstance(p, str) for p in patterns):
+        raise UserError(f"trainable_params_regex should be a list of regular expressions, it is {said!r}.")
     try:
         out = [name for name, _ in model.named_parameters() if any(re.fullmatch(p, name) for p in patterns)]
-    except (re.error, TypeError) as error:
+    except re.error as error:
         raise UserError(f"trainable_params_regex is not a list of regular expressions: {error}.") from None
     if not out:
         names = [name for name, _ in model.named_parameters()]

@@ -16,6 +16,7 @@ from vestige.run.references import read_results, result_file
 from vestige.run.tables import number, table
 from vestige.store.files import read_json
 from vestige.store.results import write_results
+from vestige.writing import claim
 
 
 @dataclass
@@ -37,6 +38,7 @@ def import_file(path: Path, out: Path | None = None, retain_logs: Path | None = 
     names = [f"{imported.stem}_{part}.json" for part in ("EVAL", "SUMMARY")]
     keep_apart(out, {"the file": result_file(path), "--retain-logs": retain_logs}, names)
     permit(*(out / name for name in names))
+    claim(out)  # what a killed import left goes first
     return Import(imported, write_results(out, imported.stem, imported.scores, imported.scores))
 
 

@@ -411,7 +411,7 @@ def keep_apart(out: Path, inputs: Mapping[str, Any], replaced: Sequence[str] = (
         except (OSError, ValueError, RuntimeError):  # not a path; who reads it says so
             continue
         if is_plain(place) and not is_ours(place):
-            continue  # it is not written over; if it is in the way, that is said
+            continue  # it is not written over; if it is in the way, an error names it
         for name in replaced:
             target = (out / name).resolve()
             if place == target or target in place.parents:

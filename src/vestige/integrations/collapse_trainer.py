@@ -72,7 +72,7 @@ def log_metrics(trainer: Any, metrics: Mapping[str, float], control: Any, bare: 
     """Through the trainer's loggers, without a trace in what the trainer itself has to log at this step.
 
     `Trainer.log` and not the log of a subclass: TRL's empties its own running means into whatever is logged first. And
-    whoever logs clears `should_log`, which would cost the step its loss.
+    logging clears `should_log`, which would cost the step its loss.
     """
     asked = control.should_log
     if not isinstance(trainer, Trainer):

@@ -62,7 +62,7 @@ def refuse_doubles(name: str, stored: Iterable[str], native: Callable[[str], str
 def own_memory() -> Iterator[None]:
     """Tensors are copied from their files into memory of the process, one at a time.
 
-    transformers leaves them mapped, so that a model on a CPU is a view of its files: whoever writes over a checkpoint
+    transformers leaves them mapped, so that a model on a CPU is a view of its files: writing over a checkpoint
     changes the numbers of a model that was loaded long before, and pages count twice while they are converted.
     """
     import transformers

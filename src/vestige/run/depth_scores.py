@@ -64,7 +64,7 @@ class ExampleDepth:
 
     @property
     def broken(self) -> bool:
-        """Whether some layer's logits are NaN: then nothing is said of this example, not even at other layers."""
+        """Whether some layer's logits are NaN: then this example has no value, not even at other layers."""
         return bool(np.isnan(self.s1.logprob).any() or np.isnan(self.s2.logprob).any())
 
     @property

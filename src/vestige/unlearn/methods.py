@@ -187,7 +187,7 @@ def _rmu(
     step: Step,
     steering_coeff: float = 2.0,
     module_regex: str | None = None,
-    trainable_params_regex: Sequence[str] | str | None = None,  # read by whoever makes the optimiser: `chosen_weights`
+    trainable_params_regex: Sequence[str] | str | None = None,  # read where the optimiser is made: `chosen_weights`
     **knobs: Any,
 ) -> Tensor:
     masks = [(batch.labels != losses.IGNORE).float() for batch in (step.forget, step.kept)]

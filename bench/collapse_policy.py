@@ -21,7 +21,7 @@ import torch
 from vestige.collect.cross import CrossScorer
 from vestige.data.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome
-from vestige.report.collapse_plots import collapse_plot
+from vestige.show.collapse_plots import collapse_plot
 
 LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant."}

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.run.tables import number, table
+from vestige.show.tables import number, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "real_model.md"
 MARK = "<!-- not run: a real model; bench/real_model.py runs these -->"

@@ -19,7 +19,7 @@ from vestige.cli import main
 from vestige.integrations.collapse_detector import CollapseSettings
 from vestige.metrics.collapse import SUFFIXES
 from vestige.run.collapse import settings_from
-from vestige.run.tables import number
+from vestige.show.tables import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."
 

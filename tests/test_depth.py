@@ -329,7 +329,7 @@ def test_golden_baselines(tmp_path: Path) -> None:
 
 def test_pictures(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    from vestige.report.depth_plots import draw_all
+    from vestige.show.depth_plots import draw_all
 
     result = depth_run(ask(tmp_path))[0]
     files = draw_all(tmp_path, result.summary, result.records)

@@ -22,9 +22,9 @@ from vestige.lab.models import Unlearning
 from vestige.lab.pools import PoolSettings, build_pools, lesson_rows, recipes
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
-from vestige.report import meta_plots
 from vestige.run.demo_meta import demo_meta, judge
 from vestige.run.demo_meta_files import plans, thorough
+from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn import METHODS, Training
 

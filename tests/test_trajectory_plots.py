@@ -13,7 +13,7 @@ from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES
 from vestige.metrics.trajectory_report import distribution
 from vestige.types import IGNORE, Trace
 
-plots = pytest.importorskip("vestige.report.trajectory_plots")
+plots = pytest.importorskip("vestige.show.trajectory_plots")
 pytest.importorskip("matplotlib")
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from vestige.metrics.collapse import LABELS
 from vestige.metrics.trajectory import VIEWS
-from vestige.report.collapse_plots import NAMES
 from vestige.report.format import finite, plain
 from vestige.report.gather import Source
+from vestige.show.collapse_plots import NAMES
 
 BAND = ("ci_low", "ci_high")
 COLLAPSE_COLUMNS = {

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.report.collapse_plots import NAMES, collapse_plot
-from vestige.report.depth_plots import draw_profile
 from vestige.report.format import Report
-from vestige.report.stress_plots import recovery_curve
-from vestige.report.trajectory_plots import COLOURS, GREY, curves, new_figure, save
+from vestige.show.collapse_plots import NAMES, collapse_plot
+from vestige.show.depth_plots import draw_profile
+from vestige.show.stress_plots import recovery_curve
+from vestige.show.trajectory_plots import COLOURS, GREY, curves, new_figure, save
 
 FIGURES: dict[str, Callable[[Report, Which, Path], Path]]
 MARKS = {"full": ("s", "#D55E00"), "retain": ("D", "#009E73"), "unlearned": ("o", "#0072B2"), "other": ("x", GREY)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from vestige.errors import UserError, unknown_name
 from vestige.report.format import Report
-from vestige.report.words import number
+from vestige.words import number
 
 FACTS = ("name", "role", "method", "epoch")  # columns that are no metrics; settings can be named, too
 META_COLUMNS = ("label", "auc", "r", "q", "agg", "overall", "n_models")

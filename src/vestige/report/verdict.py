@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.report.words import number, with_interval
+from vestige.words import number, with_interval
 
 FORGOT, STILL = 0.25, 0.75  # shares of the way from the retain model to the full one
 SCALE = 0.05  # full and retain closer than this: the measure tells nothing

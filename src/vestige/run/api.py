@@ -13,7 +13,7 @@ from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
 from vestige.run.harness import report
 from vestige.run.stored import suite_from_manifest
-from vestige.run.tables import summary
+from vestige.show.tables import summary
 from vestige.types import Score
 from vestige.writing import lasting
 

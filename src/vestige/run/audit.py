@@ -13,8 +13,8 @@ from vestige.errors import UserError
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.progress import hushed
-from vestige.run.tables import comparison, number
+from vestige.show.progress import hushed
+from vestige.show.tables import comparison, number
 
 # What a file, a column or a model adds; said when it is not there.
 MATTERS = {

@@ -12,7 +12,7 @@ from vestige.metrics import depth
 from vestige.run.depth_ask import DepthAsk
 from vestige.run.handles import ModelHandle
 from vestige.run.patching import Source
-from vestige.run.progress import Bar
+from vestige.show.progress import Bar
 from vestige.sums import mean
 from vestige.types import Array
 from vestige.wants import PatchWant

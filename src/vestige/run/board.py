@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TextIO
 
 from vestige.run.pool import State, shown
-from vestige.run.tables import table
 from vestige.run.tasks import Task
 from vestige.secrets import hide
+from vestige.show.tables import table
 from vestige.writing import append_to
 
 MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}

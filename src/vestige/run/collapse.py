@@ -23,8 +23,8 @@ from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.run.composing import compose_config, composing
 from vestige.run.handles import how_held
-from vestige.run.progress import Bar
-from vestige.run.tables import number, table
+from vestige.show.progress import Bar
+from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import read_ours, write_bytes, write_json
 from vestige.store.lock import writing
@@ -271,7 +271,7 @@ def _write(ask: Ask, report: Report, before: Mapping[str, Any]) -> None:
     write_bytes(out / "cross.npz", buffer.getvalue())
     report.files = [out / "metrics.json", out / "rows.jsonl", out / "cross.npz"]
     if len(report.outcomes) > 1 and any(o.samples for o in report.outcomes):
-        from vestige.report.collapse_plots import collapse_plot
+        from vestige.show.collapse_plots import collapse_plot
 
         try:
             report.files.append(collapse_plot(_points(report), out / "collapse.png"))

@@ -14,9 +14,9 @@ from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
 from vestige.run import denoising
 from vestige.run.handles import ModelHandle, device_kind, unquantised
-from vestige.run.progress import Bar
 from vestige.run.team import Team
 from vestige.run.trusting import Settling, read_again
+from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace

@@ -21,7 +21,7 @@ from vestige.run.references import data_fingerprints, difference, load_reference
 from vestige.run.scoring import family, references_of
 from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
 from vestige.run.stored import read_manifest, suite_from_manifest
-from vestige.run.tables import comparison, number, table
+from vestige.show.tables import comparison, number, table
 from vestige.store.archive import moved
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

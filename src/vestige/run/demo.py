@@ -15,8 +15,8 @@ from vestige.run.demo_diffusion import demo_diffusion
 from vestige.run.demo_report import demo_report
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.progress import hushed
-from vestige.run.tables import comparison, number, table
+from vestige.show.progress import hushed
+from vestige.show.tables import comparison, number, table
 from vestige.types import Score
 
 # What the demo shows of each model, and how to read it.

@@ -9,12 +9,12 @@ from typing import Any
 
 from vestige.lab import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
-from vestige.report.trajectory_plots import curves, save
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.progress import hushed
-from vestige.run.tables import number, table
+from vestige.show.progress import hushed
+from vestige.show.tables import number, table
+from vestige.show.trajectory_plots import curves, save
 from vestige.types import Score
 
 SUITE = "tofu_trajectory"

@@ -18,10 +18,10 @@ from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.metrics.names import KNOWN, direction_of
 from vestige.run.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.run.meta import MetaAsk, meta
-from vestige.run.progress import hushed
 from vestige.run.sweep import How, sweep
 from vestige.run.sweep_plan import read_plan
-from vestige.run.tables import number, table
+from vestige.show.progress import hushed
+from vestige.show.tables import number, table
 from vestige.store.files import read_json
 
 SHOWN = ("es", "prob", "mia_min_k", "uds")  # the columns of the picture before and after attacks
@@ -123,8 +123,8 @@ def _curve_cell(line: list[tuple[float, float]] | None) -> str:
 
 def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tuple[float, float]]]) -> list[Path]:
     """The three pictures."""
-    from vestige.report.meta_plots import before_and_after, pool_histograms, recovery_curves
-    from vestige.report.trajectory_plots import save
+    from vestige.show.meta_plots import before_and_after, pool_histograms, recovery_curves
+    from vestige.show.trajectory_plots import save
 
     cuts = files.read_thresholds(out / files.THRESHOLDS)
 

@@ -9,9 +9,9 @@ from vestige.errors import UserError
 from vestige.report.assemble import Ask
 from vestige.run.depth import depth_run
 from vestige.run.depth_ask import make_ask
-from vestige.run.progress import hushed
 from vestige.run.reporting import ReportAsk, write_report
 from vestige.run.stressing import Stress, stress
+from vestige.show.progress import hushed
 
 ATTACKED = "npo"
 BUDGETS = (2.0, 8.0, 32.0)  # steps of relearning

@@ -334,7 +334,7 @@ def short_names(paths: Sequence[str]) -> dict[str, str]:
 
 def draw(results: Sequence[DepthResult]) -> None:
     """The pictures of each model, beside its numbers."""
-    from vestige.report.depth_plots import draw_all
+    from vestige.show.depth_plots import draw_all
 
     for result in (r for r in results if r.summary["profile"]):  # broken logits leave nothing to draw
         result.files += draw_all(result.directory, result.summary, result.records)
@@ -345,7 +345,7 @@ HEADS = ("model", "UDS", "95 % interval", "unclipped", "n", "reading")
 
 def _cells(result: DepthResult) -> list[str]:
     from vestige.metrics.reading import reading
-    from vestige.run.tables import number
+    from vestige.show.tables import number
 
     s = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
@@ -355,7 +355,7 @@ def _cells(result: DepthResult) -> list[str]:
 
 def report(results: Sequence[DepthResult]) -> str:
     """What a terminal shows."""
-    from vestige.run.tables import number, table
+    from vestige.show.tables import number, table
 
     head = results[0].summary
     lines = [

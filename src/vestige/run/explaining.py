@@ -17,8 +17,8 @@ from vestige.metrics.registry import METRICS
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.run.listing import metric_configs
-from vestige.run.tables import number, table
 from vestige.run.worked import worked, worked_revocations
+from vestige.show.tables import number, table
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 

@@ -15,7 +15,7 @@ from vestige.run.config import HarnessConfig
 from vestige.run.evaluate import Outcome, check_directory, config_json
 from vestige.run.handles import ModelHandle
 from vestige.run.prepare import model_args
-from vestige.run.tables import number, table
+from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing

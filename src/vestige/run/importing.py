@@ -13,7 +13,7 @@ from vestige.journal import keep_apart, permit
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.listing import metric_configs
 from vestige.run.references import read_results, result_file
-from vestige.run.tables import number, table
+from vestige.show.tables import number, table
 from vestige.store.files import read_json
 from vestige.store.results import write_results
 from vestige.writing import claim

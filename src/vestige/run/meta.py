@@ -18,7 +18,7 @@ from vestige.meta.numbers import Model
 from vestige.meta.pools import Attacks, read_attacks, read_pools
 from vestige.meta.robustness import UTILITY_FILTER
 from vestige.meta.tree import methods_of, read_tree, root_of
-from vestige.run.tables import number, span, table
+from vestige.show.tables import number, span, table
 from vestige.store.lock import writing
 from vestige.types import content_key
 

@@ -10,7 +10,7 @@ from typing import Any
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.run.references import read_scores, result_file
-from vestige.run.tables import number, table
+from vestige.show.tables import number, table
 from vestige.store.examples import load_rows
 from vestige.sums import mean
 from vestige.types import Rows, Score

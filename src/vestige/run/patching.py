@@ -20,9 +20,9 @@ from vestige.collect.cost import Cost
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED
 from vestige.run.handles import ModelHandle
-from vestige.run.progress import Bar
 from vestige.run.team import Team
 from vestige.run.trusting import Settling
+from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key

@@ -16,7 +16,7 @@ from vestige.run.handles import ModelHandle, second_model
 from vestige.run.plan_answers import AnswersPlan, Packing, plan_answers, weights_stored
 from vestige.run.plan_depth import DepthPlan, plan_depth
 from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
-from vestige.run.tables import table
+from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
 from vestige.wants import DenoiseWant, Wants

@@ -10,7 +10,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.run.composing import PACKAGE_DIR
 from vestige.run.references import read_scores, result_file
 from vestige.run.stored import read_manifest
-from vestige.run.tables import number, table
+from vestige.show.tables import number, table
 from vestige.store.files import read_json
 
 FORGET_ROWS = {"forget01": 40, "forget05": 200, "forget10": 400}  # of TOFU's splits

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.run.progress import hushed
 from vestige.run.scoring import Reference, family
 from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import check_form
 from vestige.secrets import expand, hide, unset
+from vestige.show.progress import hushed
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
 from vestige.store.forms import Results

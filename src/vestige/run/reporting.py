@@ -21,10 +21,10 @@ from vestige.report.format import PAGE, REPORT, Report, check_report, finite
 from vestige.report.gather import Found, Source, gather, relative
 from vestige.report.page import render_page
 from vestige.run.comparing import Difference, Stored, differences, judged, read_stored
-from vestige.run.progress import hushed
 from vestige.run.traces import row_traces
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
+from vestige.show.progress import hushed
 from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.types import IGNORE

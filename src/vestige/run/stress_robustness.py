@@ -12,7 +12,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.robustness import RULES
 from vestige.metrics.names import direction_of
-from vestige.run.tables import amount, number, table
+from vestige.show.tables import amount, number, table
 
 
 def relearning_r(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -21,9 +21,9 @@ from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured
 from vestige.run.config import RunConfig
 from vestige.run.evaluate import Outcome, evaluate_config
 from vestige.run.friendly import Ask, to_run
-from vestige.run.progress import Bar, hushed
 from vestige.run.stress_robustness import relearning_r
-from vestige.run.tables import amount, number, table
+from vestige.show.progress import Bar, hushed
+from vestige.show.tables import amount, number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
@@ -264,8 +264,8 @@ def show(rows: Sequence[Row]) -> str:
 
 def draw(rows: Sequence[Row], path: Path, run: Path) -> list[Path]:
     """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
-    from vestige.report.stress_plots import recovery_curve
-    from vestige.report.trajectory_plots import save
+    from vestige.show.stress_plots import recovery_curve
+    from vestige.show.trajectory_plots import save
 
     plain, out = [asdict(row) for row in rows], []
     for attack in dict.fromkeys(row.attack for row in rows):

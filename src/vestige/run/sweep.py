@@ -26,9 +26,9 @@ from vestige.run.sweep_attacks import teaching_data
 from vestige.run.sweep_depth import depth_numbers
 from vestige.run.sweep_meta import write_meta
 from vestige.run.sweep_plan import Plan, log_file, make_tasks
-from vestige.run.tables import number, table
 from vestige.run.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.schema import misfit
+from vestige.show.tables import number, table
 from vestige.store.checksums import adopt_earlier as adopt_run
 from vestige.store.files import read_json, read_ours, write_json
 from vestige.store.lock import held

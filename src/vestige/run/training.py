@@ -25,10 +25,10 @@ from vestige.run.config import RunConfig, compose_runs
 from vestige.run.evaluate import evaluate_config
 from vestige.run.handles import ModelHandle
 from vestige.run.prepare import make_template, model_args
-from vestige.run.progress import Steps, hushed
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.schema import misfit
 from vestige.secrets import masked
+from vestige.show.progress import Steps, hushed
 from vestige.store.checksums import adopt_earlier
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing

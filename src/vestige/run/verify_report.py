@@ -16,8 +16,8 @@ from vestige.report.format import PAGE, REPORT, Report, check_report
 from vestige.report.gather import digest, gather
 from vestige.report.glossary import entry
 from vestige.report.old_keys import RENAMED, ages
-from vestige.run.progress import hushed
 from vestige.run.reporting import again
+from vestige.show.progress import hushed
 from vestige.store.files import read_json
 
 DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)

@@ -107,7 +107,7 @@ def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[
 def _retain_first(args: argparse.Namespace) -> None:
     """Evaluates --retain-model into a folder of the run, and makes it the reference."""
     from vestige.run.evaluate import evaluate_config
-    from vestige.run.progress import hushed
+    from vestige.show.progress import hushed
 
     out = _runs(args)[0].output_dir / "retain-model"
     retain = argparse.Namespace(**{**vars(args), "model": args.retain_model, "out": str(out), "retain_logs": None})
@@ -132,7 +132,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def _report(outcome: Any, run: Any) -> int:
-    from vestige.run.tables import summary, without_retain
+    from vestige.show.tables import summary, without_retain
 
     if "harness" in outcome.manifest:
         from vestige.run.harness import report

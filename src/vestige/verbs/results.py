@@ -88,7 +88,7 @@ def run_score(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.run.rescore import rescore
     from vestige.run.stored import suite_from_manifest
-    from vestige.run.tables import summary
+    from vestige.show.tables import summary
 
     load_plugins(args.plugin)
     dialect: str | None = args.dialect

@@ -27,8 +27,8 @@ def add_verbs(verbs: Any) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.progress import hushed
     from vestige.run.verifying import show, verify
+    from vestige.show.progress import hushed
 
     load_plugins(args.plugin)
     with hushed():  # what a metric lacks was said when it was computed

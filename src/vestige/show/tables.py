@@ -7,9 +7,9 @@ from typing import Any
 
 from vestige.metrics.reading import reading
 from vestige.metrics.trajectory import VIEWS
-from vestige.report.words import number
 from vestige.suites.spec import MetricSpec
 from vestige.types import Score
+from vestige.words import number
 
 
 def span(stat: Mapping[str, Any]) -> str:

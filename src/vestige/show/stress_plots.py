@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
-from vestige.report.trajectory_plots import COLOURS, GREY, new_figure
+from vestige.show.trajectory_plots import COLOURS, GREY, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,1 @@
+"""Did it forget? Everything for one's own model and rows."""

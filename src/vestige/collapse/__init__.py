@@ -1,0 +1,1 @@
+"""Does reasoning still depend on its prompt? Rollouts in, mutual information out."""

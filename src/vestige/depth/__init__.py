@@ -1,0 +1,1 @@
+"""Is the knowledge gone from the layers, or only from what the model says?"""

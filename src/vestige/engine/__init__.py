@@ -1,0 +1,1 @@
+"""One engine for every kind of run: configuration -> plan -> collect -> score -> files."""

@@ -1,0 +1,1 @@
+"""Many models, suites and attacks, on one machine or a cluster."""

@@ -82,9 +82,9 @@ def _texts(row: dict[str, Any]) -> list[str]:
 
 def run_eval(folder: Path, out: Path, words: int) -> Any:
     """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
+    from vestige.engine.evaluate import evaluate_config
+    from vestige.engine.friendly import Ask, to_run
     from vestige.models.load import wrap_model
-    from vestige.run.evaluate import evaluate_config
-    from vestige.run.friendly import Ask, to_run
 
     read = tokenizer(folder)
     model = llama(vocab=len(read))
@@ -109,7 +109,7 @@ def finished(rows: int, words: int = 12, copies: int = 1) -> list[Path]:
 
 
 def rescoring(rows: int = 4) -> Work:
-    from vestige.run.rescore import rescore
+    from vestige.engine.rescore import rescore
 
     run = finished(rows)[0]
     return lambda: rescore(run)

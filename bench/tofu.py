@@ -27,9 +27,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer_loop
 from measure import Beside, save
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.models.load import LoadedModel, wrap_model
-from vestige.run.evaluate import evaluate_config
-from vestige.run.friendly import Ask, to_run
 
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
 # Where real TOFU keeps them. It has no holdout rows; other retain authors stand in (a benchmark, not a result).
@@ -85,8 +85,8 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     from vestige.collect import forward
     from vestige.collect.answers import AnswerCollector, default_limits
     from vestige.collect.cost import Cost
-    from vestige.run.collecting import vocabulary
-    from vestige.run.prepare import make_encoder_context, prepare
+    from vestige.engine.obtain import vocabulary
+    from vestige.engine.prepare import make_encoder_context, prepare
 
     run = to_run(Ask(model="in-memory", data=str(folder), out=str(out), progress=False))
     wants = prepare(run, make_encoder_context(run, loaded.tokenizer, [])).wants

@@ -13,14 +13,14 @@ from fuzz_tools import loads, text_seeds, tolerant, words, written
 
 
 def run_overrides(data: bytes, place: Path) -> None:
-    from vestige.run.config import compose_runs
+    from vestige.engine.config import compose_runs
 
     compose_runs(["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m", *words(data)])
 
 
 def run_user_config(data: bytes, place: Path) -> None:
     """A metric file in a user's own config directory."""
-    from vestige.run.config import compose_runs
+    from vestige.engine.config import compose_runs
 
     written(place, "c/eval/tofu_metrics/mine.yaml", data)
     words = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]

@@ -73,11 +73,11 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
     """A finished run with one of its files replaced, read by every verb that reads runs."""
 
     def run(data: bytes, place: Path) -> None:
+        from vestige.engine.rescore import rescore
         from vestige.run.comparing import compare
         from vestige.run.diffing import diff
         from vestige.run.published import published
         from vestige.run.reporting import ReportAsk, make_report
-        from vestige.run.rescore import rescore
         from vestige.run.verifying import verify
 
         home = place / "run"

@@ -10,8 +10,8 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
+from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.run.config import compose_runs
 
 FULL = LAB / "models" / "full"
 

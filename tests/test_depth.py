@@ -16,11 +16,11 @@ import torch
 from conftest import GOLDEN, LAB
 from models_tools import save, tiny_model
 from vestige.cli import main
+from vestige.engine import patches as patching
+from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
-from vestige.run import patching
 from vestige.run.depth import depth_run, short_names
 from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
-from vestige.run.handles import ModelHandle
 from vestige.store.examples import load_rows
 from vestige.types import stats
 

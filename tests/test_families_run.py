@@ -73,8 +73,8 @@ def test_a_plan_needs_only_the_config(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_plan_by_config_counts_what_a_plan_by_weights_counts(tmp_path: Path) -> None:
+    from vestige.engine.plan_answers import size_by_config, weight_size
     from vestige.models.args import ModelArgs
-    from vestige.run.plan_answers import size_by_config, weight_size
 
     for name in ("llada", "llada-gqa", "dream", "a2d-qwen3"):
         stored = weight_size(ModelArgs(str(GOLDEN / name)))

@@ -86,16 +86,16 @@ CASES = [
     Case("vestige.collect.texts:TextCollector._decode_cached", "attribute", evaluate(), ("e/evidence/answers-*",)),
     Case("vestige.suites.handlers.texts:rouge_scores", "key", evaluate(), ("e/evidence/texts-*",)),
     Case("vestige.compare.vectors:auc", "division", evaluate(), ("e/evidence/answers-*",)),
-    Case("vestige.run.statistics:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
-    Case("vestige.run.statistics:_averaged", "type", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
-    Case("vestige.run.evaluate:write_results", "key", evaluate(), ("e/evidence/answers-*",)),
+    Case("vestige.engine.statistics:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
+    Case("vestige.engine.statistics:_averaged", "type", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
+    Case("vestige.engine.evaluate:write_results", "key", evaluate(), ("e/evidence/answers-*",)),
     Case("vestige.store.formats:AnswerFormat.dump", "type", evaluate()),
-    Case("vestige.run.config:_run", "type", evaluate()),
+    Case("vestige.engine.config:_run", "type", evaluate()),
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
-    Case("vestige.run.prepare:build_rows", "index", evaluate()),
+    Case("vestige.engine.prepare:build_rows", "index", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.run.plan:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
-    Case("vestige.run.rescore:stored_scores", "key", plain("score", "{copy}")),
+    Case("vestige.engine.plan:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.engine.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.load", "key", plain("score", "{copy}")),
     Case("vestige.run.comparing:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
     Case("vestige.run.diffing:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
@@ -238,7 +238,7 @@ def test_secrets_stay_out_of_what_is_written_and_printed(
     def broken(*_: Any) -> None:
         raise KeyError(f"no access with {SECRETS[0]} or {SECRETS[1]}; password={SECRETS[2]}")
 
-    monkeypatch.setattr("vestige.run.config._run", broken)
+    monkeypatch.setattr("vestige.engine.config._run", broken)
     words = ["eval", "tofu", "--model", UNLEARNED, "--out", str(tmp_path), f"+model.model_args.token={SECRETS[3]}"]
     assert main([*words, "--debug"]) == STATUS
     said = capsys.readouterr()
@@ -319,7 +319,7 @@ WIDE = {"Exception", "BaseException"}
 # Types that only a mistake of ours raises behind a reader: caught where one foreign call or one conversion is.
 NARROW = {
     "collect/positions.py", "guard.py", "integrations/rollouts_pickle.py", "integrations/rollouts_rows.py",
-    "metrics/collapse.py", "models/checks.py", "models/families.py", "run/composing.py", "run/depth_ask.py",
+    "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "run/depth_ask.py",
     "run/sweep_attacks.py",
     "suites/trajectory.py", "unlearn/trainer.py",
 }  # fmt: skip

@@ -10,16 +10,16 @@ import pytest
 import vestige.suites  # noqa: F401 - registers the handlers
 from conftest import LAB, SYSTEM
 from vestige.cli import main
+from vestige.engine.compose import PACKAGE_DIR
+from vestige.engine.config import RunConfig
+from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import ALIASES, KNOWN, full_name, short, unlike_published
 from vestige.metrics.rouge import rouge_scores
-from vestige.run.composing import PACKAGE_DIR
-from vestige.run.config import RunConfig
-from vestige.run.definitions import PUBLISHED, departure, differs_for_some_rows, refuse_other_number
 from vestige.run.explaining import explain
-from vestige.run.friendly import Ask, to_run
 from vestige.run.listing import metric_configs
+from vestige.suites.definitions import PUBLISHED, departure, differs_for_some_rows, refuse_other_number
 
 DATA, UNLEARNED, FULL = LAB / "data", LAB / "models" / "unlearned", LAB / "models" / "full"
 CIRCULATING = (

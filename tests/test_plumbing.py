@@ -22,17 +22,18 @@ import torch
 from conftest import GOLDEN
 from models_tools import save, tiny_model, tiny_tokenizer
 from vestige.collect.positions import check_tokens
+from vestige.engine import handles
+from vestige.engine.handles import ModelHandle, unquantised
+from vestige.engine.obtain import Collector, _resumable
+from vestige.engine.trust import Settling, disagreement, read_again
 from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.identity import pipeline_key, special_ids
-from vestige.run import handles, task_keys
-from vestige.run.collecting import Collector, _resumable
+from vestige.run import task_keys
 from vestige.run.depth_kept import KEPT, score_again
-from vestige.run.handles import ModelHandle, unquantised
 from vestige.run.task_keys import checkpoint_parts, harness_part
 from vestige.run.tasks import Task, checkpoints_of, is_done, perform, task_key
-from vestige.run.trusting import Settling, disagreement, read_again
 from vestige.store import archive, checksums
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.examples import read_packed, write_packed

@@ -367,8 +367,8 @@ def test_expand_is_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_another_value_in_the_environment_is_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests show the expression; a sweep must still see that what is behind it changed."""
-    from vestige.run.config import compose_runs
-    from vestige.run.evaluate import config_json
+    from vestige.engine.config import compose_runs
+    from vestige.engine.evaluate import config_json
 
     words = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]
     found = []

@@ -55,7 +55,7 @@ def run_depth(world: World, out: Path) -> dict[str, Any]:
     return {"results": json.loads((out / "results.json").read_text())}
 
 
-def run_live(world: World, out: Path) -> vestige.run.api.Result:
+def run_live(world: World, out: Path) -> vestige.engine.api.Result:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(world.model)
@@ -300,7 +300,7 @@ def test_weights_replaced_before_they_are_loaded(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A trainer saves over its checkpoint after the fingerprint was taken: nothing is filed under the old name."""
-    from vestige.run import handles
+    from vestige.engine import handles
 
     world, real = worlds("model"), handles.load_model
 
@@ -339,7 +339,7 @@ def test_weights_replaced_while_they_are_used(
 def test_weights_replaced_after_the_last_batch(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vestige.run import evaluate
+    from vestige.engine import evaluate
 
     world, real = worlds("model"), evaluate.score_suite
 
@@ -424,7 +424,7 @@ def test_a_second_run_says_how_its_evidence_was_made(worlds: Worlds, monkeypatch
     world.flags.append("model.model_args.attn_implementation=eager")
     run_eval(world, world.place / "new")
     first = json.loads((world.place / "new" / "manifest.json").read_text())
-    monkeypatch.setattr("vestige.run.handles.versions", lambda: {**first["versions"], "torch": "1", "numpy": "2"})
+    monkeypatch.setattr("vestige.engine.handles.versions", lambda: {**first["versions"], "torch": "1", "numpy": "2"})
     run_eval(world, world.place / "new")
     second = json.loads((world.place / "new" / "manifest.json").read_text())
     assert second["model"]["load_seconds"] == 0
@@ -436,9 +436,9 @@ def test_a_second_run_says_how_its_evidence_was_made(worlds: Worlds, monkeypatch
 
 def test_what_auto_means_on_a_gpu_is_in_the_key(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the checkpoint's own precision counts, which a fingerprint leaves out."""
+    from vestige.engine.handles import ModelHandle
     from vestige.models import choose
     from vestige.models.args import ModelArgs
-    from vestige.run.handles import ModelHandle
 
     world = worlds("model")
     monkeypatch.setattr(choose, "choose_device", lambda name: "cuda")

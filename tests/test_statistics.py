@@ -12,10 +12,10 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.run import statistics
-from vestige.run.references import load_references
-from vestige.run.statistics import Run, intervals
-from vestige.run.stored import read_manifest, suite_from_manifest
+from vestige.engine import statistics
+from vestige.engine.references import load_references
+from vestige.engine.statistics import Run, intervals
+from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.types import Score
 
 METRICS = (

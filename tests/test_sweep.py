@@ -632,8 +632,8 @@ def test_multirun_makes_a_run_of_every_combination(tmp_path: Path) -> None:
 
 
 def test_multirun_keeps_directories_that_differ_already() -> None:
-    from vestige.run.config import compose_runs
-    from vestige.run.multirun import multirun
+    from vestige.engine.config import compose_runs
+    from vestige.engine.multirun import multirun
 
     words = ["model=local", "model.model_args.pretrained_model_name_or_path=M", "task_name=a,b"]
     runs = multirun(words, compose_runs)

@@ -13,7 +13,7 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main
-from vestige.run.team import Team
+from vestige.engine.team import Team
 from vestige.store.evidence import Bank
 from vestige.types import Target, Text
 from vestige.writing import claim

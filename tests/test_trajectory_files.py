@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.run.config import compose_runs
 from vestige.suites.spec import MetricSpec
 
 FULL = """# @package _global_.eval.metrics.trajectory_metrics

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from diffusion_tools import save_lab_bert
-from vestige.run.evaluate import evaluate_config
-from vestige.run.friendly import Ask, to_run
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.suites.spec import SuiteSpec
 
 DATA = Path(__file__).parent / "golden" / "lab" / "data"

@@ -13,15 +13,15 @@ import torch
 from transformers import AutoTokenizer, BertForMaskedLM
 
 from diffusion_tools import save_lab_bert
+from vestige.engine.config import compose_runs
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import Ask, to_run
+from vestige.engine.rescore import rescore
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
-from vestige.run.config import compose_runs
-from vestige.run.evaluate import evaluate_config
-from vestige.run.friendly import Ask, to_run
-from vestige.run.rescore import rescore
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.types import Trace

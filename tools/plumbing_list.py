@@ -37,31 +37,31 @@ HAND = "test_plumbing.py"
 
 # ---- identity: what names evidence ----------------------------------------------------------------------------------
 
-fault("identity without dtype", "run/handles.py",
+fault("identity without dtype", "engine/handles.py",
       'parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]',
       'parts = [self.fingerprint, now["attention"], now["device"]]', STALE + "test_eval[--dtype bfloat16]")
-fault("identity without attention", "run/handles.py",
+fault("identity without attention", "engine/handles.py",
       'parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]',
       'parts = [self.fingerprint, now["dtype"], now["device"]]', STALE + "test_eval[eager attention]")
-fault("identity without versions of libraries", "run/handles.py",
+fault("identity without versions of libraries", "engine/handles.py",
       "libraries(kind, bool(self._quantization)).items()]", "()]", STALE + "test_eval[another torch]")
-fault("a live model's generation config left out", "run/handles.py",
+fault("a live model's generation config left out", "engine/handles.py",
       "parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device), _generation(m)]",
       "parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device)]",
       STALE + "test_python[repetition penalty in generation_config.json]")
-fault("evidence of a live model reused unseen", "run/handles.py", "return self.args is None", "return False",
+fault("evidence of a live model reused unseen", "engine/handles.py", "return self.args is None", "return False",
       STALE + "test_python[a forward hook on a model in memory]")
-fault("weights replaced before loading go unseen", "run/handles.py",
+fault("weights replaced before loading go unseen", "engine/handles.py",
       "if self._fingerprint and loaded.fingerprint != self._fingerprint:", "if False:",
       STALE + "test_weights_replaced_before_they_are_loaded")
-fault("a second run says today's versions", "run/handles.py", 'made = model.made.get("versions") or {}', "made = {}",
+fault("a second run says today's versions", "engine/handles.py", 'made = model.made.get("versions") or {}', "made = {}",
       STALE + "test_a_second_run_says_how_its_evidence_was_made")
-fault("notes of loading do not reach the manifest", "run/handles.py",
+fault("notes of loading do not reach the manifest", "engine/handles.py",
       "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
       "test_families.py::test_unused_tensors_and_notes_through_the_command_line")
-fault("identity without the 4-bit rule", "run/handles.py",
+fault("identity without the 4-bit rule", "engine/handles.py",
       'parts += [RULE] if self._quantization == "4bit" else []\n            parts +=', "parts +=", HAND)
-fault("a reference model is quantised too", "run/handles.py",
+fault("a reference model is quantised too", "engine/handles.py",
       "return ModelHandle(replace(handle.args, quantization=None))", "return handle", HAND)
 fault("auto means float32 on a GPU too", "models/identity.py",
       '("float32" if device == "cpu" else stored_dtype(args))', '"float32"',
@@ -178,7 +178,7 @@ fault("what should go stays in the bank", "store/evidence.py",
 fault("notes not remembered", "store/evidence.py", "    if new:\n        write_json(directory / NOTES",
       "    if False:\n        write_json(directory / NOTES", STALE + "test_notes_are_remembered")
 fault("new notes replace old ones", "store/evidence.py", "stem: [*known.get(stem, []), *new]}", "stem: [*new]}", HAND)
-fault("notes not recalled", "run/collecting.py",
+fault("notes not recalled", "engine/obtain.py",
       "self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]", "pass",
       STALE + "test_notes_are_remembered")
 fault("parts under way are tidied away", "store/evidence.py", "if asked is None or set(asked[0]) <= set(bank.load()):",
@@ -194,32 +194,32 @@ fault("altered numbers are read", "store/formats.py",
 fault("one answer's numbers are the next one's", "store/formats.py",
       'a, b = arrays["offsets"][i], arrays["offsets"][i + 1]',
       'a, b = arrays["offsets"][i - 1], arrays["offsets"][i]', HAND)
-fault("a resumed run packs its batches otherwise", "run/collecting.py", "return [g for g in groups if g]",
+fault("a resumed run packs its batches otherwise", "engine/obtain.py", "return [g for g in groups if g]",
       "return [list(missing.values())]", HAND)
-fault("collected again though it is there", "run/collecting.py", "for k, w in unique.items() if k not in have}",
+fault("collected again though it is there", "engine/obtain.py", "for k, w in unique.items() if k not in have}",
       "for k, w in unique.items()}", STALE + "test_eval[times of all files]")
-fault("evidence of weights that were written over is kept", "run/collecting.py", "        model.check()\n", "",
+fault("evidence of weights that were written over is kept", "engine/obtain.py", "        model.check()\n", "",
       STALE + "test_weights_replaced_while_they_are_used")
-fault("texts do not know the end token", "run/collecting.py", 'if kind == "texts" or model.is_diffusion:',
+fault("texts do not know the end token", "engine/obtain.py", 'if kind == "texts" or model.is_diffusion:',
       "if model.is_diffusion:", HAND)
-fault("texts of another decoder are kept", "run/collecting.py",
+fault("texts of another decoder are kept", "engine/obtain.py",
       'self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)', "pass",
       STALE + "test_eval[decoder of the tokenizer]")
-fault("tokenizer mismatch of a depth score in a suite allowed", "run/collecting.py",
+fault("tokenizer mismatch of a depth score in a suite allowed", "engine/obtain.py",
       'if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:', "if False:",
       STALE + "test_a_depth_score_in_a_suite_wants_one_tokenizer")
 fault("tokenizer mismatch of depth allowed", "run/depth.py", "        if not same:\n", "        if False:\n",
       "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
-fault("old evidence is trusted unseen", "run/trusting.py",
+fault("old evidence is trusted unseen", "engine/trust.py",
       "        count, why = self._compare(kept)\n        if why:\n",
       '        count, why = len(kept), ""\n        if why:\n',
       STALE + "test_old_evidence_that_is_wrong_is_collected_again")
-fault("live evidence of other questions stays", "run/trusting.py", "            if have:  # of other questions",
+fault("live evidence of other questions stays", "engine/trust.py", "            if have:  # of other questions",
       "            if False:  # of other questions", HAND)
-fault("a text cut by a stop word is only read again", "run/trusting.py",
+fault("a text cut by a stop word is only read again", "engine/trust.py",
       "cut = {k for k in other if asked[k].decoding.stopwords}", "cut = set()", HAND)
-fault("NaN beside a number is no distance", "run/trusting.py",
+fault("NaN beside a number is no distance", "engine/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",
       "if np.shape(old) != np.shape(new):", HAND)
 fault("depth scores of half the examples", "run/depth_kept.py",

@@ -13,16 +13,16 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from vestige import __version__
+from vestige.engine import flags as evaluating
+from vestige.engine.mishaps import archives_opened, mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
-from vestige.run.mishaps import archives_opened, mishaps_said
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.verbs import (
     auditing,
     collapse,
     demo_meta,
     depth,
-    evaluating,
     meta,
     reporting,
     results,

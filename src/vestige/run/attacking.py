@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.rows import find_in_directory, load_rows
+from vestige.engine.config import RunConfig
 from vestige.errors import UserError
-from vestige.run.config import RunConfig
 from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
@@ -44,9 +44,9 @@ def rows_file(folder: Path, name: str) -> Path:
 def lesson_rows(run: RunConfig, lesson: Lesson) -> list[ChatRow]:
     """The rows to teach, in the words of the evaluation: its tokenizer, template and limit."""
     from vestige.data.datasets import make_context
+    from vestige.engine.handles import ModelHandle
+    from vestige.engine.prepare import make_template, model_args
     from vestige.models.load import load_tokenizer
-    from vestige.run.handles import ModelHandle
-    from vestige.run.prepare import make_template, model_args
     from vestige.run.training_rows import Reading, read_training_rows
 
     tokenizer, _ = load_tokenizer(model_args(run))
@@ -91,7 +91,7 @@ def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesso
 
     Settings: bits of quantise, share of prune, steps and fields of a Recipe of relearn.
     """
-    from vestige.run.prepare import model_args
+    from vestige.engine.prepare import model_args
     from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
 
     args = model_args(run)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vestige.engine.config import RunConfig
+from vestige.engine.evaluate import Outcome, evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError
-from vestige.run.config import RunConfig
-from vestige.run.evaluate import Outcome, evaluate_config
-from vestige.run.friendly import Ask, to_run
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number
 

@@ -15,14 +15,14 @@ import numpy as np
 
 from vestige import __version__
 from vestige.data.reasoning import Extractor, Reasoning, Rollout
+from vestige.engine.compose import compose_config, composing
+from vestige.engine.handles import how_held
 from vestige.errors import UserError
 from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
 from vestige.integrations.rollouts import Loaded, load_rollouts
 from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.run.composing import compose_config, composing
-from vestige.run.handles import how_held
 from vestige.show.progress import Bar
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal

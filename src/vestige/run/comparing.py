@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from vestige.compare import bootstrap
+from vestige.engine.references import data_fingerprints, difference, load_references, read_scores, result_file
+from vestige.engine.scores import family, references_of
+from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
+from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
-from vestige.run.definitions import refuse_other_number
-from vestige.run.references import data_fingerprints, difference, load_references, read_scores, result_file
-from vestige.run.scoring import family, references_of
-from vestige.run.statistics import SEED, Estimate, NoInterval, Run, rounded
-from vestige.run.stored import read_manifest, suite_from_manifest
 from vestige.show.tables import comparison, number, table
 from vestige.store.archive import moved
+from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 

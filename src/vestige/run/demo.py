@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vestige.engine.config import RunConfig
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.lab import build_lab
-from vestige.run.config import RunConfig
 from vestige.run.demo_diffusion import demo_diffusion
 from vestige.run.demo_report import demo_report
-from vestige.run.evaluate import evaluate_config
-from vestige.run.friendly import Ask, to_run
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number, table
 from vestige.types import Score

@@ -7,11 +7,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.config import RunConfig
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.lab import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
-from vestige.run.config import RunConfig
-from vestige.run.evaluate import evaluate_config
-from vestige.run.friendly import Ask, to_run
 from vestige.show.progress import hushed
 from vestige.show.tables import number, table
 from vestige.show.trajectory_plots import curves, save

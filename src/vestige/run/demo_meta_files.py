@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.friendly import quote
 from vestige.lab.pools import PoolLab
-from vestige.run.friendly import quote
 from vestige.store.files import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.

@@ -22,6 +22,9 @@ from vestige.data.chat import Template
 from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
+from vestige.engine.handles import ModelHandle, versions_of
+from vestige.engine.patches import Patching, Settings, Source, bank_identity, patched_bank
+from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.journal import keep_apart
 from vestige.models.diffusion import NO_DEPTH
@@ -31,9 +34,6 @@ from vestige.run.depth_ask import DepthAsk
 from vestige.run.depth_files import FILES, record, write_run
 from vestige.run.depth_kept import KEPT, Banks, save_kept
 from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
-from vestige.run.handles import ModelHandle, versions_of
-from vestige.run.patching import Patching, Settings, Source, bank_identity, patched_bank
-from vestige.run.team import Team, team
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import tidy
 from vestige.store.files import write_json

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.spans import EM_SCOPES, PATCH_SCOPES, TOKENIZATIONS
+from vestige.engine.compose import compose_config, composing, explain_value
+from vestige.engine.friendly import quote
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import ModelArgs
-from vestige.run.composing import compose_config, composing, explain_value
-from vestige.run.friendly import quote
 from vestige.wants import LAST_LAYERS
 
 BASELINES = ("cka", "logit_lens", "fisher")

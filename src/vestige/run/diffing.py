@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.run.moved import Moved, changed_rows, moved_metrics, show_moved
-from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.show.tables import number, table
 from vestige.suites.spec import RESERVED
 

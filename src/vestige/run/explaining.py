@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.compose import PACKAGE_DIR
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import EXPLANATIONS, PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
-from vestige.run.composing import PACKAGE_DIR
-from vestige.run.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.run.listing import metric_configs
 from vestige.run.worked import worked, worked_revocations
 from vestige.show.tables import number, table
+from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.compose import PACKAGE_DIR
+from vestige.engine.references import read_scores, result_file
+from vestige.engine.stored import read_manifest
 from vestige.errors import UserError, unknown_name
-from vestige.run.composing import PACKAGE_DIR
-from vestige.run.references import read_scores, result_file
-from vestige.run.stored import read_manifest
 from vestige.show.tables import number, table
 from vestige.store.files import read_json
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import PREFILLED
+from vestige.engine.config import RunConfig
+from vestige.engine.evaluate import Outcome, evaluate_config
+from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.journal import keep_apart, permit
 from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
-from vestige.run.config import RunConfig
-from vestige.run.evaluate import Outcome, evaluate_config
-from vestige.run.friendly import Ask, to_run
 from vestige.run.stress_robustness import relearning_r
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import amount, number, table

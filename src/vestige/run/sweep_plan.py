@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.config import HarnessConfig
+from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
 from vestige.run import sweep_depth
-from vestige.run.config import HarnessConfig
-from vestige.run.friendly import Ask, to_run
 from vestige.run.held_out import held_paths
 from vestige.run.pool import training_memory, weights_memory
 from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data

@@ -19,13 +19,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, unknown_name
 from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.run.attacking import Lesson, attack_weights, rows_file
-from vestige.run.mishaps import mishaps_said
 from vestige.run.sweep_attacks import LESSON, SETTINGS
 from vestige.run.sweep_depth import run_depth, to_ask
 from vestige.run.task_keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
@@ -69,7 +69,7 @@ class Task:
 
     def model_args(self, path: str) -> ModelArgs:
         """How this task reads a checkpoint."""
-        from vestige.run.prepare import model_args
+        from vestige.engine.prepare import model_args
 
         if self.kind in ("depth", "s1"):
             return to_ask(self.ask).model(path)
@@ -125,7 +125,7 @@ def _made(task: Task) -> bool:
 
 def _same_run(task: Task) -> bool:
     """The manifest names this configuration and, where the checkpoint is at hand, these weights."""
-    from vestige.run.prepare import model_args
+    from vestige.engine.prepare import model_args
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
@@ -181,7 +181,7 @@ def _identities(task: Task) -> list[str]:
 
 
 def _config(task: Task) -> dict[str, Any]:
-    from vestige.run.evaluate import config_json
+    from vestige.engine.evaluate import config_json
 
     return config_json(_run(task))
 
@@ -212,7 +212,7 @@ def _run(task: Task) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _composed(ask: str) -> Any:
     """The run of some flags. Composing takes longer than all else that is looked at to see whether a task is done."""
-    from vestige.run.friendly import Ask, to_run
+    from vestige.engine.friendly import Ask, to_run
 
     return to_run(Ask(**json.loads(ask)))
 
@@ -259,7 +259,7 @@ def _perform(task: Task) -> None:
 
 
 def _evaluate(task: Task) -> None:
-    from vestige.run.evaluate import evaluate_config
+    from vestige.engine.evaluate import evaluate_config
 
     key = task_key(task)
     _unsign(task)  # from here on the directory may hold a mixture

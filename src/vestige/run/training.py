@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.data.datasets import make_context
+from vestige.engine.compose import compose_config, composing, explain_value, seed_of
+from vestige.engine.config import RunConfig, compose_runs
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.handles import ModelHandle
+from vestige.engine.prepare import make_template, model_args
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
 from vestige.models.load import LoadedModel, load_model, wrap_model
-from vestige.run.composing import compose_config, composing, explain_value, seed_of
-from vestige.run.config import RunConfig, compose_runs
-from vestige.run.evaluate import evaluate_config
-from vestige.run.handles import ModelHandle
-from vestige.run.prepare import make_template, model_args
 from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.schema import misfit
 from vestige.secrets import masked

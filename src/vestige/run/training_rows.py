@@ -10,8 +10,8 @@ from typing import Any
 
 from vestige.data.datasets import DATASETS, Context, Examples, check_lengths, column
 from vestige.data.rows import load_rows, read_file
+from vestige.engine.prepare import redirect
 from vestige.errors import UserError, unknown_name
-from vestige.run.prepare import redirect
 from vestige.types import content_key
 from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import REFUSALS, refusals_for

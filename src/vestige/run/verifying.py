@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.config import RunConfig
+from vestige.engine.references import load_references, result_file
+from vestige.engine.rescore import against
+from vestige.engine.scores import Reference, family
+from vestige.engine.statistics import Run, intervals, stats_file
+from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
-from vestige.run.config import RunConfig
-from vestige.run.references import load_references, result_file
-from vestige.run.rescore import against
-from vestige.run.scoring import Reference, family
-from vestige.run.statistics import Run, intervals, stats_file
-from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import misfit
 from vestige.secrets import hide
 from vestige.store import checksums

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import loading_flags
 from vestige.errors import UserError
-from vestige.verbs.loading import loading_flags
 
 # Flags of `vestige collapse` that stand for settings of the collapse_detection group.
 COLLAPSE_SETTINGS = (

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.verbs.loading import loading_flags
+from vestige.engine.loading_flags import loading_flags
 
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (

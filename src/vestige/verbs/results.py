@@ -85,9 +85,9 @@ def _value(word: str, value: str) -> Any:
 
 
 def run_score(args: argparse.Namespace) -> int:
+    from vestige.engine.rescore import rescore
+    from vestige.engine.stored import suite_from_manifest
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.rescore import rescore
-    from vestige.run.stored import suite_from_manifest
     from vestige.show.tables import summary
 
     load_plugins(args.plugin)

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import loading_flags
 from vestige.errors import UserError
-from vestige.verbs.loading import loading_flags
 
 RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "accumulation": "accumulation"}
 PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")

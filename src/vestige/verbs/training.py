@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import loading_flags
 from vestige.errors import UserError, unknown_name
-from vestige.verbs.loading import loading_flags
 
 # Flags that make a command a friendly one: the model configuration is then `local` unless model=NAME is given.
 FRIENDLY = ("model", "data", "forget", "retain")
@@ -73,7 +73,7 @@ def config_of(args: argparse.Namespace) -> Any:
 
 
 def _overrides(args: argparse.Namespace) -> list[str]:
-    from vestige.run.friendly import quote
+    from vestige.engine.friendly import quote
 
     friendly = any(getattr(args, name, None) for name in FRIENDLY)
     chosen = any(w.startswith("model=") for w in args.words)
@@ -109,7 +109,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 def _config_name(method: str) -> str:
     """The trainer configuration of a method in either spelling: grad_diff is GradDiff."""
-    from vestige.run.composing import PACKAGE_DIR
+    from vestige.engine.compose import PACKAGE_DIR
 
     known = sorted(p.stem for p in (PACKAGE_DIR / "trainer").glob("*.yaml") if p.stem != "finetune")
     plain = method.replace("_", "").lower()
@@ -183,7 +183,7 @@ def _with_alternates(data: dict[str, Any], alternate: str | None) -> dict[str, A
 
 def _with_folder(config: Any, folder: str) -> Any:
     """Evaluation while training reads the user's folder."""
-    from vestige.run.friendly import Ask, local_data
+    from vestige.engine.friendly import Ask, local_data
 
     run = config.evaluation
     local = local_data(Ask(suite=run.suite.name, data=folder), run)

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Encoder
+from vestige.engine import trajectories as denoising
+from vestige.engine.handles import ModelHandle, device_kind, unquantised
+from vestige.engine.team import Team
+from vestige.engine.trust import Settling, read_again
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
-from vestige.run import denoising
-from vestige.run.handles import ModelHandle, device_kind, unquantised
-from vestige.run.team import Team
-from vestige.run.trusting import Settling, read_again
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
@@ -94,9 +94,9 @@ class Collector:
         second: Callable[[str], ModelHandle],
     ) -> dict[str, Mapping[str, TokenStats]]:
         """S1 and S2 of a depth score. What this run's model and the retain model cost is in banks of its directory."""
+        from vestige.engine.patches import Patching, Settings, Source, bank_identity
         from vestige.models.load import load_tokenizer
         from vestige.models.tokenizer import tokenizer_facts
-        from vestige.run.patching import Patching, Settings, Source, bank_identity
 
         full, retain = (unquantised(second(path)) for path in (into.full, into.retain))
         ours = tokenizer_facts(self.encoder.tokenizer)["vocabulary"]

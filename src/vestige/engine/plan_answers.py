@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.handles import ModelHandle
 from vestige.models.canvas import VISION, has_pictures
 from vestige.models.choose import needed_bytes
 from vestige.models.load import ModelArgs, empty_model
 from vestige.models.locate import Place, locate, weight_names
-from vestige.run.handles import ModelHandle
 from vestige.store.evidence import Bank
 from vestige.types import Target
 

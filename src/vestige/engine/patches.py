@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from vestige.collect.cost import Cost
+from vestige.engine.handles import ModelHandle
+from vestige.engine.team import Team
+from vestige.engine.trust import Settling
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED
-from vestige.run.handles import ModelHandle
-from vestige.run.team import Team
-from vestige.run.trusting import Settling
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from vestige.engine.config import AnyConfig
 from vestige.errors import UserError
-from vestige.run.config import AnyConfig
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:

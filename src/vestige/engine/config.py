@@ -8,12 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.errors import UserError, unknown_name
-from vestige.guard import inside
-from vestige.integrations.lm_eval import EVALUATORS
-from vestige.metrics.dialects import get_dialect
-from vestige.metrics.names import full_name
-from vestige.run.composing import (
+from vestige.engine.compose import (
     ConfigLibrary,
     compose_config,
     composing,
@@ -22,8 +17,13 @@ from vestige.run.composing import (
     lend_suite,
     seed_of,
 )
-from vestige.run.definitions import refuse_other_number
+from vestige.errors import UserError, unknown_name
+from vestige.guard import inside
+from vestige.integrations.lm_eval import EVALUATORS
+from vestige.metrics.dialects import get_dialect
+from vestige.metrics.names import full_name
 from vestige.schema import check_form
+from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from vestige.engine.config import HarnessConfig
+from vestige.engine.evaluate import Outcome, check_directory, config_json
+from vestige.engine.handles import ModelHandle
+from vestige.engine.prepare import model_args
 from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.run.config import HarnessConfig
-from vestige.run.evaluate import Outcome, check_directory, config_json
-from vestige.run.handles import ModelHandle
-from vestige.run.prepare import model_args
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.collect.windows import text_want
+from vestige.engine.canvases import with_own_sampler
+from vestige.engine.config import RunConfig
+from vestige.engine.handles import ModelHandle, second_model
+from vestige.engine.obtain import count_nodes
+from vestige.engine.plan_answers import AnswersPlan, Packing, plan_answers, weights_stored
+from vestige.engine.plan_depth import DepthPlan, plan_depth
+from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
-from vestige.run.canvases import with_own_sampler
-from vestige.run.collecting import count_nodes
-from vestige.run.config import RunConfig
-from vestige.run.handles import ModelHandle, second_model
-from vestige.run.plan_answers import AnswersPlan, Packing, plan_answers, weights_stored
-from vestige.run.plan_depth import DepthPlan, plan_depth
-from vestige.run.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into

@@ -12,20 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import Context
+from vestige.engine.canvases import with_own_sampler
+from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
+from vestige.engine.handles import ModelHandle, second_model, versions_of
+from vestige.engine.obtain import Collector
+from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
+from vestige.engine.references import load_references, reads, result_file
+from vestige.engine.scores import Reference, score_suite
+from vestige.engine.statistics import Run, stats_file, write_statistics
+from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.canvases import with_own_sampler
-from vestige.run.collecting import Collector
-from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
-from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model, versions_of
-from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
-from vestige.run.references import load_references, reads, result_file
-from vestige.run.scoring import Reference, score_suite
-from vestige.run.statistics import Run, stats_file, write_statistics
-from vestige.run.team import Team, team
 from vestige.schema import misfit
 from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
@@ -35,6 +34,7 @@ from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, w
 from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import write_results
+from vestige.suites.definitions import differs_for_some_rows
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
@@ -69,7 +69,7 @@ class Outcome:
 def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
     """Runs one evaluation in its run directory. `loaded` is a model already in memory (the Python API)."""
     if isinstance(config, HarnessConfig):
-        from vestige.run.harness import evaluate_harness
+        from vestige.engine.harness import evaluate_harness
 
         if team().size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")

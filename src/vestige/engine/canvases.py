@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from vestige.engine.config import RunConfig
 from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
 from vestige.models.diffusion import NO_DEPTH
-from vestige.run.config import RunConfig
 from vestige.suites.spec import MetricSpec
 from vestige.suites.trajectory import HANDLER
 from vestige.wants import Wants

@@ -7,12 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.evaluate import Outcome, evaluate_config
+from vestige.engine.friendly import Ask, to_run
+from vestige.engine.harness import report
+from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.integrations.plugins import load_plugins
-from vestige.run.evaluate import Outcome, evaluate_config
-from vestige.run.friendly import Ask, to_run
-from vestige.run.harness import report
-from vestige.run.stored import suite_from_manifest
 from vestige.show.tables import summary
 from vestige.types import Score
 from vestige.writing import lasting

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from vestige.engine.obtain import MissingEvidence
+from vestige.engine.prepare import Prepared
 from vestige.errors import UserError
-from vestige.run.collecting import MissingEvidence
-from vestige.run.prepare import Prepared
 from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words

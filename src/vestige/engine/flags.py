@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import loading_flags
 from vestige.errors import UserError
-from vestige.verbs.loading import loading_flags
 
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
 FRIENDLY = (
@@ -74,9 +74,9 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 def _runs(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
+    from vestige.engine.config import compose_runs
+    from vestige.engine.friendly import Ask, to_run
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.config import compose_runs
-    from vestige.run.friendly import Ask, to_run
 
     load_plugins(args.plugin)
     suite, overrides = _words(args)
@@ -99,14 +99,14 @@ def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[
     """The runs of the overrides; with --multirun, of every combination of the values they list."""
     if not args.multirun:
         return list(compose(overrides))
-    from vestige.run.multirun import multirun
+    from vestige.engine.multirun import multirun
 
     return multirun(overrides, compose)
 
 
 def _retain_first(args: argparse.Namespace) -> None:
     """Evaluates --retain-model into a folder of the run, and makes it the reference."""
-    from vestige.run.evaluate import evaluate_config
+    from vestige.engine.evaluate import evaluate_config
     from vestige.show.progress import hushed
 
     out = _runs(args)[0].output_dir / "retain-model"
@@ -123,7 +123,7 @@ def run_eval(args: argparse.Namespace) -> int:
     runs = _runs(args)
     if args.cfg:
         return _print_config(runs)
-    from vestige.run.evaluate import evaluate_config
+    from vestige.engine.evaluate import evaluate_config
 
     status = 0
     for run in runs:
@@ -135,7 +135,7 @@ def _report(outcome: Any, run: Any) -> int:
     from vestige.show.tables import summary, without_retain
 
     if "harness" in outcome.manifest:
-        from vestige.run.harness import report
+        from vestige.engine.harness import report
 
         print(report(outcome))
         return _nothing(outcome)
@@ -172,7 +172,7 @@ def _nothing(outcome: Any) -> int:
 def _print_config(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
-    from vestige.run.evaluate import config_json
+    from vestige.engine.evaluate import config_json
 
     for run in runs:
         body = {**config_json(run), "output_dir": str(run.output_dir)}
@@ -183,8 +183,8 @@ def _print_config(runs: Sequence[Any]) -> int:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    from vestige.run.config import HarnessConfig
-    from vestige.run.plan import make_plan, show
+    from vestige.engine.config import HarnessConfig
+    from vestige.engine.plan import make_plan, show
 
     runs = _runs(args)
     if args.cfg:

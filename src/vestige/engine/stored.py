@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.obtain import Found
+from vestige.engine.prepare import Prepared, make_words
+from vestige.engine.scores import Reference, score_suite
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.metrics.names import full_name
-from vestige.run.collecting import Found
-from vestige.run.prepare import Prepared, make_words
-from vestige.run.scoring import Reference, score_suite
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from vestige.engine.handles import ModelHandle, second_model, unquantised
+from vestige.engine.patches import Settings, patched_bank
 from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
-from vestige.run.handles import ModelHandle, second_model, unquantised
-from vestige.run.patching import Settings, patched_bank
 from vestige.wants import PatchInto, PatchWant
 
 

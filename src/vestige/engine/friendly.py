@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.rows import suffixes
+from vestige.engine.compose import PACKAGE_DIR
+from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there
-from vestige.run.composing import PACKAGE_DIR
-from vestige.run.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.scores import Reference, family
+from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
-from vestige.run.scoring import Reference, family
-from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import check_form
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed

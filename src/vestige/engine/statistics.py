@@ -18,9 +18,9 @@ import numpy as np
 
 from vestige.compare import bootstrap, vectors
 from vestige.compare.bootstrap import Sample, Statistic
+from vestige.engine.references import data_fingerprints
+from vestige.engine.scores import Reference, family, references_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
-from vestige.run.references import data_fingerprints
-from vestige.run.scoring import Reference, family, references_of
 from vestige.schema import number
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean

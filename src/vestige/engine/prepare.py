@@ -12,13 +12,13 @@ from typing import Any
 from vestige.data.chat import Template, decode_texts
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, find_in_directory
+from vestige.engine.canvases import out_of_reach
+from vestige.engine.config import AnyConfig, RunConfig
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.canvas import Canvases
 from vestige.models.choose import choose_device
 from vestige.models.load import ModelArgs
-from vestige.run.canvases import out_of_reach
-from vestige.run.config import AnyConfig, RunConfig
 from vestige.suites.registry import HANDLERS, Words
 from vestige.suites.spec import DataSpec, SuiteSpec
 from vestige.types import Rows, content_key

@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vestige.depth.ask import make_ask
+from vestige.depth.run import depth_run, report
 from vestige.models.load import ModelArgs, load_model
-from vestige.run.depth import depth_run, report
-from vestige.run.depth_ask import make_ask
 
 LEARNING, SUPPRESSING = 8, 2  # blocks that are trained, from the top
 KEPT = 0.2  # how much of every change `faded` keeps

@@ -16,11 +16,11 @@ import torch
 from conftest import GOLDEN, LAB
 from models_tools import save, tiny_model
 from vestige.cli import main
+from vestige.depth.ask import DepthAsk, ask_from, make_ask, parse_layers
+from vestige.depth.run import depth_run, short_names
 from vestige.engine import patches as patching
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
-from vestige.run.depth import depth_run, short_names
-from vestige.run.depth_ask import DepthAsk, ask_from, make_ask, parse_layers
 from vestige.store.examples import load_rows
 from vestige.types import stats
 
@@ -274,7 +274,7 @@ def test_other_tokenizers_and_other_shapes_are_refused(tmp_path: Path) -> None:
 
 
 def test_half_precision_is_warned_about() -> None:
-    from vestige.run.depth import _precision_notes
+    from vestige.depth.run import _precision_notes
 
     def notes(dtype: str, tau: float) -> list[str]:
         return _precision_notes(ModelHandle(ask(Path("x"), dtype=dtype).model("m")), tau)
@@ -284,7 +284,7 @@ def test_half_precision_is_warned_about() -> None:
 
 
 def test_a_broken_model_has_no_score() -> None:
-    from vestige.run.depth_scores import ExampleDepth, model_depth
+    from vestige.depth.scores import ExampleDepth, model_depth
 
     good = stats(logprob=np.array([[-1.0, -1.0], [-3.0, -3.0]]))
     bad = stats(logprob=np.array([[-1.0, -1.0], [np.nan, -3.0]]))

@@ -102,7 +102,7 @@ CASES = [
     Case("vestige.run.published:published_table", "type", plain("published", "{eval}")),
     Case("vestige.run.verifying:_scored", "index", plain("verify", "{eval}")),
     Case("vestige.run.verifying:intervals", "key", plain("verify", "{eval}")),
-    Case("vestige.run.depth_kept:_one", "type", plain("verify", "{depth}")),
+    Case("vestige.depth.kept:_one", "type", plain("verify", "{depth}")),
     Case("vestige.report.eval_part:values", "key", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
     Case("vestige.report.rows_part:says", "name", plain("report", "{eval}", "-o", "{tmp}/r")),
     Case("vestige.report.depth_part:values", "attribute", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
@@ -111,7 +111,7 @@ CASES = [
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.run.packing:references_of_run", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
     Case("vestige.run.importing:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
-    Case("vestige.run.depth:check_tokenizers", "type", plain(*DEPTH)),
+    Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collect.staircase:Patcher._fast", "name", plain(*DEPTH)),
     Case("vestige.run.collapse:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.run.collapse:row_table", "index",
@@ -319,7 +319,7 @@ WIDE = {"Exception", "BaseException"}
 # Types that only a mistake of ours raises behind a reader: caught where one foreign call or one conversion is.
 NARROW = {
     "collect/positions.py", "guard.py", "integrations/rollouts_pickle.py", "integrations/rollouts_rows.py",
-    "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "run/depth_ask.py",
+    "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "depth/ask.py",
     "run/sweep_attacks.py",
     "suites/trajectory.py", "unlearn/trainer.py",
 }  # fmt: skip

@@ -22,6 +22,7 @@ import torch
 from conftest import GOLDEN
 from models_tools import save, tiny_model, tiny_tokenizer
 from vestige.collect.positions import check_tokens
+from vestige.depth.kept import KEPT, score_again
 from vestige.engine import handles
 from vestige.engine.handles import ModelHandle, unquantised
 from vestige.engine.obtain import Collector, _resumable
@@ -31,7 +32,6 @@ from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.identity import pipeline_key, special_ids
 from vestige.run import task_keys
-from vestige.run.depth_kept import KEPT, score_again
 from vestige.run.task_keys import checkpoint_parts, harness_part
 from vestige.run.tasks import Task, checkpoints_of, is_done, perform, task_key
 from vestige.store import archive, checksums

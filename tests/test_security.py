@@ -434,7 +434,7 @@ def test_a_few_bytes_of_parquet_cannot_be_a_billion_rows(tmp_path: Path, monkeyp
 
 
 def test_layers_are_not_counted_to_a_billion() -> None:
-    from vestige.run.depth_ask import parse_layers
+    from vestige.depth.ask import parse_layers
 
     with pytest.raises(UserError, match="no model has"):
         parse_layers("0-9999999999")

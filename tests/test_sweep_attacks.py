@@ -14,10 +14,10 @@ from conftest import LAB
 from test_sweep import METRIC, note, started, write_plan
 from vestige.cli import main
 from vestige.data.rows import read_file
+from vestige.depth.ask import make_ask
+from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
-from vestige.run.depth import depth_run
-from vestige.run.depth_ask import make_ask
 from vestige.run.reporting import ReportAsk, make_report
 from vestige.run.stressing import Stress, stress
 from vestige.run.sweep_attacks import LESSON, SETTINGS, read_attacks

@@ -208,7 +208,7 @@ fault("texts of another decoder are kept", "engine/obtain.py",
 fault("tokenizer mismatch of a depth score in a suite allowed", "engine/obtain.py",
       'if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:', "if False:",
       STALE + "test_a_depth_score_in_a_suite_wants_one_tokenizer")
-fault("tokenizer mismatch of depth allowed", "run/depth.py", "        if not same:\n", "        if False:\n",
+fault("tokenizer mismatch of depth allowed", "depth/run.py", "        if not same:\n", "        if False:\n",
       "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
 fault("old evidence is trusted unseen", "engine/trust.py",
@@ -222,9 +222,9 @@ fault("a text cut by a stop word is only read again", "engine/trust.py",
 fault("NaN beside a number is no distance", "engine/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",
       "if np.shape(old) != np.shape(new):", HAND)
-fault("depth scores of half the examples", "run/depth_kept.py",
+fault("depth scores of half the examples", "depth/kept.py",
       "if any(key not in found for key in keys.values()) or not found:", "if not found:", HAND)
-fault("names in depth.json.gz that nothing explains", "run/depth_kept.py",
+fault("names in depth.json.gz that nothing explains", "depth/kept.py",
       'return f"it does not explain {lost[0]}" if lost else ""', 'return ""', HAND)
 
 # ---- seals, locks, archives -----------------------------------------------------------------------------------------

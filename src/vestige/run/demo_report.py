@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from vestige.depth.ask import make_ask
+from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.report.assemble import Ask
-from vestige.run.depth import depth_run
-from vestige.run.depth_ask import make_ask
 from vestige.run.reporting import ReportAsk, write_report
 from vestige.run.stressing import Stress, stress
 from vestige.show.progress import hushed

@@ -10,8 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from vestige.depth.ask import DepthAsk, make_ask
 from vestige.errors import UserError, unknown_name
-from vestige.run.depth_ask import DepthAsk, make_ask
 
 SUITE = "depth"
 OURS = {"unlearned", "out", "s1_cache", "progress", "quantization"}  # what a sweep says itself
@@ -45,7 +45,7 @@ def to_ask(said: Mapping[str, Any]) -> DepthAsk:
 
 def run_depth(said: Mapping[str, Any]) -> dict[str, Any]:
     """One model's depth; returns its summary."""
-    from vestige.run.depth import depth_run, report
+    from vestige.depth.run import depth_run, report
 
     ask = to_ask(said)
     results = depth_run(ask)

@@ -276,8 +276,8 @@ def _changed(path: Path, sealed: str | None) -> str:
 
 
 def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
-    from vestige.run.depth_files import detailed, table_of
-    from vestige.run.depth_kept import KEPT, score_again
+    from vestige.depth.files import detailed, table_of
+    from vestige.depth.kept import KEPT, score_again
 
     if not (path / "evidence" / KEPT).is_file():
         yield Finding(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.spans import Span, Tokens
-from vestige.run.depth_scores import ExampleDepth, exact_match, status
+from vestige.depth.scores import ExampleDepth, exact_match, status
 from vestige.store.files import write_bytes, write_json
 from vestige.types import BAD_LOGITS
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from vestige.depth.ask import DepthAsk
 from vestige.engine.handles import ModelHandle
 from vestige.engine.patches import Source
 from vestige.errors import UserError
 from vestige.metrics import depth
-from vestige.run.depth_ask import DepthAsk
 from vestige.show.progress import Bar
 from vestige.sums import mean
 from vestige.types import Array

@@ -22,6 +22,10 @@ from vestige.data.chat import Template
 from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
+from vestige.depth.ask import DepthAsk
+from vestige.depth.files import FILES, record, write_run
+from vestige.depth.kept import KEPT, Banks, save_kept
+from vestige.depth.scores import ExampleDepth, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
 from vestige.engine.patches import Patching, Settings, Source, bank_identity, patched_bank
 from vestige.engine.team import Team, team
@@ -30,10 +34,6 @@ from vestige.journal import keep_apart
 from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.run.depth_ask import DepthAsk
-from vestige.run.depth_files import FILES, record, write_run
-from vestige.run.depth_kept import KEPT, Banks, save_kept
-from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import tidy
 from vestige.store.files import write_json
@@ -220,7 +220,7 @@ class _DepthRun:
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
-        from vestige.run.baselines import representation_baselines
+        from vestige.depth.baselines import representation_baselines
 
         return representation_baselines(
             self.full, sources[0], sources[1:], list(self.contexts.wants.values()), self.ask

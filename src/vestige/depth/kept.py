@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from vestige.data.spans import Span, Tokens
-from vestige.run.depth_ask import DepthAsk
-from vestige.run.depth_files import record
-from vestige.run.depth_scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.depth.ask import DepthAsk
+from vestige.depth.files import record
+from vestige.depth.scores import ExampleDepth, examples_of, model_depth, profile
 from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import read_packed, write_packed

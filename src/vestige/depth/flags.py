@@ -46,8 +46,8 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_depth(args: argparse.Namespace) -> int:
-    from vestige.run.depth import depth_run, report
-    from vestige.run.depth_ask import ask_from
+    from vestige.depth.ask import ask_from
+    from vestige.depth.run import depth_run, report
     from vestige.types import BAD_LOGITS
 
     flags = {name: getattr(args, name) for name in DEPTH}

@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome
+from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.collect.cross import CrossScorer
-from vestige.data.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
-from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome
 from vestige.show.collapse_plots import collapse_plot
 
 LAB = Path(__file__).parent.parent / "tests" / "golden" / "lab"

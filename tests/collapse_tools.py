@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from conftest import GOLDEN
-from vestige.data.reasoning import Extractor, Reasoning, Trajectory
-from vestige.integrations.rollouts import rows_to_rollouts
+from vestige.collapse.reasoning import Extractor, Reasoning, Trajectory
+from vestige.collapse.rollouts import rows_to_rollouts
 from vestige.metrics.collapse import Cross, cross_of
 
 HOME = GOLDEN / "collapse"

@@ -114,7 +114,7 @@ def _pairs(value: Any) -> list[tuple[str, str]]:
 
 
 def run_reasoning(data: bytes, place: Path) -> None:
-    from vestige.data.reasoning import Extractor, Reasoning
+    from vestige.collapse.reasoning import Extractor, Reasoning
 
     path = written(place, "r.jsonl", data)
     loaded = _rollouts(path, "auto")
@@ -124,7 +124,7 @@ def run_reasoning(data: bytes, place: Path) -> None:
 
 
 def _rollouts(path: Path, format: str) -> Any:
-    from vestige.integrations.rollouts import load_rollouts
+    from vestige.collapse.rollouts import load_rollouts
 
     return load_rollouts(path, format, "chatml-restore")
 

@@ -16,12 +16,12 @@ from fuzz_targets import TARGETS
 from fuzz_tools import attempt
 from models_tools import tiny_model, tiny_tokenizer
 from vestige.cli import main
+from vestige.collapse.rollouts import load_rollouts
 from vestige.data.chat import Template
 from vestige.data.rows import load_rows
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.guard import is_there
-from vestige.integrations.rollouts import load_rollouts
 
 WORDS = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]
 

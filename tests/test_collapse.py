@@ -12,12 +12,12 @@ import torch
 
 from collapse_tools import random_cross, tiny, trajectories
 from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
+from vestige.collapse import sampling
+from vestige.collapse.detector import CollapseDetector, CollapseSettings
+from vestige.collapse.reasoning import Trajectory, Turn
 from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
-from vestige.data import sampling
-from vestige.data.reasoning import Trajectory, Turn
 from vestige.errors import UserError
-from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings
 from vestige.metrics.collapse import Ema, cross_of, label_metrics
 from vestige.metrics.collapse_extras import extras, permutation_null
 from vestige.metrics.collapse_words import caveats, verdict

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from collapse_tools import TINY, tokenizer
+from vestige.collapse.callback import CollapseCallback
+from vestige.collapse.detector import CollapseSettings
 from vestige.collect.cross import CrossScorer
 from vestige.errors import UserError
-from vestige.integrations.collapse_callback import CollapseCallback
-from vestige.integrations.collapse_detector import CollapseSettings
 
 FIRST = "collapse_first_turn_sample"
 
@@ -124,7 +124,7 @@ def test_late_measurements_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_weights_that_deepspeed_has_updated_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("vestige.integrations.collapse_trainer.updates_early", lambda trainer: True)
+    monkeypatch.setattr("vestige.collapse.trainer.updates_early", lambda trainer: True)
     callback = callback_of()
     with caplog.at_level(logging.WARNING):
         [entry] = logged(train(tmp_path, 1, "none", lambda s: callback.record(rows(s)), callback))

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from collapse_tools import call_cross, calls, columns, golden, tiny, trajectories
+from vestige.collapse import sampling
+from vestige.collapse.detector import CollapseDetector, CollapseSettings
+from vestige.collapse.reasoning import Trajectory
 from vestige.collect.cross import CrossScorer
-from vestige.data import sampling
-from vestige.data.reasoning import Trajectory
 from vestige.errors import UserError
-from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings
 from vestige.metrics.collapse import SUFFIXES, Ema, cross_of, label_metrics, matched, row_table, should_compute
 from vestige.metrics.collapse import marginal as marginal_of
 from vestige.metrics.collapse_extras import extras

@@ -16,9 +16,9 @@ import vestige
 from collapse_tools import TINY, golden, history_rows, tiny, tokenizer
 from conftest import LAB, SYSTEM
 from vestige.cli import main
-from vestige.integrations.collapse_detector import CollapseSettings
+from vestige.collapse.detector import CollapseSettings
+from vestige.collapse.run import settings_from
 from vestige.metrics.collapse import SUFFIXES
-from vestige.run.collapse import settings_from
 from vestige.show.tables import number
 
 TEMPLATE = "I should think about this step by step and then give my answer."

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tokenizer_tools import RULES, byte_bpe
-from vestige.data.reasoning import Extractor, Reasoning, Rollout, Turn
+from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Turn
 
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
 # (end of the prompt, response, reasoning that must be found)

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from collapse_tools import golden, history_rows, tokenizer, trajectories
-from vestige.data.reasoning import EMPTY, NO_RESPONSE, UNCLOSED, UNTAGGED, Extractor, Reasoning, Rollout, find_span
+from vestige.collapse.reasoning import EMPTY, NO_RESPONSE, UNCLOSED, UNTAGGED, Extractor, Reasoning, Rollout, find_span
+from vestige.collapse.rollouts import FORMATS, LOSSES, load_rollouts, rows_to_rollouts
 from vestige.errors import UserError
-from vestige.integrations.rollouts import FORMATS, LOSSES, load_rollouts, rows_to_rollouts
 
 CHAT = [{"role": "user", "content": "Where is the box?"}]
 

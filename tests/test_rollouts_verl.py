@@ -11,9 +11,9 @@ import pytest
 from conftest import GOLDEN, LAB
 from test_rollouts import write
 from vestige.cli import main
+from vestige.collapse.rollouts import load_rollouts
+from vestige.collapse.rollouts_verl import parts_of
 from vestige.errors import UserError
-from vestige.integrations.rollouts import load_rollouts
-from vestige.integrations.rollouts_verl import parts_of
 
 WRITTEN = GOLDEN / "rollouts"
 FIRST, TRAJECTORY = "collapse_first_turn_sample", "collapse_trajectory_sample"
@@ -77,7 +77,7 @@ def test_a_conversation_is_split_into_turns(tmp_path: Path) -> None:
 
 def test_without_a_chat_template_the_text_is_the_prompt() -> None:
     from tokenizer_tools import byte_bpe
-    from vestige.data.reasoning import Extractor
+    from vestige.collapse.reasoning import Extractor
 
     tokenizer = byte_bpe("qwen2")
     rollout = load_rollouts(WRITTEN / "ragen_validation_dump.jsonl").rollouts[1]

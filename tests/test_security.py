@@ -22,9 +22,9 @@ from fuzz_inputs import BILLION_LAUGHS
 from models_tools import save, tiny_model
 from vestige import guard
 from vestige.cli import main
+from vestige.collapse.rollouts import load_rollouts
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.integrations.rollouts import load_rollouts
 from vestige.journal import JOURNAL
 from vestige.run.importing import import_file
 from vestige.store.evidence import discard_all

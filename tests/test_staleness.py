@@ -356,8 +356,8 @@ def test_weights_replaced_after_the_last_batch(
 def test_weights_replaced_in_depth_and_collapse(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from vestige.collapse.detector import CollapseDetector
     from vestige.collect.staircase import Patcher
-    from vestige.integrations.collapse_detector import CollapseDetector
 
     world, run, compute = worlds("model"), Patcher.run, CollapseDetector.compute
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from collapse_tools import TINY
-from vestige.data.reasoning import Reasoning
-from vestige.integrations.collapse_callback import CollapseCallback
-from vestige.integrations.collapse_detector import CollapseSettings
+from vestige.collapse.callback import CollapseCallback
+from vestige.collapse.detector import CollapseSettings
+from vestige.collapse.reasoning import Reasoning
 
 pytest.importorskip("trl", reason="TRL is not installed (pip install 'vestige[trl]')")
 pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore")]
@@ -185,7 +185,7 @@ def test_resuming_restores_the_running_means(tmp_path: Path) -> None:
 
 def test_completions_that_trl_wrote_are_read(tmp_path: Path) -> None:
     """Its table of a chat: prompts and completions are messages."""
-    from vestige.integrations.rollouts import load_rollouts
+    from vestige.collapse.rollouts import load_rollouts
 
     trainer, _, witness = grpo(tmp_path, True, max_steps=2, log_completions=True)
     trainer.train()

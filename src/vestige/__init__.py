@@ -11,7 +11,7 @@ __all__ = ["Result", "collapse", "evaluate"]
 def __getattr__(name: str) -> Any:
     """The names of `__all__`, imported on first use: `import vestige` stays instant."""
     if name == "collapse":
-        from vestige.run.collapse import measure
+        from vestige.collapse.run import measure
 
         return measure
     if name in __all__:

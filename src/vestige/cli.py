@@ -13,13 +13,14 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from vestige import __version__
+from vestige.collapse import flags as collapse
 from vestige.depth import flags as depth
 from vestige.engine import flags as evaluating
 from vestige.engine.mishaps import archives_opened, mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.secrets import hiding_streams, note_variables, note_words
-from vestige.verbs import auditing, collapse, demo_meta, meta, reporting, results, stress, sweep, training, verifying
+from vestige.verbs import auditing, demo_meta, meta, reporting, results, stress, sweep, training, verifying
 
 VERBS = (
     evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, verifying,

@@ -301,7 +301,7 @@ def _depth(path: Path, seal: Seal | None) -> Iterator[Finding]:
 def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
     import numpy as np
 
-    from vestige.integrations.collapse_detector import CollapseSettings
+    from vestige.collapse.detector import CollapseSettings
     from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
     from vestige.metrics.collapse_extras import LATER_INTERVALS
 
@@ -332,7 +332,7 @@ def _collapse(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 
 def _collapse_numbers(cross: Any, label: str, step: int, settings: Any, ema: Any) -> dict[str, Any]:
-    from vestige.integrations.collapse_detector import numbers_of
+    from vestige.collapse.detector import numbers_of
 
     metrics, _ = numbers_of(cross, label, step, settings, ema, settings.seed)
     return {k: v for k, v in metrics.items() if v is not None}

@@ -63,7 +63,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_collapse(args: argparse.Namespace) -> int:
-    from vestige.run.collapse import Ask, collapse, reasoning_for, scheduled_settings
+    from vestige.collapse.run import Ask, collapse, reasoning_for, scheduled_settings
 
     overrides = [w for w in args.files if "=" in w and not Path(w).exists()]
     files = [w for w in args.files if w not in overrides]

@@ -25,12 +25,12 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from vestige.data.reasoning import Extractor, Reasoning, Rollout
+from vestige.collapse import trainer as theirs
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
+from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
+from vestige.collapse.rollouts import apart
+from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
-from vestige.integrations import collapse_trainer as theirs
-from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
-from vestige.integrations.rollouts import apart
-from vestige.integrations.rollouts_rows import native
 from vestige.internal import in_short
 from vestige.journal import adopt_file
 from vestige.metrics.collapse import Ema

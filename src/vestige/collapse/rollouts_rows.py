@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from vestige.collapse.reasoning import Rollout
 from vestige.data.chat import Ids
-from vestige.data.reasoning import Rollout
 from vestige.data.rows import Row
 from vestige.errors import UserError
 

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.data.reasoning import Rollout
+from vestige.collapse.reasoning import Rollout
+from vestige.collapse.rollouts_rows import GROUP, TRAJECTORY, assistant_turns, integer, label_of, messages_of
 from vestige.data.rows import Row
 from vestige.errors import UserError
-from vestige.integrations.rollouts_rows import GROUP, TRAJECTORY, assistant_turns, integer, label_of, messages_of
 
 SYSTEM = "You're a helpful assistant. "
 FORMAT = "<think> [Your thoughts] </think> <answer> [your answer] </answer>"

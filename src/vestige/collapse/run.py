@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from vestige import __version__
-from vestige.data.reasoning import Extractor, Reasoning, Rollout
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
+from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
+from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.engine.compose import compose_config, composing
 from vestige.engine.handles import how_held
 from vestige.errors import UserError
-from vestige.integrations.collapse_detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
-from vestige.integrations.rollouts import Loaded, load_rollouts
 from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS, row_table
 from vestige.models.load import LoadedModel, ModelArgs, load_model

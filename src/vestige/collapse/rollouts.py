@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.data.reasoning import Rollout
+from vestige.collapse.reasoning import Rollout
+from vestige.collapse.rollouts_pickle import ragen_pickle
+from vestige.collapse.rollouts_ragen import ragen_history, ragen_jsonl
+from vestige.collapse.rollouts_rows import native, trl
+from vestige.collapse.rollouts_slime import slime
+from vestige.collapse.rollouts_verl import verl
 from vestige.data.rows import Row, read_file
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.rollouts_pickle import ragen_pickle
-from vestige.integrations.rollouts_ragen import ragen_history, ragen_jsonl
-from vestige.integrations.rollouts_rows import native, trl
-from vestige.integrations.rollouts_slime import slime
-from vestige.integrations.rollouts_verl import verl
 
 _ROWS: dict[str, Callable[[Row, str, int], list[Rollout]]] = {
     "native": native,
@@ -77,7 +77,7 @@ def load_rollouts(path: str | Path, format: str = "auto", prompt_template: str =
         format = detect(rows[0], place) if format == "auto" else format
         found = rows_to_rollouts(rows, format, str(place))
     if prompt_template == "chatml-restore":
-        from vestige.integrations.rollouts_rows import restored
+        from vestige.collapse.rollouts_rows import restored
 
         found = [restored(r) for r in found]
     return Loaded(tuple(apart(found)), format, str(place))

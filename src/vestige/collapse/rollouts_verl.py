@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vestige.data.reasoning import Rollout
+from vestige.collapse.reasoning import Rollout
+from vestige.collapse.rollouts_rows import native
 from vestige.data.rows import Row
 from vestige.errors import UserError
-from vestige.integrations.rollouts_rows import native
 
 _UID = re.compile(r"(?P<group>.+)_(?P<session>\d+)_(?P<index>\d+)", re.S)
 _PADDING = re.compile(r"pad[0-9a-f]{32}_\d+_\d+")  # rows that fill a batch: one token each, nobody's rollouts

@@ -7,10 +7,10 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from vestige.data.reasoning import Rollout
+from vestige.collapse.reasoning import Rollout
+from vestige.collapse.rollouts_rows import integer, token_ids
 from vestige.errors import UserError, named, reraise_ours
 from vestige.guard import check_zip
-from vestige.integrations.rollouts_rows import integer, token_ids
 
 
 def slime(path: Path) -> list[Rollout]:

@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from vestige.collapse.reasoning import Rollout
+from vestige.collapse.rollouts_ragen import ragen_history
+from vestige.collapse.rollouts_rows import assistant_turns, checked_ids, messages_of
 from vestige.data.chat import Ids
-from vestige.data.reasoning import Rollout
 from vestige.errors import UserError, named, reraise_ours
 from vestige.guard import read_bytes
-from vestige.integrations.rollouts_ragen import ragen_history
-from vestige.integrations.rollouts_rows import assistant_turns, checked_ids, messages_of
 
 _NUMPY_HOMES = ("numpy.core.multiarray", "numpy._core.multiarray", "numpy.core.numeric", "numpy._core.numeric")
 _NUMBERS = frozenset(f"{kind}{size}" for kind in "iuf" for size in (1, 2, 4, 8)) - {"f1"} | {"b1"}

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from vestige.collapse import sampling
+from vestige.collapse.reasoning import Trajectory, Turn
 from vestige.collect.cross import CrossLogProbs, CrossScorer, PairLogProbs, pairwise_scorer
-from vestige.data import sampling
-from vestige.data.reasoning import Trajectory, Turn
 from vestige.errors import UserError, reraise_ours, unknown_name
 from vestige.metrics.collapse import (
     FIRST_TURN,

@@ -19,13 +19,13 @@ from vestige.data.datasets import make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.run.training_rows import Reading, read_training_rows
 from vestige.show.progress import Bar, Steps
 from vestige.unlearn import METHODS, ChatRow, losses
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.objectives import collate, logits_of
 from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.refusals import REFUSALS
+from vestige.unlearn.rows import Reading, read_training_rows
 from vestige.unlearn.trainer import Lora, Recipe, Watch, objective_of, settings_on, train
 
 DATA = LAB / "data"

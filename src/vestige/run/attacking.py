@@ -47,7 +47,7 @@ def lesson_rows(run: RunConfig, lesson: Lesson) -> list[ChatRow]:
     from vestige.engine.handles import ModelHandle
     from vestige.engine.prepare import make_template, model_args
     from vestige.models.load import load_tokenizer
-    from vestige.run.training_rows import Reading, read_training_rows
+    from vestige.unlearn.rows import Reading, read_training_rows
 
     tokenizer, _ = load_tokenizer(model_args(run))
     context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")

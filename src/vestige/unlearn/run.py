@@ -25,7 +25,6 @@ from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
 from vestige.models.load import LoadedModel, load_model, wrap_model
-from vestige.run.training_rows import Reading, TrainingRows, read_training_rows
 from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
@@ -33,6 +32,7 @@ from vestige.store.checksums import adopt_earlier
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions
+from vestige.unlearn.rows import Reading, TrainingRows, read_training_rows
 from vestige.writing import install, scratch
 
 log = logging.getLogger("vestige.run")

@@ -55,7 +55,7 @@ def _shared(p: argparse.ArgumentParser) -> None:
 
 def config_of(args: argparse.Namespace) -> Any:
     """The TrainConfig that a command line means."""
-    from vestige.run.training import compose_training
+    from vestige.unlearn.run import compose_training
 
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
@@ -191,7 +191,7 @@ def _with_folder(config: Any, folder: str) -> Any:
 
 
 def make_checkpoint(args: argparse.Namespace) -> int:
-    from vestige.run.training import check_training, run_training
+    from vestige.unlearn.run import check_training, run_training
 
     config = config_of(args)
     if args.cfg:

@@ -116,7 +116,7 @@ CASES = [
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.collapse.run:row_table", "index",
          plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
-    Case("vestige.run.stressing:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
+    Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
     Case("vestige.unlearn.trainer:Work.loss", "type", plain(*LESSON)),
     Case("vestige.run.meta:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),

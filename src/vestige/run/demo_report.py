@@ -10,8 +10,8 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.report.assemble import Ask
 from vestige.run.reporting import ReportAsk, write_report
-from vestige.run.stressing import Stress, stress
 from vestige.show.progress import hushed
+from vestige.stress.run import Stress, stress
 
 ATTACKED = "npo"
 BUDGETS = (2.0, 8.0, 32.0)  # steps of relearning

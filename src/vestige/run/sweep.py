@@ -20,7 +20,6 @@ from vestige.guard import below
 from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.run.board import Board
 from vestige.run.disk import Cleaner, fetching_ahead
-from vestige.run.held_out import write_held
 from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_attacks import teaching_data
 from vestige.run.sweep_depth import depth_numbers
@@ -32,6 +31,7 @@ from vestige.show.tables import number, table
 from vestige.store.checksums import adopt_earlier as adopt_run
 from vestige.store.files import read_json, read_ours, write_json
 from vestige.store.lock import held
+from vestige.stress.held_out import write_held
 from vestige.writing import claim, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them

@@ -2,7 +2,7 @@
 
     attacks: [relearn, {quantise: {bits: 8}}, {relearn-long: {attack: relearn, steps: 100}}]
 
-What an attack does is in run/attacking.py; plug-ins register theirs in run.tasks.ATTACKS.
+What an attack does is in stress/copies.py; plug-ins register theirs in run.tasks.ATTACKS.
 """
 
 from __future__ import annotations

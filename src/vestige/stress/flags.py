@@ -44,8 +44,8 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_stress(args: argparse.Namespace) -> int:
-    from vestige.run.stress_robustness import relearning_r, show_r
-    from vestige.run.stressing import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
+    from vestige.stress.robustness import relearning_r, show_r
+    from vestige.stress.run import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
 
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
     given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}

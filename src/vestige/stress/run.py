@@ -20,15 +20,15 @@ from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.journal import keep_apart, permit
-from vestige.run.attacking import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
-from vestige.run.stress_robustness import relearning_r
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import amount, number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
+from vestige.stress.copies import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
+from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
 from vestige.sums import mean
 from vestige.writing import install, scratch

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.models.fingerprint import digests
-from vestige.run.attacking import measured_half, taught_keys, write_untaught
+from vestige.stress.copies import measured_half, taught_keys, write_untaught
 from vestige.types import content_key
 from vestige.writing import place_new, scratch
 

@@ -64,7 +64,7 @@ def run_meta_files(data: bytes, place: Path) -> None:
 
 def run_meta_numbers(data: bytes, place: Path) -> None:
     """Numbers of a pool file all the way to verdicts."""
-    from vestige.run.meta import MetaAsk, meta
+    from vestige.meta.run import MetaAsk, meta
 
     path = written(place, "pools.yaml", data)
     for what in ("faithfulness", "robustness", "axes"):

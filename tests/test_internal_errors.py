@@ -119,7 +119,7 @@ CASES = [
     Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
     Case("vestige.unlearn.trainer:Work.loss", "type", plain(*LESSON)),
-    Case("vestige.run.meta:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
+    Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.methods:method", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.run.sweep_plan:_plan", "type", plain("sweep", "{plan}", "--list")),
     Case("vestige.run.listing:listing", "name", plain("ls", "metrics")),

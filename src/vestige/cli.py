@@ -19,10 +19,11 @@ from vestige.engine import flags as evaluating
 from vestige.engine.mishaps import archives_opened, mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
+from vestige.meta import flags as meta
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.stress import flags as stress
 from vestige.unlearn import flags as training
-from vestige.verbs import auditing, demo_meta, meta, reporting, results, sweep, verifying
+from vestige.verbs import auditing, demo_meta, reporting, results, sweep, verifying
 
 VERBS = (
     evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, verifying,

@@ -15,9 +15,9 @@ from vestige.errors import UserError
 from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
+from vestige.meta.run import MetaAsk, meta
 from vestige.metrics.names import KNOWN, direction_of
 from vestige.run.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
-from vestige.run.meta import MetaAsk, meta
 from vestige.run.sweep import How, sweep
 from vestige.run.sweep_plan import read_plan
 from vestige.show.progress import hushed

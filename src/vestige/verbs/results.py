@@ -154,7 +154,7 @@ def run_import(args: argparse.Namespace) -> int:
 
     out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
     if Path(args.file).is_dir():
-        from vestige.run.meta import import_tree, is_tree
+        from vestige.meta.run import import_tree, is_tree
 
         if is_tree(Path(args.file)):
             if retain is not None:

@@ -29,7 +29,7 @@ def add_verbs(verbs: Any) -> None:
 
 def run_meta(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.meta import MetaAsk, meta
+    from vestige.meta.run import MetaAsk, meta
 
     load_plugins(args.plugin)
     metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]

@@ -42,7 +42,7 @@ def _cut(body: Any) -> Any:
 
 
 def run_import(data: bytes, place: Path) -> None:
-    from vestige.run.importing import import_file, show
+    from vestige.results.imports import import_file, show
 
     path = written(place, "TOFU_EVAL.json", data)
     with tolerant():
@@ -74,11 +74,11 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
 
     def run(data: bytes, place: Path) -> None:
         from vestige.engine.rescore import rescore
-        from vestige.run.comparing import compare
-        from vestige.run.diffing import diff
-        from vestige.run.published import published
+        from vestige.results.compare import compare
+        from vestige.results.diff import diff
+        from vestige.results.published import published
+        from vestige.results.verify import verify
         from vestige.run.reporting import ReportAsk, make_report
-        from vestige.run.verifying import verify
 
         home = place / "run"
         shutil.copytree(finished_run(), home)

@@ -88,7 +88,7 @@ def test_the_printed_interval_is_that_of_the_number_before_it(
 
 def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
     """They have no interval of mi_seq_estimate."""
-    from vestige.run.verifying import _collapse
+    from vestige.results.verify import _collapse
 
     file, out = write(tmp_path / "r.jsonl", turn_rows()), tmp_path / "o"
     assert main(["collapse", str(file), "--model", str(TINY), "--out", str(out), "--resamples", "20", "--quiet"]) == 0

@@ -10,8 +10,8 @@ import vestige.suites  # noqa: F401 - registers the handlers
 from vestige.cli import main
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.explanations import EXPLANATIONS
-from vestige.run.explaining import explain
-from vestige.run.worked import worked
+from vestige.results.explain import explain
+from vestige.results.worked import worked
 from vestige.suites.registry import HANDLERS
 
 BUILT_IN = sorted(n for n, h in HANDLERS.items() if h.score.__module__.startswith("vestige."))

@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp
 from conftest import GOLDEN, LAB
 from vestige.cli import main
 from vestige.integrations.importers import TOFU_LOGS
-from vestige.run.importing import import_file
+from vestige.results.imports import import_file
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "tofu" / "published_logs"
 FORGET = "eval_log_forget.json"

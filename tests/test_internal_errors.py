@@ -97,11 +97,11 @@ CASES = [
     Case("vestige.engine.plan:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.engine.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.load", "key", plain("score", "{copy}")),
-    Case("vestige.run.comparing:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
-    Case("vestige.run.diffing:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
-    Case("vestige.run.published:published_table", "type", plain("published", "{eval}")),
-    Case("vestige.run.verifying:_scored", "index", plain("verify", "{eval}")),
-    Case("vestige.run.verifying:intervals", "key", plain("verify", "{eval}")),
+    Case("vestige.results.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
+    Case("vestige.results.diff:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),
+    Case("vestige.results.published:published_table", "type", plain("published", "{eval}")),
+    Case("vestige.results.verify:_scored", "index", plain("verify", "{eval}")),
+    Case("vestige.results.verify:intervals", "key", plain("verify", "{eval}")),
     Case("vestige.depth.kept:_one", "type", plain("verify", "{depth}")),
     Case("vestige.report.eval_part:values", "key", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
     Case("vestige.report.rows_part:says", "name", plain("report", "{eval}", "-o", "{tmp}/r")),
@@ -109,8 +109,8 @@ CASES = [
     Case("vestige.run.reporting:render_page", "type", plain("report", "{eval}", "-o", "{tmp}/r"), ("r/report.json",)),
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
-    Case("vestige.run.packing:references_of_run", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
-    Case("vestige.run.importing:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
+    Case("vestige.results.pack:references_of_run", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
+    Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
     Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collect.staircase:Patcher._fast", "name", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
@@ -122,7 +122,7 @@ CASES = [
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.methods:method", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.run.sweep_plan:_plan", "type", plain("sweep", "{plan}", "--list")),
-    Case("vestige.run.listing:listing", "name", plain("ls", "metrics")),
+    Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 
 
@@ -207,7 +207,7 @@ def test_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    plant(monkeypatch, "vestige.run.listing:listing", "name")
+    plant(monkeypatch, "vestige.results.listing:listing", "name")
     assert main(["ls", "metrics", "--debug"]) == STATUS
     assert "Traceback (most recent call last)" in capsys.readouterr().err
     assert main(["ls", "metrics"]) == STATUS
@@ -222,7 +222,7 @@ def test_without_a_place_for_the_file_the_traceback_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "absent"))
-    plant(monkeypatch, "vestige.run.listing:listing", "type")
+    plant(monkeypatch, "vestige.results.listing:listing", "type")
     assert main(["ls", "metrics"]) == STATUS
     assert "could not be written" in (err := capsys.readouterr().err) and "Traceback" in err
 

@@ -17,8 +17,8 @@ from vestige.errors import UserError
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import ALIASES, KNOWN, full_name, short, unlike_published
 from vestige.metrics.rouge import rouge_scores
-from vestige.run.explaining import explain
-from vestige.run.listing import metric_configs
+from vestige.results.explain import explain
+from vestige.results.listing import metric_configs
 from vestige.suites.definitions import PUBLISHED, departure, differs_for_some_rows, refuse_other_number
 
 DATA, UNLEARNED, FULL = LAB / "data", LAB / "models" / "unlearned", LAB / "models" / "full"

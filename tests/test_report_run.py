@@ -18,8 +18,8 @@ from vestige.cli import main
 from vestige.report.assemble import Ask
 from vestige.report.figures import FIGURES, Which, draw
 from vestige.report.format import check_report
+from vestige.results.compare import differences, read_stored
 from vestige.run import viewing
-from vestige.run.comparing import differences, read_stored
 from vestige.run.reporting import RESAMPLES, ReportAsk, make_report, write_report
 from vestige.run.verify_report import verify_report
 from vestige.run.viewing import Viewer

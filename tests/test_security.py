@@ -26,7 +26,7 @@ from vestige.collapse.rollouts import load_rollouts
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.journal import JOURNAL
-from vestige.run.importing import import_file
+from vestige.results.imports import import_file
 from vestige.store.evidence import discard_all
 from vestige.store.files import write_bytes, write_json
 from vestige.store.lock import writing

@@ -20,8 +20,8 @@ from test_collapse_run import turn_rows, write
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.journal import JOURNAL
-from vestige.run.packing import pack
-from vestige.run.verifying import verify
+from vestige.results.pack import pack
+from vestige.results.verify import verify
 from vestige.store import archive, checksums
 from vestige.store.archive import extract
 from vestige.store.evidence import Bank, tidy

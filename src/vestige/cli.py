@@ -20,13 +20,15 @@ from vestige.engine.mishaps import archives_opened, mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.meta import flags as meta
+from vestige.results import archive_flags
+from vestige.results import flags as results
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.stress import flags as stress
 from vestige.unlearn import flags as training
-from vestige.verbs import auditing, demo_meta, reporting, results, sweep, verifying
+from vestige.verbs import auditing, demo_meta, reporting, sweep
 
 VERBS = (
-    evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, verifying,
+    evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, archive_flags,
 )  # fmt: skip
 
 EXAMPLES = """examples:

@@ -56,7 +56,7 @@ def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
     if not any(isinstance(v, str) and v.endswith(".zip") for v in named):
         yield args
         return
-    from vestige.run import packing
+    from vestige.results import pack as packing
 
     with packing.archives_opened(args) as opened:
         yield opened

@@ -13,7 +13,7 @@ from typing import Any
 from vestige.engine.references import result_file
 from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.errors import UserError
-from vestige.run.publishing import NOTE, homes_in, refuse_secrets, shortened
+from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
 from vestige.secrets import shorten
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME

@@ -112,10 +112,10 @@ def run_score(args: argparse.Namespace) -> int:
 
 def run_compare(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.comparing import compare
+    from vestige.results.compare import compare
 
     if args.runs[-1] == "published":  # a run beside printed figures
-        from vestige.run.published import published
+        from vestige.results.published import published
 
         print(published(Path(args.runs[0]), [], None))
         return 0
@@ -126,7 +126,7 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def run_ls(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.listing import listing
+    from vestige.results.listing import listing
 
     load_plugins(args.plugin)
     print(listing(args.what, Path(args.config_dir) if args.config_dir else None))
@@ -135,7 +135,7 @@ def run_ls(args: argparse.Namespace) -> int:
 
 def run_explain(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.explaining import explain
+    from vestige.results.explain import explain
 
     load_plugins(args.plugin)
     print(explain(args.name, Path(args.config_dir) if args.config_dir else None))
@@ -143,14 +143,14 @@ def run_explain(args: argparse.Namespace) -> int:
 
 
 def run_diff(args: argparse.Namespace) -> int:
-    from vestige.run.diffing import diff
+    from vestige.results.diff import diff
 
     print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
     return 0
 
 
 def run_import(args: argparse.Namespace) -> int:
-    from vestige.run.importing import import_file, show
+    from vestige.results.imports import import_file, show
 
     out, retain = (Path(p) if p else None for p in (args.out, args.retain_logs))
     if Path(args.file).is_dir():
@@ -168,7 +168,7 @@ def run_import(args: argparse.Namespace) -> int:
 
 
 def run_published(args: argparse.Namespace) -> int:
-    from vestige.run.published import published
+    from vestige.results.published import published
 
     print(published(Path(args.run) if args.run else None, args.model, args.split))
     return 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
-from vestige.run.moved import Moved, changed_rows, moved_metrics, show_moved
+from vestige.results.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.show.tables import number, table
 from vestige.suites.spec import RESERVED
 

@@ -27,7 +27,7 @@ def add_verbs(verbs: Any) -> None:
 
 def run_verify(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.verifying import show, verify
+    from vestige.results.verify import show, verify
     from vestige.show.progress import hushed
 
     load_plugins(args.plugin)
@@ -39,7 +39,7 @@ def run_verify(args: argparse.Namespace) -> int:
 
 def run_pack(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.run.packing import pack
+    from vestige.results.pack import pack
 
     load_plugins(args.plugin)
     out = Path(args.out)
@@ -52,7 +52,7 @@ def run_pack(args: argparse.Namespace) -> int:
 
 
 def run_unpack(args: argparse.Namespace) -> int:
-    from vestige.run.packing import unpack
+    from vestige.results.pack import unpack
 
     for run in unpack(Path(args.archive), Path(args.out)):
         print(run)

@@ -34,7 +34,7 @@ def run_training_words(data: bytes, place: Path) -> None:
 
 
 def run_plan(data: bytes, place: Path) -> None:
-    from vestige.run.sweep_plan import make_tasks, read_plan
+    from vestige.sweep.plan import make_tasks, read_plan
 
     if b"plugins" in data:
         return  # a plug-in is a program that the user names; running it is what was asked
@@ -83,7 +83,7 @@ def run_tree(data: bytes, place: Path) -> None:
 
 
 def run_job(data: bytes, place: Path) -> None:
-    from vestige.run.job import check, read_settings, render, to_yaml
+    from vestige.sweep.job import check, read_settings, render, to_yaml
 
     for kind in ("job", "rayjob"):
         with tolerant():
@@ -93,7 +93,7 @@ def run_job(data: bytes, place: Path) -> None:
 
 
 def run_job_words(data: bytes, place: Path) -> None:
-    from vestige.run.job import check, read_settings, render
+    from vestige.sweep.job import check, read_settings, render
 
     check(render(read_settings(words(data)), ["eval"]))
 

@@ -115,7 +115,7 @@ def version(world: World, name: str) -> None:
     from vestige.models import identity
 
     real = identity.library
-    for where in ("vestige.models.identity.library", "vestige.run.task_keys.library"):
+    for where in ("vestige.models.identity.library", "vestige.sweep.keys.library"):
         world.patch.setattr(where, lambda n: "99.0" if n == name else real(n))
 
 

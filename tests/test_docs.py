@@ -30,8 +30,8 @@ from vestige.data.datasets import DATASETS
 from vestige.data.rows import READERS
 from vestige.metrics.registry import METRICS
 from vestige.models.diffusion import FAMILIES
-from vestige.run.tasks import ATTACKS
 from vestige.suites.registry import HANDLERS
+from vestige.sweep.tasks import ATTACKS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"

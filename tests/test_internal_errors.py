@@ -121,7 +121,7 @@ CASES = [
     Case("vestige.unlearn.trainer:Work.loss", "type", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.methods:method", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
-    Case("vestige.run.sweep_plan:_plan", "type", plain("sweep", "{plan}", "--list")),
+    Case("vestige.sweep.plan:_plan", "type", plain("sweep", "{plan}", "--list")),
     Case("vestige.results.listing:listing", "name", plain("ls", "metrics")),
 ]  # fmt: skip
 
@@ -177,7 +177,7 @@ def test_a_planted_mistake_is_an_internal_error(
 def test_a_task_of_a_sweep_with_a_bug_fails_and_the_others_go_on(
     runs: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from vestige.run import tasks
+    from vestige.sweep import tasks
 
     evaluate_it, calls = tasks._evaluate, []
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -188,7 +188,7 @@ def test_a_task_of_a_sweep_with_a_bug_fails_and_the_others_go_on(
             broken(task)
         evaluate_it(task)
 
-    plant(monkeypatch, "vestige.run.tasks:_evaluate", "name")
+    plant(monkeypatch, "vestige.sweep.tasks:_evaluate", "name")
     broken = tasks._evaluate
     monkeypatch.setattr(tasks, "_evaluate", sometimes)
     assert main(["sweep", str(runs["plan"]), "--slots", "0"]) == 1
@@ -309,8 +309,8 @@ ALLOWED = {
     "models/foreign.py": 1,
     "models/load.py": 1,
     "models/tokenizer.py": 1,
-    "run/disk.py": 1,
-    "run/tasks.py": 1,
+    "sweep/disk.py": 1,
+    "sweep/tasks.py": 1,
     "run/viewing.py": 1,
     "store/formats.py": 1,
 }
@@ -320,7 +320,7 @@ WIDE = {"Exception", "BaseException"}
 NARROW = {
     "collect/positions.py", "guard.py", "collapse/rollouts_pickle.py", "collapse/rollouts_rows.py",
     "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "depth/ask.py",
-    "run/sweep_attacks.py",
+    "sweep/attacks.py",
     "suites/trajectory.py", "unlearn/trainer.py",
 }  # fmt: skip
 

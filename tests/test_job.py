@@ -16,7 +16,7 @@ import yaml
 
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.run.job import check, check_ray_job, read_settings, render, to_yaml
+from vestige.sweep.job import check, check_ray_job, read_settings, render, to_yaml
 
 # Everything a shell, YAML or Kubernetes might be tempted to touch.
 AWKWARD = ["eval", "tofu", "--model", "a b", "x='q'", 'y="r"', "$(HOME)", "$HOME", "a$$b", "c$", "--", "-x", "", "ü: 1"]

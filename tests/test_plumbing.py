@@ -31,14 +31,14 @@ from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.identity import pipeline_key, special_ids
-from vestige.run import task_keys
-from vestige.run.task_keys import checkpoint_parts, harness_part
-from vestige.run.tasks import Task, checkpoints_of, is_done, perform, task_key
 from vestige.store import archive, checksums
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.examples import read_packed, write_packed
 from vestige.store.files import DamagedError
 from vestige.store.formats import FORMATS, Altered
+from vestige.sweep import keys as task_keys
+from vestige.sweep.keys import checkpoint_parts, harness_part
+from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
 from vestige.types import Prompt, Text, TokenStats
 from vestige.wants import Decoding, Request
 from vestige.writing import write_bytes
@@ -144,7 +144,7 @@ def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: p
 
 def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     from test_sweep import write_plan
-    from vestige.run.sweep_plan import make_tasks, read_plan
+    from vestige.sweep.plan import make_tasks, read_plan
 
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
     assert perform(task).status == "done" and is_done(task)
@@ -164,7 +164,7 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
 
 def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
     from test_sweep import write_plan
-    from vestige.run.sweep_plan import make_tasks, read_plan
+    from vestige.sweep.plan import make_tasks, read_plan
 
     task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
     keys = [task_key(replace(task, how={"attack": "noise", "std": std})) for std in (0.1, 0.2, 0.1)]

@@ -218,7 +218,7 @@ def test_the_whole_meta_evaluation_is_there(lab, finished):
 
 
 def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
-    from vestige.run import tasks
+    from vestige.sweep import tasks
 
     def refuse(task):
         raise AssertionError(f"{task.id} was done already")

@@ -245,7 +245,7 @@ def test_task_names_of_training_cannot_escape(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", "-x", ".hidden", "a b", "a\x00"])
 def test_names_in_a_sweep_are_names(name: str, tmp_path: Path) -> None:
-    from vestige.run.sweep_plan import read_plan
+    from vestige.sweep.plan import read_plan
 
     for body in ({"models": {name: "m"}, "suites": ["tofu"]}, {"models": {"a": "m"}, "suites": {name: None}}):
         (tmp_path / "plan.yaml").write_text(json.dumps(body))
@@ -254,7 +254,7 @@ def test_names_in_a_sweep_are_names(name: str, tmp_path: Path) -> None:
 
 
 def test_job_names_are_names() -> None:
-    from vestige.run.job import read_settings
+    from vestige.sweep.job import read_settings
 
     for name in ("../x", "a/b", "A", "x" * 50, "", "a\n"):
         with pytest.raises(UserError):
@@ -275,8 +275,8 @@ def test_weights_are_read_from_their_own_directory(tmp_path: Path) -> None:
 
 
 def test_cleaning_a_sweep_does_not_follow_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from vestige.run.sweep import clean
-    from vestige.run.sweep_plan import read_plan
+    from vestige.sweep.plan import read_plan
+    from vestige.sweep.run import clean
 
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "precious" / "work"
@@ -336,8 +336,8 @@ def test_importing_writes_only_its_own_files(tmp_path: Path) -> None:
 
 def test_aliases_are_counted_before_they_are_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from vestige.meta.pools import read_pools
-    from vestige.run.job import read_settings
-    from vestige.run.sweep_plan import read_plan
+    from vestige.sweep.job import read_settings
+    from vestige.sweep.plan import read_plan
 
     path = tmp_path / "x.yaml"
     path.write_text(BILLION_LAUGHS)

@@ -68,7 +68,7 @@ def run_live(world: World, out: Path) -> vestige.engine.api.Result:
 
 
 def plan_of(world: World) -> Any:
-    from vestige.run.sweep_plan import make_tasks, read_plan
+    from vestige.sweep.plan import make_tasks, read_plan
 
     flags = {"data": str(world.data), "limit": 3, "metrics": METRICS.split(","), "overrides": SHORT}
     names = iter(world.flags)
@@ -88,7 +88,7 @@ def plan_of(world: World) -> Any:
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Everything once, before any change: a run of each command and its numbers."""
-    from vestige.run.tasks import is_done, perform
+    from vestige.sweep.tasks import is_done, perform
 
     place = tmp_path_factory.mktemp("world")
     for seed, name in enumerate(("model", "full", "retain")):
@@ -183,7 +183,7 @@ def test_python(case: Case, worlds: Worlds, base: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", cases("sweep"))
 def test_sweep(case: Case, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether a sweep says `there already`. (What it runs instead is an evaluation, which the cases above cover.)"""
-    from vestige.run.tasks import is_done
+    from vestige.sweep.tasks import is_done
 
     place = base["place"]
     kept = place.with_name(f"{place.name}-kept")
@@ -202,8 +202,8 @@ def test_sweep(case: Case, base: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     import datetime
 
-    from vestige.run import task_keys
-    from vestige.run.tasks import task_key
+    from vestige.sweep import keys as task_keys
+    from vestige.sweep.tasks import task_key
 
     world = worlds("model")
     file = world.model / "chat_template.jinja"
@@ -225,8 +225,8 @@ def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: p
 
 
 def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: Worlds) -> None:
-    from vestige.run.task_keys import named_content, with_siblings
-    from vestige.run.tasks import task_key
+    from vestige.sweep.keys import named_content, with_siblings
+    from vestige.sweep.tasks import task_key
 
     world = worlds("model")
     config = {"metrics": {"x": {"reference_model_path": str(world.place / "full"), "n": [3, None]}}}

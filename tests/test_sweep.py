@@ -24,14 +24,14 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.hub import hub_error, repository_size
-from vestige.run import pool, tasks
-from vestige.run.board import Board
-from vestige.run.disk import Cleaner, Prefetcher, hub_cache, hub_users
-from vestige.run.pool import Drive, ProcessPool, State
-from vestige.run.sweep import How, surviving_hangup
-from vestige.run.sweep_plan import make_tasks, read_plan
-from vestige.run.tasks import ATTACKS, Finished, Task
 from vestige.store.checksums import seal
+from vestige.sweep import pool, tasks
+from vestige.sweep.board import Board
+from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
+from vestige.sweep.plan import make_tasks, read_plan
+from vestige.sweep.pool import Drive, ProcessPool, State
+from vestige.sweep.run import How, surviving_hangup
+from vestige.sweep.tasks import ATTACKS, Finished, Task
 
 METRIC = "forget_Q_A_Prob"
 
@@ -370,7 +370,7 @@ def test_shards_share_the_retain_run_and_merge(tmp_path: Path, sweep: Sweep) -> 
 
 ATTACK = """
 import shutil
-from vestige.run.tasks import ATTACKS
+from vestige.sweep.tasks import ATTACKS
 
 def swap(source, out):
     assert source.is_dir()
@@ -506,7 +506,7 @@ def test_a_sweep_fetches_uses_and_clears(tmp_path: Path, sweep: Sweep, monkeypat
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr("vestige.run.disk.size_at_hub", lambda args: 0)
+    monkeypatch.setattr("vestige.sweep.disk.size_at_hub", lambda args: 0)
     models = {n: f"org/{n}" for n in ("full", "retain", "unlearned")}
     write_plan(tmp_path, models=models, retain=None, prefetch=1, clear_cache=True)
     assert sweep()[0] == 0

@@ -19,11 +19,11 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.run.reporting import ReportAsk, make_report
-from vestige.run.sweep_attacks import LESSON, SETTINGS, read_attacks
-from vestige.run.sweep_meta import _files
-from vestige.run.sweep_plan import make_tasks, read_plan
-from vestige.run.tasks import ATTACKS, Task, task_key
 from vestige.stress.run import Stress, stress
+from vestige.sweep.attacks import LESSON, SETTINGS, read_attacks
+from vestige.sweep.plan import make_tasks, read_plan
+from vestige.sweep.pools import _files
+from vestige.sweep.tasks import ATTACKS, Task, task_key
 
 DATA = LAB / "data"
 MODELS = {name: str(LAB / "models" / name) for name in ("unlearned", "retain")}

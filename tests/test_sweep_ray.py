@@ -14,8 +14,8 @@ import pytest
 from test_sweep import WHOLE, write_plan
 from vestige.cli import main
 from vestige.journal import JOURNAL
-from vestige.run.sweep import How, sweep
-from vestige.run.sweep_plan import read_plan
+from vestige.sweep.plan import read_plan
+from vestige.sweep.run import How, sweep
 
 # What the clock says; and cost, because a task that was interrupted finds some of its evidence there.
 TIMINGS = ("created", "seconds", "elapsed_sec", "sec_per_evaluable", "cost", "s1_cache")

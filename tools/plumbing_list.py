@@ -119,42 +119,42 @@ fault("which adapter is on left out", "models/fingerprint.py",
 
 # ---- keys of a sweep's tasks ----------------------------------------------------------------------------------------
 
-fault("a hub id without its revision", "run/task_keys.py", 'f"hub:{args.path}", str(args.revision), ',
+fault("a hub id without its revision", "sweep/keys.py", 'f"hub:{args.path}", str(args.revision), ',
       'f"hub:{args.path}", ', HAND)
-fault("the version of tokenizers left out", "run/task_keys.py", ', "tokenizers": library("tokenizers")}', "}",
+fault("the version of tokenizers left out", "sweep/keys.py", ', "tokenizers": library("tokenizers")}', "}",
       STALE + "test_sweep[another tokenizers]")
-fault("files of the tokenizer left out", "run/task_keys.py", ", *tokenizer_files(args)]", "]",
+fault("files of the tokenizer left out", "sweep/keys.py", ", *tokenizer_files(args)]", "]",
       STALE + "test_sweep[chat template]")
-fault("the checkpoint's own precision left out", "run/task_keys.py",
+fault("the checkpoint's own precision left out", "sweep/keys.py",
       'parts += [stored_dtype(args)] if args.dtype == "auto" else []', "pass", HAND)
-fault("the day counts though the configuration names one", "run/task_keys.py", "if not dated and says_today(args)",
+fault("the day counts though the configuration names one", "sweep/keys.py", "if not dated and says_today(args)",
       "if says_today(args)", STALE + "test_sweep_says_the_day_where_a_template_does")
-fault("our way of collecting left out", "run/task_keys.py", "return json.dumps(COLLECTED, sort_keys=True)",
+fault("our way of collecting left out", "sweep/keys.py", "return json.dumps(COLLECTED, sort_keys=True)",
       'return ""', STALE + "test_sweep[our way to score answers]")
-fault("the version of a foreign harness left out", "run/task_keys.py",
+fault("the version of a foreign harness left out", "sweep/keys.py",
       "return f\"lm_eval={library('lm_eval')}\" if ask.get(\"tasks\") else \"\"", 'return ""', HAND)
-fault("what a plug-in imports left out", "run/task_keys.py", "for name in _imports(file):", "for name in ():",
+fault("what a plug-in imports left out", "sweep/keys.py", "for name in _imports(file):", "for name in ():",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
-fault("models that a metric names left out", "run/task_keys.py",
+fault("models that a metric names left out", "sweep/keys.py",
       "out += checkpoint_parts(ModelArgs(path=str(path)))", "pass",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
-fault("a task is done whatever its key", "run/tasks.py", 'bool(note["key"] == task_key(task))', "True",
+fault("a task is done whatever its key", "sweep/tasks.py", 'bool(note["key"] == task_key(task))', "True",
       STALE + "test_sweep[chat template]")
-fault("a damaged run is done", "run/tasks.py", 'any(out.glob("*_SUMMARY.json")) and is_whole(out) and',
+fault("a damaged run is done", "sweep/tasks.py", 'any(out.glob("*_SUMMARY.json")) and is_whole(out) and',
       'any(out.glob("*_SUMMARY.json")) and', HAND)
-fault("a run of other weights is done", "run/tasks.py",
+fault("a run of other weights is done", "sweep/tasks.py",
       "return copied or not is_local(task.source) or weights == fingerprint(model_args(run))", "return True", HAND)
-fault("rows left out of a task's key", "run/tasks.py",
+fault("rows left out of a task's key", "sweep/tasks.py",
       'for k in ("data", "include_path")', 'for k in ("include_path",)',
       STALE + "test_sweep[text of a row]")
-fault("retain results left out of a task's key", "run/tasks.py", 'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
+fault("retain results left out of a task's key", "sweep/tasks.py", 'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
       "test_sweep.py::test_other_retain_results_are_compared_with_again")
-fault("plug-ins left out of a task's key", "run/tasks.py",
+fault("plug-ins left out of a task's key", "sweep/tasks.py",
       "for plugin in task.plugins for file", "for plugin in () for file",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
-fault("an attack's settings left out of a task's key", "run/tasks.py",
+fault("an attack's settings left out of a task's key", "sweep/tasks.py",
       "how = {k: v for k, v in task.how.items() if k != \"data\"}", "how = {}", HAND)
-fault("depth references left out of a task's key", "run/tasks.py",
+fault("depth references left out of a task's key", "sweep/tasks.py",
       "return list(dict.fromkeys([task.source, *references]))", "return [task.source]", HAND)
 
 # ---- evidence on disk: resume, notes, seals -------------------------------------------------------------------------

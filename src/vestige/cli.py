@@ -24,8 +24,9 @@ from vestige.results import archive_flags
 from vestige.results import flags as results
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.stress import flags as stress
+from vestige.sweep import flags as sweep
 from vestige.unlearn import flags as training
-from vestige.verbs import auditing, demo_meta, reporting, sweep
+from vestige.verbs import auditing, demo_meta, reporting
 
 VERBS = (
     evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, archive_flags,

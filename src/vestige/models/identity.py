@@ -13,7 +13,7 @@
     the tokenizer's decoder                texts are kept as ids and decoded again       not at all
     metrics, dialects, plug-ins, rows      scores are made of evidence each time         not at all
 
-A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (run/task_keys.py).
+A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (sweep/keys.py).
 """
 
 from __future__ import annotations

@@ -18,11 +18,11 @@ from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.meta.run import MetaAsk, meta
 from vestige.metrics.names import KNOWN, direction_of
 from vestige.run.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
-from vestige.run.sweep import How, sweep
-from vestige.run.sweep_plan import read_plan
 from vestige.show.progress import hushed
 from vestige.show.tables import number, table
 from vestige.store.files import read_json
+from vestige.sweep.plan import read_plan
+from vestige.sweep.run import How, sweep
 
 SHOWN = ("es", "prob", "mia_min_k", "uds")  # the columns of the picture before and after attacks
 ORDER = {"pools.yaml": "faithfulness", "methods.yaml": "axes", "robustness.yaml": "robustness"}

@@ -37,8 +37,8 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    from vestige.run.sweep import How, clean, listing, meta_files, sweep
-    from vestige.run.sweep_plan import read_plan
+    from vestige.sweep.plan import read_plan
+    from vestige.sweep.run import How, clean, listing, meta_files, sweep
 
     how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
     _check(args)
@@ -89,7 +89,7 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def run_job(args: argparse.Namespace) -> int:
-    from vestige.run.job import check, read_settings, render, submit, to_yaml
+    from vestige.sweep.job import check, read_settings, render, submit, to_yaml
 
     body = render(read_settings(args.set, Path(args.file) if args.file else None), args.command, args.kind)
     checked = check(body)

@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from vestige.guard import is_there
-from vestige.run.tasks import Finished, Task, is_done, perform
+from vestige.sweep.tasks import Finished, Task, is_done, perform
 from vestige.writing import append_to
 
 LOST_LIMIT = 5  # machines that may die under one task before it counts as failed
 HELD_PAUSE = 1.0  # seconds before a directory that another process writes is looked at again
-WORKER = [sys.executable, "-m", "vestige.run.worker"]
+WORKER = [sys.executable, "-m", "vestige.sweep.worker"]
 BASE_MEMORY = 800 * 2**20  # what Python, torch and transformers take before any weights
 
 

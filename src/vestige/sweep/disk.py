@@ -15,8 +15,8 @@ from typing import Any
 
 from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
-from vestige.run.pool import State
-from vestige.run.tasks import Task, check_space, checkpoints_of, is_done
+from vestige.sweep.pool import State
+from vestige.sweep.tasks import Task, check_space, checkpoints_of, is_done
 from vestige.writing import remove_all
 
 OVER = ("done", "failed", "blocked")

@@ -15,8 +15,8 @@ import sys
 import threading
 from dataclasses import asdict
 
-from vestige.run.tasks import Task, perform
 from vestige.secrets import note_variables
+from vestige.sweep.tasks import Task, perform
 
 
 def main() -> None:

@@ -18,20 +18,20 @@ from typing import Any, Required, TypedDict
 from vestige.errors import UserError
 from vestige.guard import below
 from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
-from vestige.run.board import Board
-from vestige.run.disk import Cleaner, fetching_ahead
-from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
-from vestige.run.sweep_attacks import teaching_data
-from vestige.run.sweep_depth import depth_numbers
-from vestige.run.sweep_meta import write_meta
-from vestige.run.sweep_plan import Plan, log_file, make_tasks
-from vestige.run.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.schema import misfit
 from vestige.show.tables import number, table
 from vestige.store.checksums import adopt_earlier as adopt_run
 from vestige.store.files import read_json, read_ours, write_json
 from vestige.store.lock import held
 from vestige.stress.held_out import write_held
+from vestige.sweep.attacks import teaching_data
+from vestige.sweep.board import Board
+from vestige.sweep.depth import depth_numbers
+from vestige.sweep.disk import Cleaner, fetching_ahead
+from vestige.sweep.plan import Plan, log_file, make_tasks
+from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, State
+from vestige.sweep.pools import write_meta
+from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.writing import claim, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
@@ -103,7 +103,7 @@ def _hold_out(plan: Plan) -> None:
 
 def _executor(plan: Plan, how: How, slots: int) -> Executor:
     if how.on_ray:
-        from vestige.run.ray_pool import RayPool
+        from vestige.sweep.ray_pool import RayPool
 
         return RayPool(how.ray)
     if slots == 0:

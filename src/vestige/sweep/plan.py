@@ -13,13 +13,13 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
-from vestige.run import sweep_depth
-from vestige.run.pool import training_memory, weights_memory
-from vestige.run.sweep_attacks import Attack, read_attacks, teaching_data
-from vestige.run.tasks import ATTACKS, Task
 from vestige.schema import check_form
 from vestige.secrets import note_tree
 from vestige.stress.held_out import held_paths
+from vestige.sweep import depth as sweep_depth
+from vestige.sweep.attacks import Attack, read_attacks, teaching_data
+from vestige.sweep.pool import training_memory, weights_memory
+from vestige.sweep.tasks import ATTACKS, Task
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself

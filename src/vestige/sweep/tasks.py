@@ -25,15 +25,15 @@ from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
-from vestige.run.sweep_attacks import LESSON, SETTINGS
-from vestige.run.sweep_depth import run_depth, to_ask
-from vestige.run.task_keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.stress.copies import Lesson, attack_weights, rows_file
+from vestige.sweep.attacks import LESSON, SETTINGS
+from vestige.sweep.depth import run_depth, to_ask
+from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
 from vestige.types import content_key
 from vestige.writing import append_to, install, remove, scratch
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from vestige.run.pool import State, shown
-from vestige.run.tasks import Task
 from vestige.secrets import hide
 from vestige.show.tables import table
+from vestige.sweep.pool import State, shown
+from vestige.sweep.tasks import Task
 from vestige.writing import append_to
 
 MARKS = {"waiting": "again", "running": "start", "done": "done", "failed": "FAILED", "blocked": "BLOCKED"}

@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.run.tasks import Finished, Task, perform
+from vestige.sweep.tasks import Finished, Task, perform
 
 
 class RayPool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vestige.run.sweep_attacks import STATES, Attack
-from vestige.run.sweep_plan import Model, Plan, make_tasks, run_directory
-from vestige.run.tasks import is_done
 from vestige.store.files import write_bytes
+from vestige.sweep.attacks import STATES, Attack
+from vestige.sweep.plan import Model, Plan, make_tasks, run_directory
+from vestige.sweep.tasks import is_done
 
 
 def write_meta(plan: Plan) -> list[Path]:

@@ -74,11 +74,11 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
 
     def run(data: bytes, place: Path) -> None:
         from vestige.engine.rescore import rescore
+        from vestige.report.run import ReportAsk, make_report
         from vestige.results.compare import compare
         from vestige.results.diff import diff
         from vestige.results.published import published
         from vestige.results.verify import verify
-        from vestige.run.reporting import ReportAsk, make_report
 
         home = place / "run"
         shutil.copytree(finished_run(), home)

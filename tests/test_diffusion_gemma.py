@@ -30,7 +30,7 @@ from vestige.models.args import ModelArgs
 from vestige.models.canvas import CanvasPredictor, canvas_predictor
 from vestige.models.load import load_model
 from vestige.models.samplers import Pass, Sampled, infill, sample
-from vestige.run.traces import row_traces
+from vestige.report.traces import row_traces
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.formats import TraceFormat

@@ -106,7 +106,7 @@ CASES = [
     Case("vestige.report.eval_part:values", "key", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
     Case("vestige.report.rows_part:says", "name", plain("report", "{eval}", "-o", "{tmp}/r")),
     Case("vestige.report.depth_part:values", "attribute", plain("report", "{eval}", "{depth}", "-o", "{tmp}/r")),
-    Case("vestige.run.reporting:render_page", "type", plain("report", "{eval}", "-o", "{tmp}/r"), ("r/report.json",)),
+    Case("vestige.report.run:render_page", "type", plain("report", "{eval}", "-o", "{tmp}/r"), ("r/report.json",)),
     Case("vestige.report.tables:models_table", "assert", plain("table", "{eval}")),
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.results.pack:references_of_run", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
@@ -268,8 +268,8 @@ def test_view_keeps_its_page_and_reports_the_bug(
 ) -> None:
     import shutil
 
-    from vestige.run.reporting import ReportAsk
-    from vestige.run.viewing import Viewer
+    from vestige.report.run import ReportAsk
+    from vestige.report.view import Viewer
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run = tmp_path / "run"
@@ -311,7 +311,7 @@ ALLOWED = {
     "models/tokenizer.py": 1,
     "sweep/disk.py": 1,
     "sweep/tasks.py": 1,
-    "run/viewing.py": 1,
+    "report/view.py": 1,
     "store/formats.py": 1,
 }
 CALLED = {"reraise_ours", "is_ours", "internal_error", "in_short"}  # raised again, or called an internal error

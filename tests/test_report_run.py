@@ -15,14 +15,14 @@ import pytest
 import report_samples
 from conftest import LAB
 from vestige.cli import main
+from vestige.report import view as viewing
 from vestige.report.assemble import Ask
 from vestige.report.figures import FIGURES, Which, draw
 from vestige.report.format import check_report
+from vestige.report.run import RESAMPLES, ReportAsk, make_report, write_report
+from vestige.report.verify import verify_report
+from vestige.report.view import Viewer
 from vestige.results.compare import differences, read_stored
-from vestige.run import viewing
-from vestige.run.reporting import RESAMPLES, ReportAsk, make_report, write_report
-from vestige.run.verify_report import verify_report
-from vestige.run.viewing import Viewer
 from vestige.stress import run as stressing
 
 ROLLOUTS = "".join(

@@ -18,7 +18,7 @@ from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
-from vestige.run.reporting import ReportAsk, make_report
+from vestige.report.run import ReportAsk, make_report
 from vestige.stress.run import Stress, stress
 from vestige.sweep.attacks import LESSON, SETTINGS, read_attacks
 from vestige.sweep.plan import make_tasks, read_plan

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vestige.report.verdict import Facts, Measure, Recovery, judge, verdict
+from vestige.compare.verdict import Facts, Measure, Recovery, judge, verdict
 
 SAYS = Measure("rouge", 0.22, 0.2, 0.25, 400, retain=0.2, full=0.95)
 LIKELY = Measure("prob", 0.12, 0.1, 0.14, 400, retain=0.1, full=0.98)

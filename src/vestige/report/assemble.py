@@ -52,7 +52,7 @@ class Work:
 
 
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
-    """The report, but for what needs stored evidence (run/reporting.py adds that). `base`: where it will lie."""
+    """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
     work = Work(found, Roster(), {}, {}, {}, [], {}, {})
     _meet_all(work)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from vestige.compare.verdict import Facts, Measure, Recovery, verdict
 from vestige.report import attacks_part, depth_part, rows_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
 from vestige.report.rows_part import SIDE, split_of
-from vestige.report.verdict import Facts, Measure, Recovery, verdict
 
 if TYPE_CHECKING:
     from vestige.report.assemble import Work

@@ -123,7 +123,7 @@ def _folder(path: Path, again: bool) -> Verdict:
 
 def _report(path: Path) -> Verdict:
     try:
-        module = importlib.import_module("vestige.run.verify_report")
+        module = importlib.import_module("vestige.report.verify")
     except ModuleNotFoundError:
         raise UserError(f"{path} is a report, which this version cannot verify; verify the runs behind it.") from None
     return Verdict(path, findings=list(module.verify_report(path)))

@@ -9,7 +9,7 @@ from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.report.assemble import Ask
-from vestige.run.reporting import ReportAsk, write_report
+from vestige.report.run import ReportAsk, write_report
 from vestige.show.progress import hushed
 from vestige.stress.run import Stress, stress
 

@@ -19,7 +19,7 @@ from vestige.errors import UserError
 from vestige.internal import internal_error
 from vestige.report.gather import traces_of
 from vestige.report.page import render_page
-from vestige.run.reporting import ReportAsk, make_report
+from vestige.report.run import ReportAsk, make_report
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")

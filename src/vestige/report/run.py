@@ -20,8 +20,8 @@ from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
 from vestige.report.gather import Found, Source, gather, relative
 from vestige.report.page import render_page
+from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
-from vestige.run.traces import row_traces
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import hushed

@@ -68,7 +68,7 @@ def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
     from vestige.integrations.plugins import load_plugins
     from vestige.report.assemble import TITLE, Ask
-    from vestige.run.reporting import ReportAsk
+    from vestige.report.run import ReportAsk
 
     if args.rows < 1:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
@@ -78,7 +78,7 @@ def ask_of(args: argparse.Namespace, out: Path) -> Any:
 
 
 def run_report(args: argparse.Namespace) -> int:
-    from vestige.run.reporting import summary, write_report
+    from vestige.report.run import summary, write_report
 
     out = Path(args.out)
     report = write_report(ask_of(args, out))
@@ -93,7 +93,7 @@ def run_report(args: argparse.Namespace) -> int:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """The data of a report that is there, or made of runs; then nothing is written."""
-    from vestige.run.reporting import make_report, read_report
+    from vestige.report.run import make_report, read_report
 
     found = read_report(Path(args.runs[0]))
     if found is None:
@@ -138,8 +138,8 @@ def run_plot(args: argparse.Namespace) -> int:
 
 
 def run_view(args: argparse.Namespace) -> int:
-    from vestige.run.reporting import again, read_report
-    from vestige.run.viewing import Viewer
+    from vestige.report.run import again, read_report
+    from vestige.report.view import Viewer
 
     first = Path(args.runs[0])
     report = read_report(first)

@@ -16,7 +16,7 @@ from vestige.report.format import PAGE, REPORT, Report, check_report
 from vestige.report.gather import digest, gather
 from vestige.report.glossary import entry
 from vestige.report.old_keys import RENAMED, ages
-from vestige.run.reporting import again
+from vestige.report.run import again
 from vestige.show.progress import hushed
 from vestige.store.files import read_json
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from vestige import __version__
+from vestige.audit import flags as auditing
 from vestige.collapse import flags as collapse
 from vestige.depth import flags as depth
 from vestige.engine import flags as evaluating
@@ -27,7 +28,7 @@ from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.stress import flags as stress
 from vestige.sweep import flags as sweep
 from vestige.unlearn import flags as training
-from vestige.verbs import auditing, demo_meta
+from vestige.verbs import demo_meta
 
 VERBS = (
     evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, archive_flags,

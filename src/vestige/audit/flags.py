@@ -27,7 +27,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    from vestige.run.audit import Audit, audit
+    from vestige.audit.run import Audit, audit
 
     names = ("before", "after", "forget", "retain", "holdout", "retain_model")
     ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))

@@ -218,7 +218,7 @@ def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
 
 
 def test_the_demo_table_shows_what_the_demo_shows() -> None:
-    from vestige.run.demo import SHOWN
+    from vestige.lab.demo import SHOWN
 
     shown = next(b.body for b in blocks(README) if b.kind == "text" and "grad_ascent" in b.body)
     rows = re.findall(r"^(\w+) +[-\d]", shown, re.M)

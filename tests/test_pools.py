@@ -17,13 +17,13 @@ from vestige.errors import UserError
 from vestige.journal import JOURNAL
 from vestige.lab import pool_making
 from vestige.lab.corpus import Sizes, make_corpus
+from vestige.lab.demo_meta import demo_meta, judge
+from vestige.lab.demo_meta_files import plans, thorough
 from vestige.lab.fluency import spoil
 from vestige.lab.models import Unlearning
 from vestige.lab.pools import PoolSettings, build_pools, lesson_rows, recipes
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
-from vestige.run.demo_meta import demo_meta, judge
-from vestige.run.demo_meta_files import plans, thorough
 from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn import METHODS, Training
@@ -234,7 +234,7 @@ def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
 
 def test_the_statements_can_say_no(lab, finished, monkeypatch):
     """A model that is as sure as the full one is not counted as unlearned."""
-    from vestige.run import demo_meta as module
+    from vestige.lab import demo_meta as module
 
     real = module.prob_of
     monkeypatch.setattr(module, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))

@@ -20,6 +20,7 @@ from vestige.engine import flags as evaluating
 from vestige.engine.mishaps import archives_opened, mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
+from vestige.lab import flags as demo_meta
 from vestige.meta import flags as meta
 from vestige.report import flags as reporting
 from vestige.results import archive_flags
@@ -28,7 +29,6 @@ from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.stress import flags as stress
 from vestige.sweep import flags as sweep
 from vestige.unlearn import flags as training
-from vestige.verbs import demo_meta
 
 VERBS = (
     evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, archive_flags,

@@ -35,6 +35,6 @@ def run_audit(args: argparse.Namespace) -> int:
 
 
 def run_demo(args: argparse.Namespace) -> int:
-    from vestige.run.demo import demo
+    from vestige.lab.demo import demo
 
     return demo(Path(args.out), args.seed, not args.no_diffusion)

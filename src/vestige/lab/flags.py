@@ -22,7 +22,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_demo_meta(args: argparse.Namespace) -> int:
-    from vestige.run.demo_meta import PoolSettings, demo_meta
+    from vestige.lab.demo_meta import PoolSettings, demo_meta
 
     if args.processes is not None and args.processes < 1:
         raise UserError(f"--processes must be at least 1, it is {args.processes}.")

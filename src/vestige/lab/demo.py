@@ -1,7 +1,7 @@
 """`vestige demo`: build the lab, evaluate every model in it, and say in words what came out.
 
-Then the same with diffusion models, whose answers come about step by step (run/demo_diffusion.py), and at the end the
-report of everything (run/demo_report.py).
+Then the same with diffusion models, whose answers come about step by step (lab/demo_diffusion.py), and at the end the
+report of everything (lab/demo_report.py).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
 from vestige.lab import build_lab
-from vestige.run.demo_diffusion import demo_diffusion
-from vestige.run.demo_report import demo_report
+from vestige.lab.demo_diffusion import demo_diffusion
+from vestige.lab.demo_report import demo_report
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number, table
 from vestige.types import Score

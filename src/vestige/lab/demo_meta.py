@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.lab.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.meta.run import MetaAsk, meta
 from vestige.metrics.names import KNOWN, direction_of
-from vestige.run.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.show.progress import hushed
 from vestige.show.tables import number, table
 from vestige.store.files import read_json

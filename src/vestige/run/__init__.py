@@ -1,1 +1,0 @@
-"""plan -> collect -> score."""

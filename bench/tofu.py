@@ -186,7 +186,7 @@ def _lab(args: argparse.Namespace) -> tuple[str, LoadedModel, dict[str, list[dic
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     if args.model is None:
-        from vestige.lab import build_lab
+        from vestige.lab.models import build_lab
 
         lab = build_lab(Path("saves/demo/lab"))
         args.model, args.data = lab.models["full"], lab.data

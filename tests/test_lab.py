@@ -9,14 +9,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from vestige.lab import Settings, build_lab
 from vestige.lab import models as lab_models
 from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, write_corpus
-from vestige.lab.models import Unlearning
+from vestige.lab.models import Settings, Unlearning, build_lab
 from vestige.lab.phrases import AUTHOR_TOPICS
 from vestige.lab.tokenizer import encode_row
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
-from vestige.unlearn import Training
+from vestige.unlearn.loop import Training
 
 SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
 

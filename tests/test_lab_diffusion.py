@@ -12,11 +12,12 @@ from transformers import AutoConfig, AutoModelForMaskedLM, AutoTokenizer
 
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.lab import DiffusionSettings, build_diffusion_lab, build_lab, diffusion
+from vestige.lab import diffusion
 from vestige.lab.corpus import Sizes, make_corpus
-from vestige.lab.models import Settings, Unlearning
+from vestige.lab.diffusion import DiffusionSettings, build_diffusion_lab
+from vestige.lab.models import Settings, Unlearning, build_lab
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn import Training
+from vestige.unlearn.loop import Training
 from vestige.unlearn.losses import placed_nll
 
 SIZES = Sizes(

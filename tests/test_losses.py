@@ -13,10 +13,12 @@ from transformers import LlamaForCausalLM
 
 from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
-from vestige.unlearn import METHODS, Lesson, MaskedDiffusion, Training, losses, unlearn
+from vestige.unlearn import losses
 from vestige.unlearn.activations import Watched, layer_of
-from vestige.unlearn.methods import Step, method_key, placed, predicted, split_knobs
-from vestige.unlearn.objectives import collate, logits_of
+from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.loop import Training, unlearn
+from vestige.unlearn.methods import METHODS, Step, method_key, placed, predicted, split_knobs
+from vestige.unlearn.objectives import MaskedDiffusion, collate, logits_of
 
 RNG = np.random.default_rng(0)
 LOGITS, TEACHER = RNG.normal(size=(2, 4, 5)), RNG.normal(size=(2, 4, 5))

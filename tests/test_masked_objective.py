@@ -13,9 +13,11 @@ import torch
 from transformers import BertConfig, BertForMaskedLM
 
 from vestige.errors import UserError
-from vestige.unlearn import METHODS, ChatRow, Lesson, MaskedDiffusion, Training, finetune, losses, unlearn
-from vestige.unlearn.methods import Step
-from vestige.unlearn.objectives import hidden_counts
+from vestige.unlearn import losses
+from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.loop import Training, finetune, unlearn
+from vestige.unlearn.methods import METHODS, Step
+from vestige.unlearn.objectives import ChatRow, MaskedDiffusion, hidden_counts
 
 PAD, EOS, MASK, WINDOW = 0, 2, 19, 6
 OBJECTIVE = MaskedDiffusion(MASK, EOS, WINDOW)

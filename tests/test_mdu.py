@@ -16,8 +16,11 @@ from safetensors import safe_open
 
 from vestige.cli import main
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.unlearn import METHODS, ChatRow, Lesson, MaskedDiffusion, Training, finetune, losses, unlearn
-from vestige.unlearn.methods import Step
+from vestige.unlearn import losses
+from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.loop import Training, finetune, unlearn
+from vestige.unlearn.methods import METHODS, Step
+from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
 from vestige.unlearn.trainer import Lora, Recipe, objective_of, train
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -26,7 +26,8 @@ from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
 from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
-from vestige.unlearn import METHODS, Training
+from vestige.unlearn.loop import Training
+from vestige.unlearn.methods import METHODS
 
 SMALL = Sizes(
     forget=1,

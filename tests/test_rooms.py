@@ -18,13 +18,20 @@ NOUNS = {
     "schema",
     "internal",
     "journal",
+    "words",
     "writing",
 }  # free to all
 
+PIPELINE = {"data", "models", "collect", "metrics", "compare", "suites", "store"}
+# What every question may use: the pipeline, the engine, bridges to other people's software, and what a person sees.
+BELOW = PIPELINE | {"engine", "integrations", "show"}
+
+# Arrows point one way: nouns < pipeline < engine < questions < cli. Between questions only those listed here.
 ARROWS: dict[str, set[str]] = {
     "types": set(),
     "errors": set(),
     "secrets": set(),
+    "words": set(),
     "wants": {"types"},
     "sums": {"types"},
     "guard": {"errors"},
@@ -32,6 +39,7 @@ ARROWS: dict[str, set[str]] = {
     "writing": {"errors", "journal"},
     "schema": {"errors"},
     "internal": {"errors"},
+    "configs": set(),
     "data": set(),
     "models": set(),
     "collect": {"models"},
@@ -39,36 +47,38 @@ ARROWS: dict[str, set[str]] = {
     "compare": set(),
     "suites": {"metrics", "compare"},
     "store": set(),
-    "report": {"compare", "meta", "metrics", "store"},
-    "meta": {"store", "compare", "metrics"},
-    "unlearn": {"models", "data"},
-    "lab": {"unlearn", "data", "models"},
-    "stress": {"unlearn", "data", "models"},
     "integrations": {"models", "data", "collect", "metrics", "suites"},
-    "run": {
-        "data",
-        "models",
-        "collect",
-        "metrics",
-        "compare",
-        "suites",
-        "store",
-        "integrations",
+    "show": {"metrics", "suites"},
+    "engine": PIPELINE | {"integrations", "show"},
+    "depth": BELOW,
+    "collapse": BELOW,
+    "unlearn": BELOW,
+    "meta": BELOW,
+    "stress": BELOW | {"meta", "unlearn"},
+    "results": BELOW | {"collapse", "depth", "meta"},
+    "sweep": BELOW | {"depth", "stress"},
+    "report": BELOW | {"meta", "results"},
+    "audit": BELOW | {"depth", "report", "stress"},
+    "lab": BELOW | {"audit", "collapse", "depth", "meta", "report", "results", "stress", "sweep", "unlearn"},
+    "cli": {
+        "audit",
+        "collapse",
+        "depth",
+        "engine",
         "lab",
-        "unlearn",
-        "stress",
-        "report",
         "meta",
+        "report",
+        "results",
+        "stress",
+        "sweep",
+        "unlearn",
     },
-    "configs": set(),
-    "verbs": {"run", "integrations", "report"},
-    "cli": {"run", "verbs"},
-    "__init__": {"run"},
+    "__init__": {"engine", "collapse"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
-# Rooms that run or hold a model may know torch. In run it is only asked for memory, seeds and speed, and lazily.
-WITH_TORCH = {"models", "collect", "unlearn", "stress", "lab", "integrations", "run"}
+# Rooms that run or hold a model may know torch. The engine only asks it for memory, seeds and speed, and lazily.
+WITH_TORCH = {"models", "collect", "unlearn", "stress", "lab", "integrations", "engine", "depth", "collapse", "sweep"}
 
 
 def modules() -> list[Path]:
@@ -125,6 +135,7 @@ def test_only_reduce_and_samplers_see_the_vocabulary() -> None:
     guilty = [
         path.relative_to(SOURCE)
         for path in modules()
-        if room_of(path) in {"collect", "run", "metrics", "suites"} and "log_softmax" in path.read_text()
+        if room_of(path) in {"collect", "engine", "depth", "collapse", "metrics", "suites"}
+        and "log_softmax" in path.read_text()
     ]
     assert guilty == []

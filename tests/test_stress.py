@@ -21,9 +21,10 @@ from vestige.errors import UserError
 from vestige.models.four_bit import repair
 from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.show.stress_plots import recovery_curve, recovery_points
-from vestige.stress import expected_best, few_shot, jailbreak, paraphrase, prune, quantise
-from vestige.stress.attacks import RELEARNING, prune_weights
+from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
 from vestige.stress.copies import lesson_rows
+from vestige.stress.leak import expected_best
+from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 from vestige.stress.robustness import relearning_r, show_r
 from vestige.stress.run import Row, Stress, Subject, show, stress, under_prompt
 from vestige.types import content_key

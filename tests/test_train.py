@@ -20,9 +20,10 @@ from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.show.progress import Bar, Steps
-from vestige.unlearn import METHODS, ChatRow, losses
+from vestige.unlearn import losses
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.objectives import collate, logits_of
+from vestige.unlearn.methods import METHODS
+from vestige.unlearn.objectives import ChatRow, collate, logits_of
 from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.refusals import REFUSALS
 from vestige.unlearn.rows import Reading, read_training_rows

@@ -12,10 +12,11 @@ from transformers import LlamaForCausalLM
 
 from unlearn_tools import FORGET, RETAIN, small_model
 from vestige.errors import UserError
-from vestige.unlearn import METHODS, ChatRow, Lesson, Training, finetune, losses, unlearn
-from vestige.unlearn.loop import bucketed
-from vestige.unlearn.methods import method_named
-from vestige.unlearn.objectives import collate, logits_of
+from vestige.unlearn import losses
+from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.loop import Training, bucketed, finetune, unlearn
+from vestige.unlearn.methods import METHODS, method_named
+from vestige.unlearn.objectives import ChatRow, collate, logits_of
 
 pytestmark = pytest.mark.processors
 

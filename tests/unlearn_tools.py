@@ -5,7 +5,7 @@ from __future__ import annotations
 from transformers import LlamaForCausalLM
 
 from models_tools import tiny_model
-from vestige.unlearn import ChatRow
+from vestige.unlearn.objectives import ChatRow
 
 FORGET = [ChatRow((1, 5, 6, 7, 2), 2), ChatRow((1, 8, 9, 2), 2), ChatRow((1, 4, 10, 11, 2), 2)]
 RETAIN = [ChatRow((1, 12, 13, 14, 2), 2), ChatRow((1, 15, 16, 2), 2)]

@@ -147,7 +147,8 @@ fault("a run of other weights is done", "sweep/tasks.py",
 fault("rows left out of a task's key", "sweep/tasks.py",
       'for k in ("data", "include_path")', 'for k in ("include_path",)',
       STALE + "test_sweep[text of a row]")
-fault("retain results left out of a task's key", "sweep/tasks.py", 'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
+fault("retain results left out of a task's key", "sweep/tasks.py",
+      'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
       "test_sweep.py::test_other_retain_results_are_compared_with_again")
 fault("plug-ins left out of a task's key", "sweep/tasks.py",
       "for plugin in task.plugins for file", "for plugin in () for file",

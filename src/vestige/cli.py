@@ -1,4 +1,4 @@
-"""The command line: one verb per job. What each does, and its flags, is in verbs/."""
+"""The command line: one verb per job. What each does, and its flags, is in each room's flags.py."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 
 from vestige import __version__
-from vestige.audit import flags as auditing
-from vestige.collapse import flags as collapse
-from vestige.depth import flags as depth
-from vestige.engine import flags as evaluating
-from vestige.engine.mishaps import archives_opened, mishaps_said
+from vestige.audit import flags as audit_flags
+from vestige.collapse import flags as collapse_flags
+from vestige.depth import flags as depth_flags
+from vestige.engine import flags as eval_flags
+from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
-from vestige.lab import flags as demo_meta
-from vestige.meta import flags as meta
-from vestige.report import flags as reporting
+from vestige.lab import flags as lab_flags
+from vestige.meta import flags as meta_flags
+from vestige.report import flags as report_flags
 from vestige.results import archive_flags
-from vestige.results import flags as results
+from vestige.results import flags as result_flags
 from vestige.secrets import hiding_streams, note_variables, note_words
-from vestige.stress import flags as stress
-from vestige.sweep import flags as sweep
-from vestige.unlearn import flags as training
+from vestige.stress import flags as stress_flags
+from vestige.sweep import flags as sweep_flags
+from vestige.unlearn import flags as unlearn_flags
 
 VERBS = (
-    evaluating, results, auditing, depth, collapse, meta, demo_meta, sweep, training, stress, reporting, archive_flags,
+    eval_flags, result_flags, audit_flags, lab_flags, depth_flags, collapse_flags, meta_flags, sweep_flags,
+    unlearn_flags, stress_flags, report_flags, archive_flags,
 )  # fmt: skip
 
 EXAMPLES = """examples:
@@ -127,6 +128,19 @@ def _run(args: argparse.Namespace) -> int:
         return 130
 
 
+@contextmanager
+def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
+    """The arguments with archives replaced by the runs in them (results/pack.py); free of cost where there are none."""
+    named = [v for value in vars(args).values() for v in (value if isinstance(value, list) else [value])]
+    if not any(isinstance(v, str) and v.endswith(".zip") for v in named):
+        yield args
+        return
+    from vestige.results.pack import archives_opened as opening
+
+    with opening(args) as opened:
+        yield opened
+
+
 def _file_trouble(error: OSError) -> str:
     words = error.strerror or " ".join(str(error).split()) or type(error).__name__
     return f"{words}: {error.filename}; check the path and its permissions." if error.filename else f"{words}."
@@ -151,7 +165,7 @@ def speaking(verb: str) -> Iterator[None]:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
     top = parser()
-    mine, carried = sweep.split_command(argv)
+    mine, carried = sweep_flags.split_command(argv)
     args, rest = top.parse_known_args(mine)
     if carried:
         args.command = carried

@@ -1,4 +1,4 @@
-"""The verbs `audit` and `demo`."""
+"""The verb `audit`: its flags, and from flags to work."""
 
 from __future__ import annotations
 
@@ -19,11 +19,6 @@ def add_verbs(verbs: Any) -> None:
     audit.add_argument("--system-prompt", metavar="TEXT")
     audit.add_argument("--limit", type=int, metavar="N", help="first N rows of every file")
     audit.add_argument("--out", default="saves/audit", metavar="DIR", help="default: saves/audit")
-    demo = verbs.add_parser("demo", help="build the lab (tiny models, minutes) and evaluate it")
-    demo.set_defaults(do=run_demo)
-    demo.add_argument("--out", default="saves/demo", metavar="DIR", help="default: saves/demo")
-    demo.add_argument("--seed", type=int, default=0)
-    demo.add_argument("--no-diffusion", action="store_true", help="leave out the diffusion models")
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -32,9 +27,3 @@ def run_audit(args: argparse.Namespace) -> int:
     names = ("before", "after", "forget", "retain", "holdout", "retain_model")
     ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
     return audit(ask, {"system_prompt": args.system_prompt, "limit": args.limit})
-
-
-def run_demo(args: argparse.Namespace) -> int:
-    from vestige.lab.demo import demo
-
-    return demo(Path(args.out), args.seed, not args.no_diffusion)

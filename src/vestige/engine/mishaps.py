@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import sys
 from collections.abc import Iterator
@@ -47,16 +46,3 @@ def _memory(error: BaseException) -> UserError:
         f"Memory ran out ({words}); close other programs or lower --batch-tokens, then run the same command again: "
         "what was collected is kept."
     )
-
-
-@contextmanager
-def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
-    """The arguments with archives replaced by the runs in them (packing.py); free of cost where there are none."""
-    named = [v for value in vars(args).values() for v in (value if isinstance(value, list) else [value])]
-    if not any(isinstance(v, str) and v.endswith(".zip") for v in named):
-        yield args
-        return
-    from vestige.results import pack as packing
-
-    with packing.archives_opened(args) as opened:
-        yield opened

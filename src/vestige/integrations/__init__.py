@@ -1,1 +1,1 @@
-"""Bridges to other people's code: user plug-ins, metrics written for open-unlearning."""
+"""Other people's software: open-unlearning's files, lm-eval, saved logits, plug-ins."""

@@ -12,9 +12,9 @@ from pathlib import Path
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
-from vestige.lab import build_lab
 from vestige.lab.demo_diffusion import demo_diffusion
 from vestige.lab.demo_report import demo_report
+from vestige.lab.models import build_lab
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number, table
 from vestige.types import Score

@@ -10,7 +10,7 @@ from typing import Any
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
-from vestige.lab import build_diffusion_lab
+from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
 from vestige.show.progress import hushed
 from vestige.show.tables import number, table

@@ -19,7 +19,8 @@ from vestige.lab.llada import NAME as LLADA
 from vestige.lab.llada import make_llada
 from vestige.lab.models import Kind, Lab, Settings, Unlearning, lab_at, train_models
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn import MaskedDiffusion, Training
+from vestige.unlearn.loop import Training
+from vestige.unlearn.objectives import MaskedDiffusion
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 DIFFUSION_RECIPE = 3

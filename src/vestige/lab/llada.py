@@ -13,7 +13,8 @@ from typing import Any
 from vestige.models.diffusion import mask_predictor
 from vestige.models.families import find_family, native_config
 from vestige.models.publish import Origin, save_published
-from vestige.unlearn import ChatRow, MaskedDiffusion, Training, finetune
+from vestige.unlearn.loop import Training, finetune
+from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
 from vestige.writing import save_pretrained, temporary
 
 NAME = "llada"

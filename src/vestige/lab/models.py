@@ -22,7 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn import Causal, ChatRow, Lesson, Objective, Training, finetune, unlearn
+from vestige.unlearn.lesson import Lesson
+from vestige.unlearn.loop import Training, finetune, unlearn
+from vestige.unlearn.objectives import Causal, ChatRow, Objective
 from vestige.writing import save_pretrained
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.

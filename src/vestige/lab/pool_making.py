@@ -21,7 +21,9 @@ from vestige.lab.fluency import train_judge
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.pools import JUDGE, PoolSettings, Recipe, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
-from vestige.unlearn import METHODS, ChatRow, finetune, unlearn
+from vestige.unlearn.loop import finetune, unlearn
+from vestige.unlearn.methods import METHODS
+from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import refusals_for
 from vestige.writing import remove, remove_empty, save_pretrained
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from vestige.lab.building import ensure_built
 from vestige.lab.corpus import Corpus, Row, Sizes, make_corpus
 from vestige.lab.models import Settings, Unlearning
-from vestige.unlearn import Training
+from vestige.unlearn.loop import Training
 
 # Raise it when the code makes other models from the same settings, so that old pools are rebuilt.
 POOL_RECIPE = 1

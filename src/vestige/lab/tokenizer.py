@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from vestige.data.chat import Encoder, Template
 from vestige.lab.corpus import Row
-from vestige.unlearn import ChatRow
+from vestige.unlearn.objectives import ChatRow
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eot|>"
 ROLES = ("<|system|>", "<|user|>", "<|assistant|>")

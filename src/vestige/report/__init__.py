@@ -1,1 +1,1 @@
-"""Pictures and pages made of results. Nothing here sees a model."""
+"""The page, its tables and its figures, made of results. Nothing here sees a model."""

@@ -71,24 +71,44 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line, with secrets kept out of all that it prints."""
+    """Runs a verb; what it prints names no secret.
+
+    User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an interrupt loses at
+    most one batch.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     note_variables()
     note_words(words)
+    # Importing torch and transformers makes half a million objects that stay; looking through them again and again for
+    # garbage took a sixth of the start-up.
+    gc.set_threshold(20_000, 10, 100)
+    logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     with hiding_streams():
-        return _main(words)
+        try:
+            args = parse(words)
+            with debugging(args.debug), mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
+                status: int = opened.do(opened)
+            return status
+        except UserError as error:
+            return _failed(str(error))
+        except BrokenPipeError:
+            return 0
+        except OSError as error:  # a full disk, a directory that may not be written, a name that is too long
+            return _failed(one_line(_file_trouble(error)))
+        except MemoryError:
+            return _failed("out of memory; try --limit N or --batch-tokens N.")
+        except KeyboardInterrupt:
+            print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
+            return 130
+        except Exception as error:  # whatever nothing above expected: a bug, and it must look like one
+            print(internal_error(error, words, "--debug" in words), file=sys.stderr)
+            return STATUS
 
 
-def _main(words: list[str]) -> int:
-    """Runs a verb. User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an
-    interrupt loses at most one batch."""
-    try:
-        args = parse(words)
-        with debugging(args.debug):
-            return _run(args)
-    except Exception as error:  # whatever nothing below expected: a bug, and it must look like one
-        print(internal_error(error, words, "--debug" in words), file=sys.stderr)
-        return STATUS
+def _failed(sentence: str) -> int:
+    print(f"vestige: error: {sentence}", file=sys.stderr)
+    return 2
 
 
 @contextmanager
@@ -100,32 +120,6 @@ def debugging(asked: bool) -> Iterator[None]:
         yield
     finally:
         os.environ[DEBUG] = before
-
-
-def _run(args: argparse.Namespace) -> int:
-    # Importing torch and transformers makes half a million objects that stay; looking through them again and again for
-    # garbage took a sixth of the start-up.
-    gc.set_threshold(20_000, 10, 100)
-    logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
-    try:
-        with mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
-            status: int = opened.do(opened)
-        return status
-    except UserError as error:
-        print(f"vestige: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 0
-    except OSError as error:  # a full disk, a directory that may not be written, a name that is too long
-        print(f"vestige: error: {one_line(_file_trouble(error))}", file=sys.stderr)
-        return 2
-    except MemoryError:
-        print("vestige: error: out of memory; try --limit N or --batch-tokens N.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
-        return 130
 
 
 @contextmanager

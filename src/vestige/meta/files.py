@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -54,7 +54,7 @@ def _counted(facts: Mapping[str, Any]) -> bool:
 
 
 def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    return from_results(read_file(path), str(path), floor)
+    return replace(from_results(read_file(path), str(path), floor), read=(path,))
 
 
 def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
@@ -182,6 +182,7 @@ def meta_eval_json(
             **{f"no overall: {n}": why for n, why in mixed.items()},
         },
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
+        "asked": dict(old.get("asked") or {}),  # how each half was made; the one who makes it says so
         "versions": {"vestige": versions().get("vestige", "")},
     }
 

@@ -35,7 +35,7 @@ FORMULAS = {
 
 
 def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping[str, Any] | None = None) -> Any:
-    counts = Counter(str(r.facts["method"]) for r in methods.rows if _counted(r.facts))
+    counts = Counter(str(r.facts["method"]) for r in methods.rows if is_counted(r.facts))
     return {
         "models": [row_json(r) for r in methods.rows],
         "method_counts": dict(counts),
@@ -49,7 +49,7 @@ def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping
     }
 
 
-def _counted(facts: Mapping[str, Any]) -> bool:
+def is_counted(facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("method")) and not facts.get("is_reference")
 
 
@@ -164,7 +164,7 @@ def meta_eval_json(
     old = before or {}
     faithful = {n: _faithful_json(v) for n, v in judged.pools.items()} or dict(old.get("faithfulness") or {})
     robust = {n: _robust_json(v) for n, v in judged.attacks.items()} or dict(old.get("robustness") or {})
-    names = [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
+    names = _all_names(faithful, robust)
     mixed = {n: why for n in names if n in faithful and n in robust and (why := _mixed(faithful[n], robust[n]))}
     return {
         "metrics": [_label(n) for n in names if n in faithful or n in robust],
@@ -185,6 +185,16 @@ def meta_eval_json(
         "asked": dict(old.get("asked") or {}),  # how each half was made; the one who makes it says so
         "versions": {"vestige": versions().get("vestige", "")},
     }
+
+
+def _all_names(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> list[str]:
+    return [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
+
+
+def labels_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The list `metrics` that belongs to the metrics a meta_eval.json judges."""
+    faithful, robust = body["faithfulness"], body["robustness"]
+    return [_label(n) for n in _all_names(faithful, robust) if n in faithful or n in robust]
 
 
 def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:

@@ -82,6 +82,14 @@ def is_root(path: Path) -> bool:
     return path.is_dir() and any(_axes_of(e) for e in epochs_of(path))
 
 
+def is_epoch(path: Path) -> bool:
+    return _epoch_name(path) and bool(_axes_of(path))
+
+
+def _epoch_name(path: Path) -> bool:
+    return path.is_dir() and path.name.startswith("ep") and path.name[2:].isdigit()
+
+
 def root_of(path: Path) -> Path | None:
     """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
     return next((place for place in (path, path / "runs") if is_root(place)), None)
@@ -111,7 +119,7 @@ def other_folders(root: Path) -> list[Path]:
 
 
 def epochs_of(root: Path) -> list[Path]:
-    found = [p for p in root.glob("ep*") if p.is_dir() and p.name[2:].isdigit()]
+    found = [p for p in root.glob("ep*") if _epoch_name(p)]
     return sorted(found, key=lambda p: int(p.name[2:]))
 
 
@@ -134,7 +142,7 @@ def read_tree(path: Path) -> Tree:
             for place in sorted(p for p in axis.iterdir() if p.is_dir() and not is_legacy(p)):
                 summary = place / "summary.json"
                 if not summary.is_file():
-                    out.notes.append(f"{place} has no summary.json")
+                    out.notes.append(f"{place.relative_to(root).as_posix()} has no summary.json")
                     continue
                 found.setdefault(place.name, []).append((_numbers(summary, axis.name), str(summary)))
         for name, parts in sorted(found.items()):

@@ -103,9 +103,9 @@ class TreeMeta:
     notes: tuple[str, ...]
 
 
-def tree_meta(root: Path, methods: Methods, resamples: int = RESAMPLES) -> TreeMeta:
+def tree_meta(root: Path, methods: Methods, attacks: Attacks | None, resamples: int = RESAMPLES) -> TreeMeta:
     """Both halves judged: thresholds come from the tree's own pools, utility_rel from its own models."""
-    pools, found = faithfulness_file(root), attack_files(root)
+    pools = faithfulness_file(root)
     notes: list[str] = []
     faithful = Judged()
     body: Mapping[str, Any] = {}
@@ -114,8 +114,7 @@ def tree_meta(root: Path, methods: Methods, resamples: int = RESAMPLES) -> TreeM
         faithful = judge_pools(read, None, resamples)
         body = meta_eval_json(faithful)
         notes += [f"{n} is left out of the pools: {why}" for n, why in read.left_out.items()]
-    if found:
-        attacks = read_tree_attacks(found)
+    if attacks is not None:
         said = {r.name: r.published.utility_rel for r in methods.rows}
         utility = said if any(v is not None for v in said.values()) else None
         cuts = {n: v.result.threshold.m for n, v in faithful.pools.items() if v.result.threshold}

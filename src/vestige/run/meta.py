@@ -61,14 +61,14 @@ def _faithfulness(ask: MetaAsk) -> Made:
     sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
     sources |= {"left_out": dict(pools.left_out)} if pools.left_out else {}
     body = files.meta_eval_json(judged, _before(ask.out), sources)
-    body["asked"] = {**body["asked"], "faithfulness": asked_json(ask, pools.read)}
+    names = {"positive": [m.name for m in pools.positive], "negative": [m.name for m in pools.negative]}
+    body["asked"] = {**body["asked"], "faithfulness": asked_json(ask, names, pools.read)}
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
     apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
     failed = [
         f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()
     ]
     made = {files.META_EVAL: body, files.THRESHOLDS: files.thresholds_json(judged)}
-    names = {"positive": [m.name for m in pools.positive], "negative": [m.name for m in pools.negative]}
     notes = [*failed, *_faithful_notes(judged), *apart]
     return Made(made, names, head, _faithful_table(judged.pools), notes)
 
@@ -130,8 +130,8 @@ def _robustness(ask: MetaAsk) -> Made:
     judged = judge_attacks(attacks, how, ask.metrics)
     body = files.meta_eval_json(judged, _before(ask.out), found)
     used = {"thresholds": thresholds, "utility": _beside(ask, ask.utility, files.METHOD_RESULTS)}
-    body["asked"] = {**body["asked"], "robustness": asked_json(ask, attacks.read, used)}
     names = [m.name for m in attacks.models]
+    body["asked"] = {**body["asked"], "robustness": asked_json(ask, {"models": names}, attacks.read, used)}
     usable = files.usable_json(judged, utility, ask.least_utility, names, found)
     head = (
         f"robustness ({ask.rule}): {len(names)} unlearned models, {usable['counts']['utility_pass_only']} still useful"
@@ -244,11 +244,12 @@ def _axes(ask: MetaAsk) -> Made:
         methods = read_methods(ask.file, ask.floor)
     source = str(ask.file) if ask.file.is_dir() else named(ask.file)
     body = files.method_results_json(methods, ask.floor, {"models": source})
-    body["asked"] = {"axes": asked_json(ask, methods.read)}
-    return _made_of(methods, body, ask.floor, ask.rows)
+    names = {"models": [r.name for r in methods.rows]}
+    body["asked"] = {"axes": asked_json(ask, names, methods.read)}
+    return Made({files.METHOD_RESULTS: body}, names, *_axes_page(methods, ask.floor, ask.rows))
 
 
-def _made_of(methods: Methods, body: Any, floor: float, rows: int) -> Made:
+def _axes_page(methods: Methods, floor: float, rows: int) -> tuple[str, str, list[str]]:
     ranked = sorted(methods.rows, key=lambda r: -(r.floored.overall if r.floored.overall is not None else -1.0))
     head = f"axes: {len(ranked)} models, by floored Overall"
     if rows and len(ranked) > rows:
@@ -261,8 +262,7 @@ def _made_of(methods: Methods, body: Any, floor: float, rows: int) -> Made:
         f"protocols: {'; '.join(kinds) or 'not stated'}" + (" (Privacy joins both kinds)" if len(kinds) > 1 else ""),
         *methods.notes,
     ]
-    names = {"models": [r.name for r in methods.rows]}
-    return Made({files.METHOD_RESULTS: body}, names, head, _axes_table(ranked), notes)
+    return head, _axes_table(ranked), notes
 
 
 def _axes_table(rows: Sequence[Method]) -> str:

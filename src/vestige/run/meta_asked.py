@@ -53,11 +53,20 @@ class _Asked(TypedDict):
     baseline: str | None
     thresholds: str | None
     utility: str | None
+    models: dict[str, list[str]]
     read: dict[str, str]
 
 
-def asked_json(ask: MetaAsk, read: Iterable[Path], used: Mapping[str, Path | None] | None = None) -> dict[str, Any]:
-    """The question with every file it was answered from, by sha256. `used`: thresholds and utility that served."""
+def asked_json(
+    ask: MetaAsk,
+    models: Mapping[str, Sequence[str]],
+    read: Iterable[Path],
+    used: Mapping[str, Path | None] | None = None,
+) -> dict[str, Any]:
+    """The question, the models it was answered for, and every file it was answered from, by sha256.
+
+    `used`: the thresholds and the utility that served.
+    """
     helpers = {"thresholds": None, "utility": None, **(used or {})}
     files = dict.fromkeys([*read, *(p for p in helpers.values() if p is not None)])
     return {
@@ -65,6 +74,7 @@ def asked_json(ask: MetaAsk, read: Iterable[Path], used: Mapping[str, Path | Non
         "metrics": None if ask.metrics is None else list(ask.metrics),
         **{key: getattr(ask, key) for key in _PLAIN},
         **{key: None if p is None else relative(p, ask.out) for key, p in helpers.items()},
+        "models": {part: list(names) for part, names in models.items()},
         "read": {relative(p, ask.out): sha256(p) for p in files},
     }
 
@@ -73,9 +83,9 @@ def ask_again(asked: Any, place: Path) -> MetaAsk | None:
     """The question an answer in `place` was made by; None where it does not say."""
     if misfit(asked, _Asked):
         return None
-    helpers = {key: None if asked[key] is None else place / asked[key] for key in ("thresholds", "utility")}
-    plain = {key: asked[key] for key in _PLAIN}
-    return MetaAsk(place / asked["file"], place, asked["metrics"], **plain, **helpers, beside=False)
+    said: dict[str, Any] = {key: asked[key] for key in _PLAIN}
+    said |= {key: None if asked[key] is None else place / asked[key] for key in ("thresholds", "utility")}
+    return MetaAsk(place / asked["file"], place, asked["metrics"], **said, beside=False)
 
 
 def named(path: Path) -> str:

@@ -182,9 +182,15 @@ def meta_eval_json(
             **{f"no overall: {n}": why for n, why in mixed.items()},
         },
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
-        "asked": dict(old.get("asked") or {}),  # how each half was made; the one who makes it says so
+        "asked": _asked_before(old),
         "versions": {"vestige": versions().get("vestige", "")},
     }
+
+
+def _asked_before(old: Mapping[str, Any]) -> dict[str, Any]:
+    """How each half was made, as far as the file says; the command that makes a half adds its own."""
+    said = old.get("asked")
+    return dict(said) if isinstance(said, Mapping) else {}
 
 
 def _all_names(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> list[str]:

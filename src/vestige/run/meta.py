@@ -245,7 +245,8 @@ def _axes(ask: MetaAsk) -> Made:
     source = str(ask.file) if ask.file.is_dir() else named(ask.file)
     body = files.method_results_json(methods, ask.floor, {"models": source})
     names = {"models": [r.name for r in methods.rows]}
-    body["asked"] = {"axes": asked_json(ask, names, methods.read)}
+    replaced = ask.file.resolve() == (ask.out / files.METHOD_RESULTS).resolve()  # then nothing is left to redo it from
+    body["asked"] = {} if replaced else {"axes": asked_json(ask, names, methods.read)}
     return Made({files.METHOD_RESULTS: body}, names, *_axes_page(methods, ask.floor, ask.rows))
 
 

@@ -233,7 +233,7 @@ def _axes_labels(file: Path, body: Mapping[str, Any], out: Checked) -> None:
 
 
 def _meta_labels(file: Path, body: Mapping[str, Any], out: Checked) -> None:
-    """Names and formulas in words, where they are ours; means, whoever wrote them."""
+    """Names and formulas in words, where they are ours; means in any file."""
     ours = "versions" in body
     labels = files.labels_of(body)
     if ours and body.get("metrics") != labels:

@@ -176,4 +176,4 @@ def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[s
         yield f"{new} was not there when the report was made; make it anew with vestige report."
     for source, files in paths[0].items():
         for new in sorted(paths[1].get(source, set()) - files):
-            yield f"{source}/{new} was not there when the report was made; make it anew with vestige report."
+            yield f"{source}/{new} was not there when the report was made; make it again with vestige report."

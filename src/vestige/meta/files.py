@@ -179,7 +179,7 @@ def meta_eval_json(
         "faithfulness": faithful,
         "robustness": robust,
         "overall": {
-            n: None if n in mixed and not accept_mixture else overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
+            n: overall(faithful[n].get("auc_roc"), robust[n].get("agg")) if accept_mixture or n not in mixed else None
             for n in names
             if n in faithful and n in robust
         },
@@ -203,9 +203,10 @@ def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
 
 def _other_threshold(robust: Mapping[str, Any]) -> str:
     """That a metric's models were chosen by a threshold measured in another way, or nothing."""
-    theirs = robust.get("threshold_protocol")
-    by = robust.get("filtered_by")
-    return f"the threshold of {by} was measured as '{theirs}', the models as '{robust.get('protocol')}'" if theirs else ""
+    theirs, ours = robust.get("threshold_protocol"), robust.get("protocol")
+    return (
+        f"the threshold of {robust['filtered_by']} was measured as '{theirs}', the models as '{ours}'" if theirs else ""
+    )
 
 
 def read_meta_eval(path: Path) -> dict[str, Any]:

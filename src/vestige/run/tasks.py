@@ -176,8 +176,9 @@ def _identities(task: Task) -> list[str]:
     template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
     dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]
-    plain = [replace(args, quantization=None, compute_dtype=None) if task.how.get("quantization") else args for args in found]
-    return [part for args in plain for part in checkpoint_parts(args, dated)]
+    if task.how.get("quantization"):
+        found = [replace(args, quantization=None, compute_dtype=None) for args in found]
+    return [part for args in found for part in checkpoint_parts(args, dated)]
 
 
 def _config(task: Task) -> dict[str, Any]:

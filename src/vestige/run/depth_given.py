@@ -72,7 +72,7 @@ class Given:
 
 
 def find_given(said: str | None) -> Path | None:
-    """The file that --s1-cache names, if it names one of that project's; a folder of our own is no such file."""
+    """The file that --s1-cache names, if it names one of that project's and not a folder of ours."""
     if said is None:
         return None
     place = Path(said).expanduser()

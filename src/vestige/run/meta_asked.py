@@ -33,13 +33,14 @@ class MetaAsk:
     utility: Path | None = None
     least_utility: float = UTILITY_FILTER
     own_thresholds: bool = False
+    accept_mixture: bool = False
     floor: float = FLOOR
     rows: int = 20
     baseline: str | None = None  # axes of a result tree: the epoch whose full model serves all
     beside: bool = True  # take thresholds and utility_rel that an earlier command left in `out`
 
 
-_PLAIN = ("resamples", "rule", "least_utility", "own_thresholds", "floor", "baseline")
+_PLAIN = ("resamples", "rule", "least_utility", "own_thresholds", "accept_mixture", "floor", "baseline")
 
 
 class _Asked(TypedDict):
@@ -49,6 +50,7 @@ class _Asked(TypedDict):
     rule: str
     least_utility: float
     own_thresholds: bool
+    accept_mixture: bool
     floor: float
     baseline: str | None
     thresholds: str | None

@@ -60,15 +60,30 @@ def run_live(
     batch_size: int,
 ) -> Score:
     """Calls a live metric with what it expects and turns its dictionary into a Score."""
-    assert handler.live is not None
     model, notes = _aligned(loaded, spec)
-    generating = {d.access_key: _generates(d.config) for d in spec.datasets}
-    sets = {key: TorchRows(rows, generating.get(key, False)) for key, rows in data.items()}
+    generating = generated_sets(spec)
+    sets = {key: TorchRows(rows, key in generating) for key, rows in data.items()}
+    given = {"tokenizer": loaded.tokenizer, "collators": Collator(loaded.tokenizer, padding_side(spec.collators))}
+    return call_live(handler, spec, model, sets, given, parents, references, batch_size, notes)
+
+
+def call_live(
+    handler: Handler,
+    spec: MetricSpec,
+    model: Any,
+    sets: Mapping[str, Any],
+    given: Mapping[str, Any],
+    parents: Mapping[str, Score],
+    references: Mapping[str, Mapping[str, Score | None]],
+    batch_size: int,
+    notes: Sequence[str],
+) -> Score:
+    """`given`: the tokenizer and the collators."""
+    assert handler.live is not None
     kwargs: dict[str, Any] = {
         **spec.params,
-        "tokenizer": loaded.tokenizer,
+        **given,
         "data": next(iter(sets.values())) if len(sets) == 1 else sets,
-        "collators": Collator(loaded.tokenizer, _padding_side(spec.collators)),
         "batch_size": int(spec.params.get("batch_size", batch_size)),
         "generation_args": dict(spec.generation),
         "pre_compute": {key: score.to_json() for key, score in parents.items()},
@@ -107,11 +122,17 @@ class CausalRows:
         return out
 
 
-def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...]]:
-    """The model a metric is handed, and what its reader must know. `logit_alignment: same_position` turns it off."""
+def wanted_alignment(spec: MetricSpec) -> str:
+    """Which token a metric takes a row of logits to be about: the next (causal), or the row's own."""
     wanted = str(spec.params.get("logit_alignment", "causal"))
     if wanted not in ("causal", "same_position"):
         raise UserError(f"Metric '{spec.name}': logit_alignment must be 'causal' or 'same_position', got '{wanted}'.")
+    return wanted
+
+
+def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...]]:
+    """The model a metric is handed, and what its reader must know. `logit_alignment: same_position` turns it off."""
+    wanted = wanted_alignment(spec)
     if loaded.diffusion is None:
         return loaded.model, ()
     note = "a diffusion model, run by the metric itself: it sees every token it is asked about"
@@ -120,12 +141,12 @@ def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...
     return CausalRows(loaded.model), (f"{note}; its logits were moved by one place, to where causal metrics look",)
 
 
-def _generates(config: Mapping[str, Any]) -> bool:
-    """Whether a data set is to hand out prompts only, with the whole conversation as labels."""
-    return bool((config.get("args") or {}).get("predict_with_generate"))
+def generated_sets(spec: MetricSpec) -> set[str]:
+    """The data sets (by access key) that hand out prompts only, with the whole conversation as labels."""
+    return {d.access_key for d in spec.datasets if (d.config.get("args") or {}).get("predict_with_generate")}
 
 
-def _padding_side(collators: Mapping[str, Any]) -> str:
+def padding_side(collators: Mapping[str, Any]) -> str:
     sides = [((c or {}).get("args") or {}).get("padding_side") for c in collators.values()]
     return str(next((s for s in sides if s), "right"))
 

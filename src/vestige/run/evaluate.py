@@ -20,7 +20,7 @@ from vestige.run.canvases import with_own_sampler
 from vestige.run.collecting import Collector
 from vestige.run.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.run.definitions import differs_for_some_rows
-from vestige.run.handles import ModelHandle, second_model, versions_of
+from vestige.run.handles import LateModel, ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads, result_file
 from vestige.run.scoring import Reference, score_suite
@@ -36,7 +36,7 @@ from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import write_results
 from vestige.suites.handlers.references import ref_value
-from vestige.suites.registry import HANDLERS, Evidence, Words
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
 from vestige.writing import save_pretrained, temporary
@@ -189,6 +189,7 @@ class _Evaluation:
             self.collector.classified,
             self._live(prepared),
             self._words(prepared),
+            self._at_step(prepared),
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
@@ -235,6 +236,22 @@ class _Evaluation:
             return run_live(HANDLERS[spec.handler], spec, self.model.get(), data, parents, references, batch_size)
 
         return live
+
+    def _at_step(self, prepared: Prepared) -> AtStep:
+        """Metrics that run a model themselves, inside a trajectory: each step's logits are their model."""
+        from vestige.collect.step_logits import Windows
+        from vestige.integrations.step_model import run_at_step
+        from vestige.run.denoising import predictor_of
+
+        windows = Windows(prepared.wants.denoised, lambda: predictor_of(self.model.get()))
+        batch_size = int(self.config.settings.get("batch_size") or 32)
+
+        def run(spec: MetricSpec, moment: Any, parents: Any, references: Any) -> Score:
+            tokenizer, model = self.context.encoder.tokenizer, LateModel(self.model)
+            size = int(spec.params.get("batch_size", batch_size))
+            return run_at_step(spec, moment, windows, model, tokenizer, parents, references, size)
+
+        return run
 
     def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
         config, suite = self.config, self.config.suite

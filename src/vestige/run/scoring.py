@@ -12,7 +12,7 @@ from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
 from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
-from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
 from vestige.wants import ClassifierWant
@@ -110,6 +110,7 @@ def score_suite(
     classify: Classify | None = None,
     live: Live | None = None,
     words: Words | None = None,
+    at_step: AtStep | None = None,
 ) -> dict[str, Score]:
     """Scores every metric, parents first. A metric that cannot be had is None with its reason."""
     scores: dict[str, Score] = {}
@@ -127,6 +128,7 @@ def score_suite(
             references=references_of(spec, references),
             words=words,
             unavailable=_children_lost(name, prepared),
+            at_step=at_step,
         )
         score = _score(inputs, evidence, classify, live)
         if score.agg_value is not None and any(r.others for r in spec.references):

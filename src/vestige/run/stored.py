@@ -18,8 +18,10 @@ from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import HarnessManifest, Manifest, Result
-from vestige.suites.registry import HANDLERS, Evidence, Words
-from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
+from vestige.suites.handlers.trajectory import RUNS_MODEL
+from vestige.suites.handlers.trajectory_reading import Moment
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
+from vestige.suites.spec import RESERVED, Config, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
@@ -126,10 +128,10 @@ def stored_scores(
         raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
-    scores = score_suite(
-        suite, prepared, evidence, references, words=words_of(directory) if evidence.denoised else None
-    )
-    _keep_live(directory, suite, scores)
+    words = words_of(directory) if evidence.denoised else None
+    old = _results(directory, suite)
+    scores = score_suite(suite, prepared, evidence, references, words=words, at_step=_step_of(old))
+    _keep_live(directory, suite, old, scores)
     return scores
 
 
@@ -141,15 +143,64 @@ def words_of(directory: Path) -> Words | None:
     return make_words(tokenizer_in(place)) if place.is_dir() else None
 
 
-def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
+def _results(directory: Path, suite: SuiteSpec) -> dict[str, Any]:
+    path = directory / f"{suite.file_stem}_EVAL.json"
+    return dict(read_ours(path, dict[str, Any])) if path.is_file() else {}
+
+
+def _keep_live(directory: Path, suite: SuiteSpec, old: Mapping[str, Any], scores: dict[str, Score]) -> None:
     """Metrics that run the model themselves keep the value the run gave them."""
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_ours(path, dict[str, Any]) if path.is_file() else {}
     for name, spec in suite.metrics.items():
-        if HANDLERS[spec.handler].live is not None and name in old:
-            if words := misfit(old[name], Result):
-                raise damaged(path, f"{name}: {words}")
+        inside = [m for m, c in spec.children.metrics.items() if HANDLERS[c.handler].live] if spec.children else []
+        if name not in old or not (inside or HANDLERS[spec.handler].live):
+            continue
+        if words := misfit(old[name], Result):
+            raise damaged(path, f"{name}: {words}")
+        if inside:
+            scores[name] = _with_live_children(scores[name], old[name], inside)
+        else:
             scores[name] = Score.from_json(old[name])
+
+
+def _step_of(old: Mapping[str, Any]) -> AtStep:
+    """The value that a run gave a metric that runs the model itself, at one step of a trajectory."""
+
+    def find(child: MetricSpec, moment: Moment, parents: Any, references: Any) -> Score:
+        found = (old.get(moment.spec.name) or {}).get("agg_value") or {}
+        found = found.get(moment.reading.view, found)  # one view may be written without its name
+        values = found.get(moment.reading.trajectory, {}).get(child.name) or []
+        value = values[moment.step] if moment.step < len(values) else None
+        return Score(value, reason="" if value is not None else RUNS_MODEL)
+
+    return find
+
+
+def _with_live_children(score: Score, old: Mapping[str, Any], inside: list[str]) -> Score:
+    """What a run said of its children that run the model themselves, beside their values: rows, spread, reasons."""
+    body = score.to_json()
+    for part in ("step_distribution", "value_by_index", "reasons"):
+        _graft(body, old, part, set(inside))
+    starts = tuple(f"{m}: " for m in inside)
+    notes = [n for n in body.get("notes", []) if not n.startswith(starts)]
+    notes += [n for n in old.get("notes", []) if n.startswith(starts)]
+    order = {n: i for i, n in enumerate(old.get("notes", []))}
+    body["notes"] = sorted(notes, key=lambda n: order.get(n, len(order)))
+    return Score.from_json(body)
+
+
+def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
+    """Takes the entries under some names from `old`, however deep they are below `key`."""
+    if not isinstance(old, Mapping) or not isinstance(old.get(key), Mapping):
+        return
+    here = new.setdefault(key, {})
+    for inner, value in old[key].items():
+        if inner in names:
+            here[inner] = value
+        else:
+            _graft(here, old[key], inner, names)
+    if not here:
+        del new[key]
 
 
 def _classifiers(place: Path, manifest: Mapping[str, Any]) -> list[str]:

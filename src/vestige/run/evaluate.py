@@ -23,7 +23,7 @@ from vestige.run.definitions import differs_for_some_rows
 from vestige.run.handles import LateModel, ModelHandle, second_model, versions_of
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads, result_file
-from vestige.run.scoring import Reference, score_suite
+from vestige.run.scoring import Reference, Scoring
 from vestige.run.statistics import Run, stats_file, write_statistics
 from vestige.run.team import Team, team
 from vestige.schema import misfit
@@ -36,6 +36,7 @@ from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.results import write_results
 from vestige.suites.handlers.references import ref_value
+from vestige.suites.postprocess import with_more
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
@@ -64,6 +65,7 @@ class Outcome:
         default_factory=dict
     )  # the retain model's values, if its logs are here
     stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # intervals, where there are any
+    metrics: Mapping[str, MetricSpec] = field(default_factory=dict)  # of every score, those that code added too
 
 
 def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
@@ -181,20 +183,17 @@ class _Evaluation:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
         evidence = self.collector.collect(prepared.wants, self.model, self._second)
         start = time.perf_counter()
-        scores = score_suite(
-            self.config.suite,
-            prepared,
-            evidence,
-            self.references,
-            self.collector.classified,
-            self._live(prepared),
-            self._words(prepared),
-            self._at_step(prepared),
-        )
+        scores = self._scoring(prepared, evidence).score_all()
+        self.config = replace(self.config, suite=with_more(self.config.suite, scores))
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         self.collector.seconds["preparing"] = round(prepare_seconds, 3)
         self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
+
+    def _scoring(self, prepared: Prepared, evidence: Evidence) -> Scoring:
+        live, words, at_step = self._live(prepared), self._words(prepared), self._at_step(prepared)
+        classify = self.collector.classified
+        return Scoring(self.config.suite, prepared, evidence, self.references, classify, live, words, at_step)
 
     def _rewritten(self) -> list[str]:
         """What this run writes anew, or reads only if its digest fits."""
@@ -267,7 +266,9 @@ class _Evaluation:
         seal(config.output_dir, "eval", reads=reads(suite))
         notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
-        return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
+        return Outcome(
+            config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats, suite.metrics
+        )
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""

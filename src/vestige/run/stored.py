@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.metrics.names import full_name
 from vestige.run.collecting import Found
 from vestige.run.prepare import Prepared, make_words
-from vestige.run.scoring import Reference, score_suite
+from vestige.run.scoring import Live, Reference, Scoring
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
@@ -72,9 +73,10 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     said = {name if name in config["metrics"] else full_name(name): body for name, body in (changes or {}).items()}
     _check_changes(config["metrics"], said)
     metrics = merged(_from_environment(config["metrics"]), said)
-    body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
-    suite = read_suite(config["suite"], body, Named(metrics))
-    return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
+    settings = config["settings"]
+    body = {"metrics": metrics, "handler": settings.get("handler", config["suite"])}
+    suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    return replace(suite, top=tuple(config["top"]), stem=str(config.get("stem") or ""))
 
 
 def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
@@ -130,8 +132,11 @@ def stored_scores(
     evidence = load_evidence(directory, manifest)
     words = words_of(directory) if evidence.denoised else None
     old = _results(directory, suite)
-    scores = score_suite(suite, prepared, evidence, references, words=words, at_step=_step_of(old))
-    _keep_live(directory, suite, old, scores)
+    live = _live_of(directory, suite, old)
+    scores = Scoring(suite, prepared, evidence, references, None, live, words, _step_of(old)).score_all()
+    for name, spec in suite.metrics.items():
+        if spec.children and name in old:
+            scores[name] = _with_live_children(scores[name], old[name], spec.children)
     return scores
 
 
@@ -148,19 +153,17 @@ def _results(directory: Path, suite: SuiteSpec) -> dict[str, Any]:
     return dict(read_ours(path, dict[str, Any])) if path.is_file() else {}
 
 
-def _keep_live(directory: Path, suite: SuiteSpec, old: Mapping[str, Any], scores: dict[str, Score]) -> None:
+def _live_of(directory: Path, suite: SuiteSpec, old: Mapping[str, Any]) -> Live:
     """Metrics that run the model themselves keep the value the run gave them."""
-    path = directory / f"{suite.file_stem}_EVAL.json"
-    for name, spec in suite.metrics.items():
-        inside = [m for m, c in spec.children.metrics.items() if HANDLERS[c.handler].live] if spec.children else []
-        if name not in old or not (inside or HANDLERS[spec.handler].live):
-            continue
-        if words := misfit(old[name], Result):
-            raise damaged(path, f"{name}: {words}")
-        if inside:
-            scores[name] = _with_live_children(scores[name], old[name], inside)
-        else:
-            scores[name] = Score.from_json(old[name])
+
+    def find(spec: MetricSpec, parents: Any, references: Any) -> Score:
+        if spec.name not in old:
+            return Score(None, reason="this metric runs the model itself; it cannot be re-scored from evidence")
+        if words := misfit(old[spec.name], Result):
+            raise damaged(directory / f"{suite.file_stem}_EVAL.json", f"{spec.name}: {words}")
+        return Score.from_json(old[spec.name])
+
+    return find
 
 
 def _step_of(old: Mapping[str, Any]) -> AtStep:
@@ -176,8 +179,11 @@ def _step_of(old: Mapping[str, Any]) -> AtStep:
     return find
 
 
-def _with_live_children(score: Score, old: Mapping[str, Any], inside: list[str]) -> Score:
+def _with_live_children(score: Score, old: Mapping[str, Any], children: SuiteSpec) -> Score:
     """What a run said of its children that run the model themselves, beside their values: rows, spread, reasons."""
+    inside = [m for m, child in children.metrics.items() if HANDLERS[child.handler].live]
+    if not inside:
+        return score
     body = score.to_json()
     for part in ("step_distribution", "value_by_index", "reasons"):
         _graft(body, old, part, set(inside))

@@ -30,6 +30,7 @@ from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import Collapse, CollapseRow, Definition
+from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 from vestige.writing import temporary
@@ -218,6 +219,7 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     manifest = read_manifest(path)
     references, lost = yield from _references(path, suite, dialect, seal)
     scores = stored_scores(path, suite, dialect_for(manifest, dialect, path), references)
+    suite = with_more(suite, scores)
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
     again = f"delete it, then run `vestige score {path}`."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))

@@ -102,3 +102,14 @@ def handler(
         return function
 
     return register
+
+
+# Functions of all scores of a run that return more of them, or others; a suite names one (`postprocess: NAME`).
+Postprocess = Callable[[Mapping[str, Score]], Mapping[str, Any]]
+POSTPROCESS: dict[str, Postprocess] = {}
+
+
+def postprocess(function: Postprocess) -> Postprocess:
+    """Registers a function of a run's scores under its own name."""
+    POSTPROCESS[function.__name__] = function
+    return function

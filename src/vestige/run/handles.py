@@ -183,6 +183,9 @@ class LateModel:
     def __init__(self, handle: ModelHandle) -> None:
         self._handle = handle
 
+    def eval(self) -> LateModel:
+        return self
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle.get().model, name)
 

@@ -54,8 +54,9 @@ def rescore(
         seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
-    more = {"retain": retain, "stats": stats, "metrics": suite.metrics}
-    return Outcome(directory, scores, suite.top, chosen.name, manifest, files, **more)
+    return Outcome(
+        directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats, metrics=suite.metrics
+    )
 
 
 def against(suite: SuiteSpec, path: str) -> SuiteSpec:

@@ -125,6 +125,8 @@ def stored_scores(
 ) -> dict[str, Score]:
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
+    if code := by_code(manifest):
+        raise UserError(f"{directory} cannot be scored again: {code}; evaluate the model again.")
     rows = load_rows(directory / "evidence" / "examples.json.gz")
     if lost := sorted(_read_by_metrics(manifest) - set(rows)):
         raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
@@ -138,6 +140,12 @@ def stored_scores(
         if spec.children and name in old:
             scores[name] = _with_live_children(scores[name], old[name], spec.children)
     return scores
+
+
+def by_code(manifest: Mapping[str, Any]) -> str:
+    """Whose code made the numbers of a run, if it was an evaluator's: it had the model, which is not here."""
+    found = manifest.get("evaluator") or {}
+    return f"its numbers were made by the code of {found['class']}, which had the model" if found else ""
 
 
 def words_of(directory: Path) -> Words | None:

@@ -22,7 +22,7 @@ from vestige.run.references import load_references, result_file
 from vestige.run.rescore import against
 from vestige.run.scoring import Reference, family
 from vestige.run.statistics import Run, intervals, stats_file
-from vestige.run.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.run.stored import by_code, dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.schema import misfit
 from vestige.secrets import hide
 from vestige.store import checksums
@@ -204,6 +204,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def _eval(path: Path, seal: Seal | None) -> Iterator[Finding]:
     manifest = read_manifest(path)
+    if code := by_code(manifest):
+        yield Finding(words=f"{path}: {code}: its files were compared only", note=True)
+        return
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
     for file in sorted(path.glob("scores/*/definition.json")):

@@ -1,4 +1,4 @@
-"""Scores that code makes of a run's other scores: a suite names a function (`postprocess: NAME`), a plug-in defines it."""
+"""Scores that code makes of other scores: a suite names a function (`postprocess: NAME`), a plug-in defines it."""
 
 from __future__ import annotations
 

@@ -50,9 +50,7 @@ def run_at_step(
     generating = generated_sets(child)
     sets = {key: StepRows(rows, moment, key in generating) for key, rows in data.items()}
     causal = wanted_alignment(child) == "causal"
-    notes.append(
-        PLACED.format(where="one row before its token, where causal metrics look" if causal else "at its token")
-    )
+    notes.append(PLACED + ("one row before its token, where causal metrics look" if causal else "at its token"))
     step = StepModel(model, moment, windows, collator, sets, causal)
     given = {"tokenizer": tokenizer, "collators": collator}
     return call_live(HANDLERS[child.handler], child, step, sets, given, parents, references, batch_size, notes)

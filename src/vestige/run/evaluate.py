@@ -29,7 +29,8 @@ from vestige.run.evaluator_session import (
     make_evaluator,
     source_of,
 )
-from vestige.run.handles import LateModel, ModelHandle, second_model, versions_of
+from vestige.run.handles import ModelHandle, second_model, versions_of
+from vestige.run.plugged import run_at_steps, run_with_model
 from vestige.run.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.run.references import load_references, reads, result_file
 from vestige.run.scoring import Reference, Scoring
@@ -46,7 +47,7 @@ from vestige.store.lock import writing
 from vestige.store.results import write_results
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.postprocess import postprocessed, with_more
-from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
+from vestige.suites.registry import Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
 from vestige.writing import save_pretrained, temporary
@@ -240,8 +241,10 @@ class _Evaluation:
         )
 
     def _scoring(self, prepared: Prepared, evidence: Evidence, model: ModelHandle) -> Scoring:
-        live, words, at_step = self._live(prepared, model), self._words(prepared), self._at_step(prepared, model)
-        classify = self.collector.classified
+        size = int(self.config.settings.get("batch_size") or 32)
+        live = run_with_model(prepared, model, size)
+        at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
+        classify, words = self.collector.classified, self._words(prepared)
         return Scoring(self.config.suite, prepared, evidence, self.references, classify, live, words, at_step)
 
     def _rewritten(self) -> list[str]:
@@ -272,33 +275,6 @@ class _Evaluation:
         handle = second_model(self.args, path)
         self.second_identities[path] = handle.identity
         return handle
-
-    def _live(self, prepared: Prepared, model: ModelHandle) -> Any:
-        from vestige.integrations.open_unlearning import run_live
-
-        def live(
-            spec: MetricSpec, parents: Mapping[str, Score], references: Mapping[str, Mapping[str, Score | None]]
-        ) -> Score:
-            data = prepared.data(spec.name)
-            batch_size = int(self.config.settings.get("batch_size") or 32)
-            return run_live(HANDLERS[spec.handler], spec, model.get(), data, parents, references, batch_size)
-
-        return live
-
-    def _at_step(self, prepared: Prepared, model: ModelHandle) -> AtStep:
-        """Metrics that run a model themselves, inside a trajectory: each step's logits are their model."""
-        from vestige.collect.step_logits import Windows
-        from vestige.integrations.step_model import run_at_step
-        from vestige.run.denoising import predictor_of
-
-        windows = Windows(prepared.wants.denoised, lambda: predictor_of(model.get()))
-        batch_size = int(self.config.settings.get("batch_size") or 32)
-
-        def run(spec: MetricSpec, moment: Any, parents: Any, references: Any) -> Score:
-            tokenizer, size = self.context.encoder.tokenizer, int(spec.params.get("batch_size", batch_size))
-            return run_at_step(spec, moment, windows, LateModel(model), tokenizer, parents, references, size)
-
-        return run
 
     def _write(self, prepared: Prepared, scores: Mapping[str, Score]) -> Outcome:
         config, suite = self.config, self.config.suite

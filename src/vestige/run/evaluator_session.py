@@ -33,7 +33,8 @@ from vestige.run.prepare import Prepared
 from vestige.run.scoring import Scoring
 from vestige.run.task_keys import with_siblings
 from vestige.store.files import write_json
-from vestige.suites.postprocess import FROM_CODE, as_score, replaced
+from vestige.suites.handlers.from_code import FROM_CODE
+from vestige.suites.postprocess import as_score, replaced
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
 from vestige.types import Rows, Score, content_key

@@ -12,7 +12,8 @@ from vestige.run.collecting import MissingEvidence
 from vestige.run.prepare import Prepared
 from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
-from vestige.suites.postprocess import FROM_CODE, postprocessed
+from vestige.suites.handlers.from_code import FROM_CODE
+from vestige.suites.postprocess import postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score

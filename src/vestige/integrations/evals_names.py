@@ -17,8 +17,8 @@ MEMORISATION = ("probability", "probability_w_options", "rouge", "truth_ratio", 
 PRIVACY = ("ks_test", "privleak", "rel_diff")
 UTILITY = ("hm_aggregate", "classifier_prob")
 MIA = ("mia_loss", "mia_min_k", "mia_min_k_plus_plus", "mia_gradnorm", "mia_zlib", "mia_reference")
-HELPERS = ("aggregate_to_1D", "dict_transpose", "evaluate_probability", "run_batchwise_evals", "tokenwise_logprobs",
-           "tokenwise_vocab_logprobs")  # fmt: skip
+HELPERS = ("aggregate_to_1D", "dict_transpose", "eval_text_similarity", "evaluate_probability", "run_batchwise_evals",
+           "tokenwise_logprobs", "tokenwise_vocab_logprobs")  # fmt: skip
 
 # What the files of that framework find beside them in the module they are part of.
 REGISTERS: dict[str, Any] = {

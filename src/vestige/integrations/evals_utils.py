@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from vestige.metrics.rouge import rouge_scores
 from vestige.types import IGNORE
 
 
@@ -61,14 +62,17 @@ def dict_transpose(evals: Mapping[Any, Mapping[Any, Mapping[str, Any]]]) -> dict
 def tokenwise_vocab_logprobs(
     model: Any, batch: Mapping[str, Any], grad: bool = False, return_labels: bool = False
 ) -> Any:
-    """Per row of a batch: log-probabilities (labelled tokens, vocabulary), and with `return_labels` those tokens."""
+    """Per row of a batch: log-probabilities (labelled tokens, vocabulary), and with `return_labels` those tokens.
+
+    The last labelled token, which ends the answer, is left out, as that framework does.
+    """
     import torch
 
     inputs = {k: v.to(model.device) for k, v in batch.items() if k in ("input_ids", "attention_mask")}
     labels = batch["labels"].to(model.device)[:, 1:]
     with torch.set_grad_enabled(grad):
         found = torch.log_softmax(model(**inputs).logits[:, :-1].float(), dim=-1)
-    counted = [row.ne(IGNORE) for row in labels]
+    counted = [row.ne(IGNORE).nonzero()[:-1, 0] for row in labels]
     scores = [row[at] for row, at in zip(found, counted, strict=True)]
     return (scores, [row[at] for row, at in zip(labels, counted, strict=True)]) if return_labels else scores
 
@@ -78,3 +82,25 @@ def tokenwise_logprobs(model: Any, batch: Mapping[str, Any], grad: bool = False,
     scores, labels = tokenwise_vocab_logprobs(model, batch, grad, return_labels=True)
     chosen = [s.gather(-1, row[:, None])[:, 0] for s, row in zip(scores, labels, strict=True)]
     return (chosen, labels) if return_labels else chosen
+
+
+def eval_text_similarity(
+    model: Any, tokenizer: Any, batch: Mapping[str, Any], generation_args: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Per prompt of a left-padded batch: what the model writes, the true answer, and the ROUGE scores between them."""
+    settings = {k: v for k, v in dict(generation_args).items() if v is not None}
+    stopwords = [tokenizer.decode([tokenizer.eos_token_id]), *(settings.pop("stopwords", None) or [])]
+    ids, mask = batch["input_ids"].to(model.device), batch["attention_mask"].to(model.device)
+    out = model.generate(ids, attention_mask=mask.long(), pad_token_id=tokenizer.eos_token_id, **settings)
+    how = {"skip_special_tokens": True, "clean_up_tokenization_spaces": True}
+    asked = tokenizer.batch_decode(ids, **how)
+    whole = tokenizer.batch_decode([row[row.ne(IGNORE)] for row in batch["labels"]], **how)
+    written = tokenizer.batch_decode(out[:, ids.shape[1] :], **how)
+    found = []
+    for prompt, conversation, text in zip(asked, whole, written, strict=True):
+        for word in stopwords:
+            text = text.split(word)[0] if word else text
+        true, text = conversation.replace(prompt, "").strip(), text.strip()
+        scores = rouge_scores(true, text)
+        found.append({**scores, "input": prompt, "ground_truth": true, "generation": text})
+    return found

@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer
 from vestige.errors import UserError
-from vestige.models import checks, choose, hub, load
+from vestige.models import checks, choose, gguf_file, hub, load
 from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
 from vestige.models.tokenizer import tokenizer_facts
 
@@ -264,6 +264,29 @@ def test_a_gguf_file_loads_as_a_plain_model(tmp_path: Path, monkeypatch: pytest.
     assert loaded.quantization is None and "unpacked" in loaded.notes[0]
     loaded.model.save_pretrained(tmp_path / "saved")  # a model still marked as GGUF refuses to be saved
     assert load_model(ModelArgs("tiny.gguf")).fingerprint != loaded.fingerprint
+
+
+def test_a_gguf_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tiny_model(), tiny_tokenizer())
+    parsed: list[str] = []
+
+    class Counting(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+        def __init__(self, path: Any, *rest: Any) -> None:
+            parsed.append(str(path))
+            super().__init__(path, *rest)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    load_tokenizer(ModelArgs(str(file)))  # as `eval` does before it loads the model
+    loaded = load_model(ModelArgs(str(file)))
+    assert parsed == [str(file)]
+    assert gguf.GGUFReader is Counting and not gguf_file._kept
+    load_tokenizer(ModelArgs(str(file)))
+    write_gguf(file, tiny_model(seed=5), tiny_tokenizer())  # another file of the same name is another parse
+    again = load_model(ModelArgs(str(file)))
+    assert len(parsed) == 3
+    assert not torch.equal(logits(again.model, tiny_tokenizer()), logits(loaded.model, tiny_tokenizer()))
 
 
 def test_gguf_errors(tmp_path: Path) -> None:

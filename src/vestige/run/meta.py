@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from vestige.meta import files
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
 from vestige.meta.faithfulness import RESAMPLES
-from vestige.meta.methods import Method, Methods, read_methods
+from vestige.meta.methods import Method, Methods, hidden, read_methods
 from vestige.meta.numbers import Model
 from vestige.meta.pools import Attacks, read_attacks, read_pools
 from vestige.meta.robustness import UTILITY_FILTER
@@ -242,6 +242,7 @@ def _axes(ask: MetaAsk) -> str:
 
 
 def _write_methods(methods: Methods, source: str, out: Path | None, floor: float, rows: int) -> str:
+    methods = replace(methods, notes=(*methods.notes, *(hidden(methods.rows) if out else [])))
     body = files.method_results_json(methods, floor, {"models": source})
     written = [files.write(out, files.METHOD_RESULTS, body)] if out else []
     ranked = sorted(methods.rows, key=lambda r: -(r.floored.overall if r.floored.overall is not None else -1.0))

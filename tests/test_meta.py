@@ -461,8 +461,12 @@ def test_pool_mistakes(tmp_path: Path) -> None:
     refuse("mixes protocols.*not stated", positive=[run], negative=[plain("a", em=0.1)])
     refuse("outside 0..1", positive=[plain("a", em=3)], negative=[plain("b", em=0.1)])
     refuse("numbers without a name", positive=[{"values": {"em": 0.1}}], negative=[])
-    refuse("must map names", positive=[], negative=[], metrics=["em"])
-    refuse("a number or null", positive=[{"model": "a", "values": {"em": "high"}}], negative=[])
+    refuse(r"p\.yaml .* got `array` at `\$\.metrics`", positive=[], negative=[], metrics=["em"])
+    refuse(
+        r"p\.yaml .* got `str` at `\$\.positive\[0\]\.values\.em`",
+        positive=[{"model": "a", "values": {"uds": 0.5, "em": "high"}}],
+        negative=[],
+    )
 
 
 def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:

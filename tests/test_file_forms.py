@@ -76,7 +76,7 @@ STATES = {"model": "a", "before": {"em": 0.5}, "relearn": {"em": 0.6}}
     [
         ("faithfulness", {"positive": "runs/*", "negative": [ONE]}, "$.positive"),
         ("faithfulness", {"positive": [ONE], "negative": [ONE, 3]}, "$.negative[1]"),
-        ("faithfulness", {"positive": [ONE], "negative": [{"values": {"em": 1, "u": "low"}}]}, "$.negative[0].values.u"),
+        ("faithfulness", {"positive": [ONE], "negative": [{"values": {"em": "low"}}]}, "$.negative[0].values.em"),
         ("faithfulness", {"positive": [ONE], "negative": [ONE], "protocol": {"em": 1}}, "$.protocol.em"),
         ("faithfulness", {"positive": [ONE], "negative": [ONE], "metrics": {"em": "low"}}, "$.metrics.em"),
         ("robustness", {"retain": STATES, "models": {"a": STATES}}, "$.models"),

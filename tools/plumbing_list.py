@@ -60,9 +60,10 @@ fault("notes of loading do not reach the manifest", "run/handles.py",
       "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
       "test_families.py::test_unused_tensors_and_notes_through_the_command_line")
 fault("identity without the 4-bit rule", "run/handles.py",
-      'parts += [RULE] if self._quantization == "4bit" else []\n            parts +=', "parts +=", HAND)
+      'parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []\n            parts +=',
+      "parts +=", HAND)
 fault("a reference model is quantised too", "run/handles.py",
-      "return ModelHandle(replace(handle.args, quantization=None))", "return handle", HAND)
+      "return ModelHandle(replace(handle.args, quantization=None, compute_dtype=None))", "return handle", HAND)
 fault("auto means float32 on a GPU too", "models/identity.py",
       '("float32" if device == "cpu" else stored_dtype(args))', '"float32"',
       STALE + "test_what_auto_means_on_a_gpu_is_in_the_key")
@@ -254,7 +255,7 @@ fault("an archive that lacks a run", "store/archive.py",
       'if not (place / "runs" / name / NAME).is_file():', "if False:",
       "test_bad_checkpoints.py::test_an_archive_that_lacks_a_run_it_lists")
 fault("a stray pack.json redirects", "store/archive.py",
-      "or not _unpacked(here.relative_to(top).parts, body):", "or False:",
+      "if not _unpacked(here.relative_to(top).parts, body):", "if False:",
       STALE + "test_a_stray_pack_json_redirects_nothing")
 fault("another run in a packed run's place", "store/archive.py",
       "return found if _is_the_one(here, top, body, found) else {}", "return found", HAND)

@@ -55,6 +55,7 @@ class Methods:
     protocols: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     full_model_utility: Mapping[str, float | None] = field(default_factory=dict)  # by epoch, without fluency
+    read: tuple[Path, ...] = ()  # every file a number came from
 
 
 def method(
@@ -138,7 +139,7 @@ def read_methods(path: Path, floor: float = FLOOR) -> Methods:
     file = read_pool_file(path, ("models",))
     retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
     models = [replace(m, facts={**_facts_in(m.name), **m.facts}) for m in file.models("models")]
-    return from_models(models, _full(file), retain, floor)
+    return replace(from_models(models, _full(file), retain, floor), read=tuple(file.read))
 
 
 def facts_of(name: str) -> dict[str, Any]:

@@ -49,11 +49,12 @@ def gguf_context_length(path: Path) -> int | None:
 
     try:
         fields = _parsed(path, GGUFReader).fields
-        architecture = _value(fields, "general.architecture")
-        length = _value(fields, f"{bytes(architecture).decode()}.context_length") if architecture is not None else None
     except Exception as error:  # whatever the parser makes of a file that is damaged
         reraise_ours(error)
         raise damaged(path, error) from None
+    architecture = _value(fields, "general.architecture")
+    named = "" if architecture is None else bytes(architecture).decode("utf-8", "replace")
+    length = _value(fields, f"{named}.context_length")
     return int(length[0]) if length is not None and length[0] > 0 else None
 
 

@@ -25,7 +25,7 @@ from vestige.run.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.run.sweep_attacks import teaching_data
 from vestige.run.sweep_depth import depth_numbers
 from vestige.run.sweep_meta import write_meta
-from vestige.run.sweep_plan import Plan, log_file, make_tasks
+from vestige.run.sweep_plan import Plan, log_file, make_tasks, spared
 from vestige.run.tables import number, table
 from vestige.run.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.schema import misfit
@@ -73,6 +73,8 @@ def sweep(plan: Plan, how: How) -> int:
     fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
+        for name in spared(plan):
+            board.say(f"{name} is not attacked; attack: true in its entry of the plan asks for that")
 
         def watch(task: Task, state: State) -> None:
             _note(plan, task, state)

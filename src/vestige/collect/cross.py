@@ -72,7 +72,7 @@ class CrossScorer:
         limits = default_limits(self.vocab, on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
         self.rows_together = rows_together  # at most so many reasonings in one packed row
-        self.plain = False  # one sequence a pair: when the shared way does not fit the model
+        self.plain = False  # one sequence per pair: when the shared way does not fit the model
         self.cost = cost or Cost()
         self.progress: Progress = lambda done, total: None  # for those who want to watch
 

@@ -269,7 +269,7 @@ def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Ar
     The model's own code runs, with its last block's output replaced; so soft-capping and scaling are as always.
     """
     blocks = find_sites(model)
-    ids = torch.zeros((len(states), 1), dtype=torch.long, device=model.device)  # a row a position: tiny attention
+    ids = torch.zeros((len(states), 1), dtype=torch.long, device=model.device)  # one row per position: tiny attention
     last = len(blocks) - 1
 
     def write(layer: int, hidden: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 In depth-first order a stretch of queries looks at itself and at a few ancestors before it; the rest of the row is other
 questions. Attending stretch by stretch to just those keys makes a row's cost grow with its length instead of with the
-square of it, so rows can be as long as a batch and the shared beginning of all prompts is pushed once a batch.
+square of it, so rows can be as long as a batch and the shared beginning of all prompts is pushed once per batch.
 
 The model's own attention function does the arithmetic, with fewer keys; a model that does not use the library's
 attention interface never calls this and sees the whole mask as usual.

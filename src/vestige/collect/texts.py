@@ -362,7 +362,7 @@ class TextCollector:
         )  # fmt: skip
 
     def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
-        """Appends the next token to each row: argmax, or a seeded draw; BROKEN where there is no distribution."""
+        """Appends the next token to each row: argmax, or a seeded draw; BROKEN without a distribution."""
         best = logits.argmax(dim=-1)
         # NaN counts as the largest value there is, so that the largest says it all: NaN, +inf, or nothing but -inf.
         whole = torch.isfinite(logits.gather(-1, best[:, None])[:, 0]).tolist()

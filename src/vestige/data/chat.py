@@ -1,4 +1,4 @@
-"""From questions and answers to token ids. There is no second way to tokenise an answer.
+"""From questions and answers to token ids. No other code tokenises an answer.
 
 prompt ids = template(system?, few-shot turns, question, generation prompt)
 full ids   = template(system?, few-shot turns, question, answer), end token appended if it is not there

@@ -169,7 +169,7 @@ def _answer_lists(rows: Sequence[Row], key: str, source: str) -> tuple[list[list
 
 
 def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """QADataset: a question and one or several answers a row, through the chat template or tags."""
+    """QADataset: a question and one or several answers per row, through the chat template or tags."""
     question_key, answer_key = args.get("question_key", "question"), args.get("answer_key", "answer")
     questions = texts(rows, question_key, context.source)
     answers, many = _answer_lists(rows, answer_key, context.source)

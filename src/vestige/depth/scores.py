@@ -148,5 +148,5 @@ def examples_of(
     s2: Mapping[str, TokenStats],
     tau: float,
 ) -> list[ExampleDepth]:
-    """One record an example; `indices` maps its index to the key of its evidence."""
+    """One record per example; `indices` maps its index to the key of its evidence."""
     return [ExampleDepth(index, tuple(layers), s1[key], s2[key], tau) for index, key in indices.items()]

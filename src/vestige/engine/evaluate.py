@@ -99,7 +99,7 @@ def check_directory(config: AnyConfig) -> None:
     except DamagedError:
         if harness:
             raise
-        return  # metrics have their evidence, and write a damaged manifest anew
+        return  # metrics have their evidence, and rewrite a damaged manifest
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
         suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
@@ -200,7 +200,7 @@ class _Evaluation:
         return self._write(prepared, evidence, scores)
 
     def _rewritten(self) -> list[str]:
-        """What this run writes anew, or reads only if its digest fits."""
+        """What this run rewrites, or reads only if its digest fits."""
         stem = self.config.suite.file_stem
         banks = [f"evidence/{kind}-" for kind in FORMATS]
         names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
@@ -302,7 +302,7 @@ def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
 
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:
-    """What the reference runs scored on the asked-for metrics: one value a run.
+    """What the reference runs scored on the asked-for metrics: one value per run.
 
     Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
     """

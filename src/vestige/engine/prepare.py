@@ -38,7 +38,7 @@ PLAIN_TAGS = {
 
 @dataclass
 class Prepared:
-    """Everything scoring needs besides evidence: the rows, which metric reads which, and what cannot be had."""
+    """Everything scoring needs besides evidence: the rows, which metric reads which, and what is missing."""
 
     dialect: Dialect
     rows: dict[str, Rows] = field(default_factory=dict)  # by data key
@@ -114,7 +114,7 @@ def prepare(config: RunConfig, context: Context, canvases: Canvases | None = Non
     """
     out = Prepared(get_dialect(config.dialect))
     context.text_only = canvases is not None
-    lost: dict[str, str] = {}  # data key -> why it cannot be had
+    lost: dict[str, str] = {}  # data key -> why it is missing
     for metric, name, access, data in _data_specs(config.suite):
         key = data_key(data, config)
         if key not in out.rows and key not in lost:

@@ -25,7 +25,7 @@ Live = Callable[[MetricSpec, Mapping[str, Score], Mapping[str, Mapping[str, Scor
 
 @dataclass(frozen=True)
 class Reference:
-    """Another run's results, what must be said when they are used, and which rows they came from."""
+    """Another run's results, what to note when they are used, and which rows they came from."""
 
     results: Mapping[str, Any]
     caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
@@ -111,7 +111,7 @@ def score_suite(
     live: Live | None = None,
     words: Words | None = None,
 ) -> dict[str, Score]:
-    """Scores every metric, parents first. A metric that cannot be had is None with its reason."""
+    """Scores every metric, parents first. A metric that cannot be computed is None with its reason."""
     scores: dict[str, Score] = {}
     for name, spec in suite.metrics.items():
         if name in prepared.unavailable:

@@ -4,7 +4,7 @@
 
 Every process plans the same wants: planning is cheap and runs no model. What the evidence on disk lacks is dealt out;
 each process collects its share into a folder of its own; the leader folds the folders into the bank; everybody reads
-the bank. Shares are decided by content, so a team that was killed goes on where it stopped. Only the leader
+the bank. Shares are decided by content, so a team that was killed resumes where it stopped. Only the leader
 writes results and speaks.
 """
 

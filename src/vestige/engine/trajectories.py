@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from vestige.models.load import LoadedModel
 
 BOUND_NOTE = (
-    "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
-    "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
+    "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws per answer, the same for every "
+    "model); exact memorisation and extraction strength read the pass in which the whole answer is hidden"
 )
 
 CANVAS_NOTE = (

@@ -72,7 +72,7 @@ class Tree:
 
 
 def root_of(path: Path) -> Path | None:
-    """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
+    """The directory that holds ep*/: the path itself or its runs/; None without such a tree."""
     for place in (path, path / "runs"):
         if place.is_dir() and any(_axes_of(e) for e in _epochs(place)):
             return place
@@ -89,7 +89,7 @@ def _axes_of(epoch: Path) -> list[Path]:
 
 
 def read_tree(path: Path) -> Tree:
-    """Every model's numbers. Folders called legacy are skipped; a folder without a summary is said."""
+    """Every model's numbers. Folders called legacy are skipped; a folder without a summary gets a note."""
     root = root_of(path)
     if root is None:
         raise UserError(f"{path} holds no ep*/ folder with {', '.join(READERS)}; give the runs directory.")
@@ -148,9 +148,7 @@ def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) ->
     """
     full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
     if baseline is not None and baseline not in full:
-        raise UserError(
-            f"There is no full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}."
-        )
+        raise UserError(f"No full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}.")
     serving = baseline or (next(iter(full)) if len(full) == 1 else None)
     lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
     full |= {epoch: full[str(serving)] for epoch in lent}

@@ -29,12 +29,12 @@ def verify_report(path: Path) -> list[str]:
         report = read_json(path / REPORT)
     except FileNotFoundError:
         raise UserError(
-            f"{path} is no report: it has no {REPORT}. Give a directory that vestige report wrote."
+            f"{path} is not a report: it has no {REPORT}. Give a directory that vestige report wrote."
         ) from None
     except ValueError:
-        return [f"{REPORT} is not valid JSON; make it anew with vestige report."]
+        return [f"{REPORT} is not valid JSON; run vestige report again."]
     if not isinstance(report, dict):
-        return [f"{REPORT} does not hold a report; make it anew with vestige report."]
+        return [f"{REPORT} does not hold a report; run vestige report again."]
     wrong = [f"{REPORT}: {words}." for words in check_report(report)]
     if wrong:
         return wrong
@@ -46,7 +46,7 @@ def _page(path: Path, report: Report) -> Iterator[str]:
     """The page must show the data that lies beside it."""
     file = path / PAGE
     if not file.is_file():
-        yield f"{PAGE} is missing; make it anew with vestige report."
+        yield f"{PAGE} is missing; run vestige report again."
         return
     held = DATA.search(file.read_text(encoding="utf-8", errors="replace"))
     try:
@@ -54,9 +54,9 @@ def _page(path: Path, report: Report) -> Iterator[str]:
     except ValueError:
         shown = None
     if shown is None:
-        yield f"{PAGE} holds no data that can be read; make it anew with vestige report."
+        yield f"{PAGE} holds no data that can be read; run vestige report again."
     elif shown != report:
-        yield f"{PAGE} does not show what {REPORT} says; make both anew with vestige report."
+        yield f"{PAGE} does not show what {REPORT} says; run vestige report again."
 
 
 def _sources(path: Path, report: Report) -> Iterator[str]:
@@ -69,7 +69,7 @@ def _sources(path: Path, report: Report) -> Iterator[str]:
             if not there.is_file():
                 yield f"{there} is gone; the report was made from it."
             elif digest(there) != file["sha256"]:
-                yield f"{there} has changed since the report was made; make it anew with vestige report."
+                yield f"{there} has changed since the report was made; run vestige report again."
 
 
 def _axes(report: Report) -> Iterator[str]:
@@ -114,13 +114,13 @@ def _ages(file: Path) -> set[str]:
 
 
 def _models(path: Path, report: Report) -> Iterator[str]:
-    """The runs gathered anew must hold the models of the report, no more and no fewer."""
+    """The runs gathered again must hold the models of the report, no more and no fewer."""
     try:
         ask = again(report, path)
         with hushed():
             fresh, _ = assemble(gather(ask.runs), ask.ask, path)
     except UserError as error:
-        yield f"the runs cannot be gathered anew: {error}"
+        yield f"the runs cannot be gathered again: {error}"
         return
     yield from _compared(report, fresh)
 
@@ -134,4 +134,4 @@ def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[s
         yield f"the report has {sum(said.values())} models, the runs {sum(there.values())} ({'; '.join(words)})."
     paths = [{s["path"] for s in r["sources"]} for r in (report, fresh)]
     for new in sorted(paths[1] - paths[0]):
-        yield f"{new} was not there when the report was made; make it anew with vestige report."
+        yield f"{new} was not there when the report was made; run vestige report again."

@@ -35,7 +35,7 @@ from vestige.types import Score
 from vestige.writing import temporary
 
 TOLERANCE = 1e-9  # relative: another machine may add up in another order
-NO_SEAL = f"there is no {NAME} (the run was made before there was one): only its numbers are checked"
+NO_SEAL = f"{NAME} is missing (the run was made before there was one): only its numbers are checked"
 
 
 @dataclass

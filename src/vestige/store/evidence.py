@@ -107,7 +107,7 @@ class Bank(Generic[T]):
         return False
 
     def load_whole(self) -> dict[str, T]:
-        """For scoring: nothing if there is no such file, and a sentence if it is damaged."""
+        """For scoring: nothing if the file is missing, and a sentence if it is damaged."""
         try:
             items, _ = self._read(self.path, collecting=False)
         except ValueError as why:
@@ -192,7 +192,7 @@ class Bank(Generic[T]):
         return everything
 
     def reset(self) -> None:
-        """Begins anew: what is there was found to be of something else."""
+        """Starts over: what is stored was found to belong to something else."""
         self.discard_parts()
         write_bytes(self.path, self.format.dump({}, self._signed({})))
 

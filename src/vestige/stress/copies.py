@@ -21,7 +21,7 @@ from vestige.writing import STAYS, copy_file, create_bytes
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
 
-PRUNED_SHARE = 0.3  # when nothing else is said
+PRUNED_SHARE = 0.3  # by default
 
 
 @dataclass(frozen=True)

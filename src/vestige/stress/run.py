@@ -214,7 +214,7 @@ class Subject:
         )
         score = _only(evaluate_config(replace(run, suite=suite)))
         if score.value_by_index is None or score.agg_value is None:
-            raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
+            raise UserError(f"leak cannot be measured: {score.reason or 'texts are missing'}")
         kind = str(spec.params.get("rouge_type") or "rougeL_recall")
         return {index: float(values[kind]) for index, values in score.value_by_index.items()}
 

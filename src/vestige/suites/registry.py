@@ -48,7 +48,7 @@ class Inputs:
     parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
 
     @property
     def rows(self) -> Rows:

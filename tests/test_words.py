@@ -48,7 +48,7 @@ WORDS = {  # what is searched for -> what to write instead
 }
 
 # A sentence goes on in the next line: of a text, of a comment, or in the next piece of a string.
-GAP = r"""(?:[ \t]+|["'`]?[ \t]*\n[ \t]*(?:\#|//|\*|>|[fr]?["'`])?[ \t]*)"""
+GAP = r"""(?:[ \t]+|[ \t]*["'`]?[ \t]*\n[ \t]*(?:\#|//|\*|>|[fr]?["'`])?[ \t]*)"""
 
 
 def files() -> list[Path]:

@@ -1,7 +1,7 @@
 """Teacher forcing: every distinct (prompt, answer) once -> TokenStats.
 
 plan -> deduplicate -> share prefixes -> pack -> one forward per batch -> reduce. Before the packed way is trusted it
-is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used and said.
+is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used, with a note.
 """
 
 from __future__ import annotations

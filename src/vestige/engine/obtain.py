@@ -291,7 +291,8 @@ class Collector:
         return Stage("texts", make, "generating texts", "text", lambda loaded: {"max_rows": self.max_rows})
 
     def _make_texts(self, known: Mapping[str, tuple[Target, TokenStats]], work: Work) -> Iterable[dict[str, Text]]:
-        from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+        from vestige.collect.prove import prove
+        from vestige.collect.texts import TextCollector, end_tokens, penalty_of
 
         model, tokenizer = work.loaded.model, work.loaded.tokenizer
         eos = end_tokens(model, tokenizer)

@@ -1,6 +1,9 @@
 """`vestige audit`: did it forget? Two checkpoints and a person's own rows, no benchmark needed.
 
 Which metrics apply is worked out from what is there. What is missing is reported, and why it matters.
+
+In: checkpoints and files of rows. Out: one run directory per checkpoint, and a comparison on the terminal. Caller:
+audit/flags.py.
 """
 
 from __future__ import annotations

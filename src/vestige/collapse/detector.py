@@ -3,6 +3,9 @@
     sample turns -> columns -> cross matrix (a scorer) -> 29 numbers per label, and ours beside them
 
 It keeps the running means between steps; `state_dict` carries them over a restart.
+
+In: Rollouts of one step, and a scorer (collect/cross.py, or a trainer's own function). Out: numbers, verdicts and notes
+per label. Callers: collapse/run.py for files, collapse/callback.py inside a trainer.
 """
 
 from __future__ import annotations

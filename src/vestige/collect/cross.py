@@ -88,8 +88,8 @@ class CrossScorer:
         _check(prompts, reasonings)
         check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
         check_tokens(self.model, (*prompts, *reasonings))
-        # Sorted: neighbours share the longest beginnings, and the cache keeps only what the next prompt shares with this
-        # one. Sets: a collapsed policy repeats itself, and a group of rollouts has one prompt.
+        # Sorted: neighbours share the longest beginnings, and the cache keeps only what the next prompt shares with
+        # this one. Sets: a collapsed policy repeats itself, and a group of rollouts has one prompt.
         xs = sorted(set(prompts))
         zs = sorted(set(reasonings))
         cells = self._cells(xs, zs)

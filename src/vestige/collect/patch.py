@@ -123,8 +123,8 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
         def change(module: Any, args: Any, kwargs: Any) -> Any:
             hidden = _taken(args, kwargs)
             new = write(layer, hidden)
-            # In place: the tensor itself also goes around the module, as the residual that is added to its output. A new
-            # tensor as the argument would patch the module's input only.
+            # In place: the tensor itself also goes around the module, as the residual that is added to its output. A
+            # new tensor as the argument would patch the module's input only.
             if where == "stream":
                 hidden.copy_(new)
                 return None
@@ -226,7 +226,7 @@ def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Plan,
     parts = []
     for start in range(0, len(jobs), rows):
         chunk = jobs[start : start + rows]
-        # Each row is patched at one layer only, so that one forward serves several layers. None: a row nobody writes to.
+        # Each row is patched at one layer only, so one forward serves several layers. None: a row nobody writes to.
         row_of = {plan.layers[i]: (r, i) for r, i in enumerate(chunk) if i is not None}
 
         def write(layer: int, hidden: torch.Tensor, row_of: Mapping[int, tuple[int, int]] = row_of) -> torch.Tensor:

@@ -11,7 +11,7 @@ first patched one on. A row comes in after its layer with the source's states an
 
 The model's own code does the arithmetic. Before it is trusted it is compared with the plain way (collect/patch.py).
 
-In: PatchWants and the states of each source, from `collect_states`. Out: TokenStats per want and source, batch by batch.
+In: PatchWants and the states of each source (`collect_states`). Out: TokenStats per want and source, batch by batch.
 Caller: engine/patches.py. The saving: with L layers the plain way pushes L whole sequences per source; here a row is
 only the answer's few positions, and goes through L/2 blocks on average.
 """
@@ -32,7 +32,16 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.patch import (
-    Plan, States, hidden_of, layered, padded, patched_plain, reading, source_states, tolerance, with_hidden,
+    Plan,
+    States,
+    hidden_of,
+    layered,
+    padded,
+    patched_plain,
+    reading,
+    source_states,
+    tolerance,
+    with_hidden,
 )  # fmt: skip
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
@@ -50,10 +59,7 @@ LOGIT_CELLS_ELSEWHERE = 1 << 28
 
 
 class _Prefix(DynamicLayer):
-    """One block's clean keys and values of the prefix. New ones are put behind them and not kept.
-
-    If they were kept, the next staircase over the same prefix would attend to the rows of this one.
-    """
+    """One block's clean keys and values of the prefix. New ones are put behind them and not kept."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -67,6 +73,7 @@ class _Prefix(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Kept, the rows of this staircase would be seen by the next one over the same prefix.
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_seq_length(self) -> int:
@@ -298,9 +305,7 @@ class Patcher:
         used = 0
         for want in wants:
             # Wants are scored at every layer for every source that climbs along: logits, not states, fill the memory.
-            new = (
-                len(want.target.labels) * len(self.plan.layers) * min(sources, self._together([want], sources)) * vocab
-            )
+            new = len(want.target.labels) * len(self.plan.layers) * self._together([want], sources) * vocab
             if batch and (len(batch) >= self.batch_size or used + new > cells):
                 yield batch
                 batch, used = [], 0

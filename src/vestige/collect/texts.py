@@ -248,7 +248,7 @@ class TextCollector:
         """Reads two texts again without a cache; their tokens must be as likely as they were with one.
 
         They are the longest fresh one and the one with most padding in front. Log-probabilities are compared, not
-        tokens: near a tie rounding may choose another token though nothing is wrong, and the text then goes its own way.
+        tokens: near a tie rounding may choose another token though nothing is wrong, and the texts part from there.
         """
         rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
         if not rows:
@@ -274,8 +274,8 @@ class TextCollector:
         active, cache, length = self._prefill(rows)
         mask = self._left_padded_mask(active, length, rows)
         while True:
-            # From the back: the row that moves into a freed slot is one that was looked at already. Cache, mask and list
-            # must move alike, since a row is known by its slot alone.
+            # From the back: the row that moves into a freed slot is one that was looked at already. Cache, mask and
+            # list must move alike, since a row is known by its slot alone.
             for slot in range(len(active) - 1, -1, -1):
                 if self._over(active[slot]):
                     finished.append(active[slot])

@@ -26,7 +26,7 @@ class Tree:
     """Nodes in creation order: a parent comes before its children. Node -1 is the (empty) root.
 
     The loops below rely on that order: depths are found in one pass from the front, subtree sizes in one from the back.
-    The nodes are columns of arrays, not objects: they become tensors, and a benchmark has hundreds of thousands of them.
+    Nodes are columns of arrays, not objects: they become tensors, and a benchmark has hundreds of thousands of them.
     """
 
     token: Array

@@ -10,6 +10,9 @@ The depth score and attacks look deeper than outputs. So the answer is
     partly   some say forgot, some say knows; or all say knows, but none above 0.75
     no       all say knows, or what it says or finds likely is nearly the full model's (above 0.75)
     unclear  no yardstick, nothing deeper was measured, the measures do not tell, or the model is ruined
+
+In: measures with their intervals as plain numbers. Out: the answer, its evidence, its limits, as plain data. Caller:
+report/audits.py. Pure: a verdict can be recomputed from report.json alone.
 """
 
 from __future__ import annotations

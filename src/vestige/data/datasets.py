@@ -2,6 +2,9 @@
 
 A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
 them; a plug-in adds its own with `DATASETS[name] = function`.
+
+In: rows of a file or a hub data set, and the `args` of its configuration. Out: Examples. Callers: engine/prepare.py,
+depth, stress and unlearn.
 """
 
 from __future__ import annotations

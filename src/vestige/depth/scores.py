@@ -1,4 +1,8 @@
-"""From patched evidence to depth scores: one example, one model. No model runs here."""
+"""From patched evidence to depth scores: one example, one model. No model runs here.
+
+In: patched TokenStats (engine/patches.py). Out: depth scores by example, and their mean with an interval. Callers:
+depth/run.py, and depth/kept.py for a finished run.
+"""
 
 from __future__ import annotations
 

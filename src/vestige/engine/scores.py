@@ -1,4 +1,8 @@
-"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`."""
+"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`.
+
+In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row. Callers: engine/evaluate.py
+after collecting, engine/stored.py for a finished run.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,9 @@
 
 Two kinds need it: what a model in memory said before (a hook or an attribute can change what it computes, and no
 fingerprint shows it), and what versions before this one kept (their names knew less).
+
+In: a bank and what is wanted of it. Out: the bank with only what can be relied on, and notes about the rest. Callers:
+engine/obtain.py and engine/patches.py, before anything is read from a bank.
 """
 
 from __future__ import annotations

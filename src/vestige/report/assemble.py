@@ -1,4 +1,8 @@
-"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs."""
+"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs.
+
+In: what report/gather.py found. Out: the content of report.json, part by part (the *_part.py modules). Callers:
+report/run.py, report/verify.py.
+"""
 
 from __future__ import annotations
 

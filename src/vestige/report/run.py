@@ -1,4 +1,8 @@
-"""`vestige report`: what report/ gathers from files, and what needs stored evidence: paired differences, traces."""
+"""`vestige report`: what report/ gathers from files, and what needs stored evidence: paired differences, traces.
+
+In: run directories of any kind. Out: report.json and index.html. Callers: report/flags.py; report/view.py, which
+rebuilds it when runs change; report/verify.py, which compares.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
     checksums.json --hashes--> files        evidence --the same code as scoring--> numbers == those in the files
 
-A finding is something wrong (exit status 1), said with what to delete. A note is something that could not be looked at.
+A finding is something wrong (exit status 1), with what to delete. A note is something that could not be looked at.
 """
 
 from __future__ import annotations

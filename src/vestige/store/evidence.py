@@ -8,8 +8,8 @@ Every file carries a digest of its content, and says inside whose evidence it is
 is treated as not there while collecting (it is collected again), and refused by name when scores are made of it.
 
 In: items by content key (TokenStats, Text, Trace, numbers) from a collector. Out: the same items in a later run.
-Callers: engine/obtain.py and engine/patches.py while a model runs, engine/stored.py and engine/rescore.py without one,
-engine/trust.py before anything kept is believed.
+Callers: engine/obtain.py and engine/patches.py while a model runs, engine/stored.py without one, engine/trust.py before
+anything kept is believed.
 
 The order of writing is what makes a kill harmless at any moment: the journal before the first part, the bank before
 parts are removed, the journal removed last. Whatever is on disk then is either complete or explained by the journal.
@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 # Parts of a head that must be as expected before what a bank holds is read while collecting. Scoring does not
-# ask for them: a finished run's evidence is scored as it was made. models/identity.py has the table of what counts where.
+# ask for them: a finished run's evidence is scored as it was made. The table of what counts is in models/identity.py.
 CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
            "decoder": "read by another decoder"}  # fmt: skip
 

@@ -2,6 +2,9 @@
 
 The run store is the only memory. A sweep that was interrupted, sharded or had failures is completed by running the
 same command again; sweep.json is rebuilt from what is on disk.
+
+In: a plan file (sweep/plan.py). Out: one run directory per task, and sweep.json. Callers: sweep/flags.py,
+lab/demo_meta.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@
 configuration --rows--> unlearn.train --> OUT/  model or adapter, tokenizer, training.json
                                           OUT/evals/epoch-N   evaluations while training, if asked for
                                           OUT/best/           the checkpoint with the best score, if one is stated
+
+Callers: unlearn/flags.py for the two verbs. The checkpoint is read by `vestige eval` like any other.
 """
 
 from __future__ import annotations

@@ -339,7 +339,7 @@ def test_damaged_files_are_named(imported: Path, capsys: pytest.CaptureFixture[s
     for text, words in (
         ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),
-        ('{"models": 3}', "is no method"),
+        ('{"models": 3}', "is not a method"),
     ):
         (imported / "method_results.json").write_text(text)
         status, shown = verified(imported, capsys)

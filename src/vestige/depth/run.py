@@ -2,10 +2,7 @@
 
     S1: retain's states into full -> where the knowledge is.   S2: the unlearned model's -> is it still there?
 
-S1 is kept by content and serves every further unlearned model. One model is in memory at a time.
-
-In: three kinds of models (full, retain, unlearned) and rows with answers. Out: a run directory with scores by example
-and layer. Callers: depth/flags.py, sweep/depth.py, lab/demo_report.py.
+S1 is kept by content and serves every further unlearned model. One model is in memory at a time. Out: a run directory.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from vestige.models.load import ModelArgs, load_model
 
 LEARNING, SUPPRESSING = 8, 2  # blocks that are trained, from the top
 KEPT = 0.2  # how much of every change `faded` keeps
-FAR = 6.0  # nats a token: suppression stops when answers are this unlikely
+FAR = 6.0  # nats per token: suppression stops when answers are this unlikely
 
 
 def batches(rows: Sequence[dict[str, Any]], tokenizer: Any, size: int, steps: int) -> Any:

@@ -110,7 +110,7 @@ from vestige.errors import UserError
 try:
     vestige.evaluate("no/such/model", "tofu", data="DIR")
 except UserError as error:
-    print(error)    # There is no model at 'no/such/model'...
+    print(error)    # No model at 'no/such/model'...
 ```
 
 This page is written by `bench/errors.py` from the source; a test compares them.

@@ -195,7 +195,7 @@ def with_atheris(args: argparse.Namespace) -> int:
 
 
 def mutator(targets: list[Any], seeds: list[list[bytes]]) -> Any:
-    """Changes what libFuzzer chose, mostly as a tree. One in five begins anew, so that no target is forgotten."""
+    """Changes what libFuzzer chose, mostly as a tree. One in five starts over, so that no target is forgotten."""
     import atheris
 
     from fuzz_inputs import mutated

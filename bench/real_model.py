@@ -77,7 +77,7 @@ def step(number_: int, words: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def results(out: Path) -> str:
-    """One column a model: its evaluation, its depth score, and what relearning brings back."""
+    """One column per model: its evaluation, its depth score, and what relearning brings back."""
     runs = {name: _read(out / "saves" / "eval" / name / "TOFU_EVAL.json") for name in MODELS}
     lines = [[metric, *(number(_value(runs[name], metric)) for name in MODELS)] for metric in SHOWN]
     depth = _read(out / "saves" / "depth" / "summary.json")

@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
 
 
 def commands(block: str) -> list[str]:
-    """One command a line; a backslash continues it."""
+    """One command per line; a backslash continues it."""
     return [line for line in block.replace("\\\n", " ").splitlines() if line.strip()]
 
 

@@ -169,7 +169,7 @@ def test_the_sentences_say_what_and_where(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"template_args\.user_start_tag must be text, it is 3"):
         Template.from_config({"user_start_tag": 3})
     (tmp_path / "r.jsonl").write_text('{"prompt_ids": [-1], "response": "x"}\n')
-    with pytest.raises(UserError, match=r"row 1: prompt_ids holds -1, which is no token id"):
+    with pytest.raises(UserError, match=r"row 1: prompt_ids holds -1, which is not a token id"):
         load_rollouts(tmp_path / "r.jsonl")
 
 

@@ -833,7 +833,7 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     other = next(r for r in body["models"] if r["epoch"] == "ep10")  # the published tree has one full model for both
     assert other["utility_rel"] == pytest.approx(row["utility_rel"]) and other["overall"] is not None
     assert main(["import", str(tmp_path / "runs"), "--baseline", "ep10"]) == 2
-    assert "no full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
+    assert "No full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
 
 

@@ -323,7 +323,7 @@ def test_paths_that_are_not_there(checkpoint: Path, monkeypatch: pytest.MonkeyPa
     parent = checkpoint.parent
     assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget01"))
     assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget1" / "last"))
-    assert fails("./nowhere/at/all") == "There is no model at './nowhere/at/all'."
+    assert fails("./nowhere/at/all") == "No model at './nowhere/at/all'."
     assert "no subfolder 'last'" in fails(ModelArgs(str(checkpoint), subfolder="last"))
     assert "is a file; name the directory" in fails(str(checkpoint / "config.json"))
     monkeypatch.chdir(parent)

@@ -222,7 +222,7 @@ fault("live evidence of other questions stays", "engine/trust.py", "            
       "            if False:  # of other questions", HAND)
 fault("a text cut by a stop word is only read again", "engine/trust.py",
       "cut = {k for k in other if asked[k].decoding.stopwords}", "cut = set()", HAND)
-fault("NaN beside a number is no distance", "engine/trust.py",
+fault("NaN compared with a number counts as equal", "engine/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",
       "if np.shape(old) != np.shape(new):", HAND)
 fault("depth scores of half the examples", "depth/kept.py",

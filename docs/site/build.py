@@ -124,7 +124,7 @@ def _relink(token: Any, page: Page, pages: dict[str, Page], images: set[Path]) -
         token.attrSet(name, place.name)
     elif target is not None:
         token.attrSet(name, target.file + (f"#{anchor}" if anchor else ""))
-    else:  # a file of the repository that is no page: its path is all that can be said
+    else:  # a file of the repository without a page of its own: only its path is shown
         token.attrSet(name, f"#{place.relative_to(ROOT)}")
         token.attrSet("title", f"{place.relative_to(ROOT)} in the repository")
 

@@ -186,7 +186,7 @@ def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -
 
 
 def _watch(bar: Bar) -> Callable[[int, int], None]:
-    """A bar that starts anew with each matrix."""
+    """A progress bar that starts over with each matrix."""
 
     def progress(done: int, total: int) -> None:
         if done == 1:
@@ -320,7 +320,7 @@ def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
 
 
 def _sizes(s: Sampled) -> dict[str, Any]:
-    """Rows a prompt (K), as a histogram, and reasoning lengths."""
+    """Rows per prompt (K), as a histogram, and reasoning lengths."""
     _, rows = np.unique(s.cross.own_prompt, return_counts=True)
     sizes, times = np.unique(rows, return_counts=True)
     return {
@@ -350,7 +350,7 @@ TITLES = dict(zip(LABELS, ("First turns", "Turns of trajectories drawn evenly", 
 
 
 def show(report: Report) -> str:
-    """A table a label, a row a step, then verdicts, what is missing, and what must be known."""
+    """One table per label with one row per step, then verdicts, what is missing, and what must be known."""
     lines = []
     for label in LABELS:
         rows = [(o, o.samples[label]) for o in report.outcomes if label in o.samples]
@@ -369,7 +369,7 @@ def show(report: Report) -> str:
             lines.append(f"step {o.step}: {sum(o.left_out.values())} of {o.turns} turns left out: {left}")
         lines += [f"step {o.step}: {label}: not computed: {why}" for label, why in o.reasons.items()]
     lines += [f"note: {n}" for n in report.notes]
-    lines.append("MI is in nats a reasoning, H in nats a token; docs/collapse.md says how to read them.")
+    lines.append("MI is in nats per reasoning, H in nats per token; docs/collapse.md says how to read them.")
     if report.files:
         lines.append(f"files: {', '.join(map(str, report.files))}")
     return "\n".join(lines)

@@ -2,6 +2,9 @@
 
 A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
 them; a plug-in adds its own with `DATASETS[name] = function`.
+
+In: rows of a file or a hub data set, and the `args` of its configuration. Out: Examples. Callers: engine/prepare.py,
+depth, stress and unlearn.
 """
 
 from __future__ import annotations
@@ -174,7 +177,7 @@ def _answer_lists(rows: Sequence[Row], key: str, source: str) -> tuple[list[list
 
 
 def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """QADataset: a question and one or several answers a row, through the chat template or tags."""
+    """QADataset: a question and one or several answers per row, through the chat template or tags."""
     question_key, answer_key = args.get("question_key", "question"), args.get("answer_key", "answer")
     questions = texts(rows, question_key, context.source)
     answers, many = _answer_lists(rows, answer_key, context.source)

@@ -22,7 +22,7 @@ from vestige.models.load import LoadedModel
 from vestige.models.quiet import first_line, quiet
 from vestige.types import BAD_LOGITS
 
-# Arguments of simple_evaluate that are said elsewhere, and where.
+# Arguments of simple_evaluate that are set elsewhere, and where.
 ELSEWHERE = {
     "model": "model=NAME or --model PATH",
     "model_args": "model.model_args",
@@ -90,7 +90,7 @@ def evaluate(
 
 @dataclass
 class Watch:
-    """How many forward passes there were, and how many of them gave logits that are no numbers."""
+    """How many forward passes there were, and how many of them gave logits that are not numbers."""
 
     forwards: int = 0
     broken: int = 0

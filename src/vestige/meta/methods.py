@@ -212,7 +212,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
     """A method_results.json, ours or published: its parts are taken, its axes computed again."""
     rows = data.get("models")
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "model" in r for r in rows):
-        raise UserError(f"{where} is no method_results.json: it has no list of models with a name each.")
+        raise UserError(f"{where} is not a method_results.json: it has no list of models with a name each.")
     check_form(data, _Form, where)
     utility = {str(k): v for k, v in (data.get("full_utility") or {}).items()}
     out, notes = [], []

@@ -1,4 +1,8 @@
-"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers."""
+"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers.
+
+In: a pool file (meta/pools.py), which names runs or gives numbers. Out: the JSON files of meta/files.py. Callers:
+meta/flags.py, lab/demo_meta.py.
+"""
 
 from __future__ import annotations
 

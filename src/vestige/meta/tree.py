@@ -91,7 +91,7 @@ def _epoch_name(path: Path) -> bool:
 
 
 def root_of(path: Path) -> Path | None:
-    """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
+    """The directory that holds ep*/: the path itself or its runs/; None without such a tree."""
     return next((place for place in (path, path / "runs") if is_root(place)), None)
 
 
@@ -113,7 +113,7 @@ def legacy_words(root: Path) -> str:
 
 
 def other_folders(root: Path) -> list[Path]:
-    """Folders of the epochs that are no kind of result known here."""
+    """Folders of the epochs that hold no kind of result known here."""
     inner = (p for e in epochs_of(root) for p in e.iterdir())
     return sorted(p for p in inner if p.is_dir() and p.name not in READERS and not is_legacy(p))
 
@@ -172,9 +172,7 @@ def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) ->
     """
     full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
     if baseline is not None and baseline not in full:
-        raise UserError(
-            f"There is no full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}."
-        )
+        raise UserError(f"No full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}.")
     serving = baseline or (next(iter(full)) if len(full) == 1 else None)
     lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
     full |= {epoch: full[str(serving)] for epoch in lent}

@@ -173,7 +173,7 @@ EXPLANATIONS: dict[str, Explanation] = {
         "well above 0: forget rows stand out as strange, over-forgotten",
         "well below 0 (down to -100): forget rows are still recognised",
         _REFERENCE,
-        "0 is the aim. Without retain logs AUC_retain is the setting ref_value (0.5), which is said beside the number.",
+        "0 is the aim. Without retain logs AUC_retain is the setting ref_value (0.5), and a note says so.",
     ),
     "rel_diff": Explanation(
         "(value - value_retain) / (value_retain + 1e-10) * 100",

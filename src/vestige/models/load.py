@@ -6,7 +6,7 @@ The one promise: a LoadedModel is the checkpoint, all of it and nothing else. Te
 lacks would be random numbers, so they are an error here and never a warning.
 
 torch, transformers and peft are imported inside functions: the command line imports this file to say
-"there is no such model", and that should not take seconds.
+"no such model", and that should not take seconds.
 """
 
 from __future__ import annotations

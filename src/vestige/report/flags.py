@@ -22,7 +22,7 @@ def add_verbs(verbs: Any) -> None:
     report.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     _table(verbs)
     _plot(verbs)
-    view = verbs.add_parser("view", help="serve a report on this machine, made anew when its runs change")
+    view = verbs.add_parser("view", help="serve a report on this machine, rebuilt when its runs change")
     view.set_defaults(do=run_view, late="runs")
     _sources(view, words=f"a report, or {SOURCES}")
     view.add_argument("--port", type=int, default=0, metavar="N", help="default: any that is free")

@@ -107,7 +107,7 @@ class Roster:
         raise unknown_name("model of these runs", word, [e.name for e in self.entries])
 
     def reference(self, model: Entry, role: str, linked: Mapping[str, str]) -> Entry | None:
-        """The full (or retain) model to hold a model against: the one a run names, else the one of its family."""
+        """The full (or retain) model to hold a model against: the one that a run names, else the one of its family."""
         if role in linked:
             return self.by_id(linked[role])
         candidates = [e for e in self.entries if e.role == role and e is not model]

@@ -37,7 +37,7 @@ MOST_RATIO = 500  # unpacked to packed: results reach 50, what deflate makes of 
 
 @dataclass
 class Contents:
-    """What goes into an archive: files by their names in it, and what is said about them."""
+    """What goes into an archive: files by their names in it, and the notes about them."""
 
     files: dict[str, Path] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)  # name -> root hash
@@ -103,7 +103,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
     about = _about(path, place / PACK)
     for name in about["order"]:
         if not (place / "runs" / name / NAME).is_file():
-            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive again, or pack it anew.")
+            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive or pack it again.")
     for named in about["references"].values():
         if not safe_name(named) or not (place / named).is_file():
             raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")

@@ -25,7 +25,7 @@ from vestige.writing import STAYS, copy_file, create_bytes
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
 
-PRUNED_SHARE = 0.3  # when nothing else is said
+PRUNED_SHARE = 0.3  # by default
 RECORD = "attack.json"  # in an attacked copy: every setting in effect
 
 

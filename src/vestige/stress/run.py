@@ -4,6 +4,9 @@
 
 The control answers the question that matters: what does a model that never knew the rows gain under the same attack?
 Attacked checkpoints are removed when they were measured, unless they are to be kept.
+
+In: a checkpoint, attacks with budgets, and a retain model. Out: a directory with stress.json, a row per attack and
+budget. Callers: stress/flags.py, lab/demo_report.py.
 """
 
 from __future__ import annotations
@@ -223,7 +226,7 @@ class Subject:
         )
         score = _only(evaluate_config(replace(run, suite=suite)))
         if score.value_by_index is None or score.agg_value is None:
-            raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
+            raise UserError(f"leak cannot be measured: {score.reason or 'texts are missing'}")
         kind = str(spec.params.get("rouge_type") or "rougeL_recall")
         return {index: float(values[kind]) for index, values in score.value_by_index.items()}
 

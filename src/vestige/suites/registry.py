@@ -1,4 +1,9 @@
-"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict."""
+"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict.
+
+In: the name of a handler, which suites/handlers or a plug-in has entered. Out: its two functions. Callers:
+engine/prepare.py for wants, engine/scores.py for scores. A handler is asked twice, with a model's work between: what it
+wants, and what the evidence amounts to. That is why it never sees a model.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +53,7 @@ class Inputs:
     parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
     at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
 
     @property

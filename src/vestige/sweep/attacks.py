@@ -56,7 +56,7 @@ class Attack:
 
     @property
     def quantization(self) -> str | None:
-        """How the checkpoint is to be read; then there is no copy to make."""
+        """How the checkpoint is to be read; then no copy is made."""
         return SUITE_BITS[self.settings.get("bits", 4)] if self.kind == "quantise" else None
 
     @property

@@ -1,4 +1,4 @@
-"""The documentation, run: every example works, every link leads somewhere, every module is on the map.
+"""The documentation, run: every example works, every link leads somewhere.
 
 Conventions, given in an HTML comment on the line above a fenced block:
 
@@ -23,7 +23,6 @@ from typing import Any
 
 import pytest
 
-import test_rooms
 from conftest import LAB
 from vestige.cli import main, parser
 from vestige.data.datasets import DATASETS
@@ -180,41 +179,6 @@ def test_every_handler_is_documented() -> None:
     ours = [(name, h) for name, h in HANDLERS.items() if h.live is None]  # other tests may have loaded plug-ins
     built_in = [name for name, handler in ours if handler.score.__module__.startswith("vestige.suites.")]
     assert [name for name in built_in if f"`{name}`" not in page] == []
-
-
-def section(name: str) -> str:
-    found = re.search(rf"<!-- {name} -->\n(.*?)<!-- /{name} -->", README.read_text(encoding="utf-8"), re.S)
-    assert found, f"README has no <!-- {name} --> ... <!-- /{name} -->"
-    return found[1]
-
-
-def mapped() -> list[Path]:
-    """The paths on the README's map, from its indentation."""
-    stack: list[Path] = []
-    out = []
-    for line in section("map").strip().splitlines()[1:-1]:
-        name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        stack = [*stack[:depth], (stack[depth - 1] if depth else ROOT) / name]
-        out.append(stack[-1])
-    return out
-
-
-def test_the_map_names_every_module_and_nothing_else() -> None:
-    on_map = mapped()
-    assert [str(p) for p in on_map if not p.exists()] == []
-    assert len(on_map) == len(set(on_map))
-    modules = {p.parent if p.name == "__init__.py" else p for p in (ROOT / "src" / "vestige").rglob("*.py")}
-    missing = sorted(str(p.relative_to(ROOT)) for p in modules - set(on_map))
-    assert missing == [], "add a line for each to the README's map"
-    assert all(len(line.split(maxsplit=1)) == 2 for line in section("map").strip().splitlines()[1:-1])
-
-
-def test_the_table_of_rooms_is_the_one_that_is_enforced() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| [^|]+ \| ([^|]*)\|$", section("rooms"), re.M)
-    table = {room: set(re.findall(r"`(\w+)`", arrows)) for room, arrows in rows}
-    held = {room: arrows for room, arrows in test_rooms.ARROWS.items() if not room.startswith("__")}
-    assert table == held
 
 
 def test_the_demo_table_shows_what_the_demo_shows() -> None:

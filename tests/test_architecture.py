@@ -10,11 +10,11 @@ import pytest
 
 import test_rooms
 
-ROOT = Path(__file__).parent.parent
-sys.path.insert(0, str(ROOT / "tools"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
 import source_map
 
+ROOT = Path(__file__).parent.parent
 PAGE = source_map.PAGE.read_text(encoding="utf-8")
 
 

@@ -27,8 +27,10 @@ from conftest import LAB
 from vestige.cli import main, parser
 from vestige.data.datasets import DATASETS
 from vestige.data.rows import READERS
+from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.registry import METRICS
 from vestige.models.diffusion import FAMILIES
+from vestige.stress.run import BUDGETS
 from vestige.suites.registry import HANDLERS
 from vestige.sweep.tasks import ATTACKS
 
@@ -184,6 +186,40 @@ def test_every_handler_is_documented() -> None:
 def test_the_demo_table_shows_what_the_demo_shows() -> None:
     from vestige.lab.demo import SHOWN
 
-    shown = next(b.body for b in blocks(README) if b.kind == "text" and "grad_ascent" in b.body)
+    shown = next(b.body for b in blocks(ROOT / "docs" / "lab.md") if b.kind == "text" and "grad_ascent" in b.body)
     rows = re.findall(r"^(\w+) +[-\d]", shown, re.M)
     assert rows == list(SHOWN)
+
+
+def test_the_readme_fits_on_two_screens() -> None:
+    lines = README.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 200
+    assert sum(line.startswith("## ") for line in lines) <= 8
+
+
+def test_the_readme_has_what_a_newcomer_looks_for() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert "![" in text and "docs/report.png" in text
+    for words in ("make demo", "make test", "pip install", "CITATION.cff"):
+        assert words in text, words
+    run = [b for b in blocks(README) if not b.mark and b.kind in ("bash", "python")]
+    assert len(run) >= 3
+    pages = {p.name for p in PAGES if p.parent.name == "docs"}
+    assert sorted(p for p in pages if f"](docs/{p})" not in text) == []  # every page can be reached
+
+
+def test_the_readme_names_what_there_is() -> None:
+    """The table of what is supported names every suite, method and attack."""
+    found = re.search(r"<!-- supports -->\n(.*?)<!-- /supports -->", README.read_text(encoding="utf-8"), re.S)
+    assert found
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", found[1], re.M))
+    configs = ROOT / "src" / "vestige" / "configs"
+    there = {
+        "benchmarks": {p.stem for p in (configs / "eval").glob("*.yaml")} - {"trajectory_test"},  # only a quick look
+        "methods": {p.stem for p in (configs / "trainer").glob("*.yaml")} - {"finetune"},
+        "attacks": set(BUDGETS),
+        "definitions": set(DIALECTS),
+    }
+    for row, names in there.items():
+        assert names, row
+        assert sorted(n for n in names if not re.search(rf"(?<![\w-]){re.escape(n)}(?![\w-])", rows[row])) == [], row

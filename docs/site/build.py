@@ -33,7 +33,7 @@ SOURCE = ROOT / "src" / "vestige"
 
 # What stands in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
 GROUPS = {
-    "Start": ["README", "tutorial", "lab", "own_data", "models", "data"],
+    "Start": ["README", "tutorial", "lab", "own_data", "models", "data", "open_unlearning"],
     "Measure": ["evaluate", "metrics", "statistics", "diffusion", "depth", "collapse", "lm_eval"],
     "Make and attack": ["unlearn", "stress", "real_model", "sweep"],
     "Results": ["results", "report", "report_format", "explain", "diff", "import", "meta", "parity"],

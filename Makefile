@@ -52,7 +52,7 @@ docs: $(STAMP)
 # Advisories come over the network. Without it nothing is audited, and the last line says so.
 audit: $(STAMP)
 	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
-	$(BIN)/python bench/audit.py
+	$(BIN)/python tools/audit.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/table.py

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,19 +72,6 @@ def _gpus(said: str | None) -> tuple[str, ...]:
     if said is not None and not names:
         raise UserError("--gpu is empty; give GPU numbers or UUIDs, as in --gpu 0,1.")
     return names
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What belongs to `vestige job` and what comes after its `--`.
-
-    >>> split_command(["job", "--dry-run", "--", "eval", "tofu", "--", "x"])
-    (['job', '--dry-run'], ['eval', 'tofu', '--', 'x'])
-    """
-    words = list(argv)
-    if words[:1] != ["job"] or "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
 
 
 def run_job(args: argparse.Namespace) -> int:

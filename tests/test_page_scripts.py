@@ -1,4 +1,4 @@
-"""The page's scripts without a browser: the linter and the unit tests that `make check` runs, and that they can fail."""
+"""The page's scripts without a browser: what `make check` runs on them, and that it can fail."""
 
 from __future__ import annotations
 

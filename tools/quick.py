@@ -1,4 +1,4 @@
-"""`make quick`: the rooms that need no model and one path from a checkpoint to a page, in under 90 seconds on two cores.
+"""`make quick`: the rooms that need no model, and one path from a checkpoint to a page; under 90 s on two cores.
 
 The rooms and their tests are those of tools/pythons.py, and a few more that are quick. `make test` runs everything.
 """

@@ -187,6 +187,19 @@ class ModelHandle:
             free_memory(gone=model() is None)
 
 
+class LateModel:
+    """The attributes of a handle's model, which is loaded when one is asked for."""
+
+    def __init__(self, handle: ModelHandle) -> None:
+        self._handle = handle
+
+    def eval(self) -> LateModel:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle.get().model, name)
+
+
 # Libraries of which evidence says the version: whatever a key of ours may know.
 SHOWN = ("vestige", "torch", "transformers", "tokenizers", "peft", "bitsandbytes")
 

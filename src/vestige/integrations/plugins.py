@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
@@ -10,7 +11,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from vestige.errors import UserError, reraise_ours
-from vestige.integrations.open_unlearning import install_import_names
+from vestige.integrations.evals_names import REGISTERS, install_import_names
 
 GROUP = "vestige.plugins"
 
@@ -33,6 +34,7 @@ def load_file(path: Path) -> None:
         raise UserError(f"Plug-in file {path} is not Python; give a .py file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    vars(module).update(REGISTERS)  # at home such a file's last lines are in a module that has these names
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the plug-in is the user's code, and may fail in any way
@@ -42,3 +44,32 @@ def load_file(path: Path) -> None:
         )
         where = f" at line {at}" if at else ""
         raise UserError(f"Plug-in file {path} failed{where}: {type(error).__name__}: {error}.") from None
+
+
+def with_siblings(plugin: Path) -> list[Path]:
+    """A plug-in's file and the files beside it that it imports, theirs too."""
+    found: dict[Path, None] = {}
+    todo = [plugin]
+    while todo:
+        file = todo.pop(0)
+        if file in found or not file.is_file():
+            continue
+        found[file] = None
+        for name in _imports(file):
+            here = plugin.parent.joinpath(*name.split("."))
+            todo += [here.with_suffix(".py"), *sorted(here.glob("**/*.py") if here.is_dir() else [])]
+    return list(found)
+
+
+def _imports(file: Path) -> set[str]:
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError):  # running it will say so
+        return set()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return names

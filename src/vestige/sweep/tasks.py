@@ -21,6 +21,7 @@ from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, unknown_name
+from vestige.integrations.plugins import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
@@ -33,7 +34,7 @@ from vestige.store.lock import HeldError, writing
 from vestige.stress.copies import Lesson, attack_weights, rows_file, settings_of
 from vestige.sweep.attacks import LESSON, SETTINGS
 from vestige.sweep.depth import run_depth, to_ask
-from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
+from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
 from vestige.types import content_key
 from vestige.writing import append_to, install, remove, scratch
 

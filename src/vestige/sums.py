@@ -47,3 +47,15 @@ def spread(values: Iterable[float] | Array) -> float:
     given = [float(v) for v in values]
     middle = mean(given)
     return math.sqrt(mean([(v - middle) ** 2 for v in given]))
+
+
+def means(values: Array) -> Array:
+    """The mean over the last axis of those values that are there; leading axes pass through, NaN means missing.
+
+    >>> means(np.array([[1.0, 2.0], [3.0, np.nan]])).tolist()
+    [1.5, 3.0]
+    """
+    if values.shape[-1] == 1:
+        return np.asarray(values[..., 0])
+    lists = values.reshape(-1, values.shape[-1]).tolist()
+    return np.reshape([mean(v for v in row if v == v) for row in lists], values.shape[:-1])

@@ -240,6 +240,20 @@ def at_step(t: TokenStats, step: int) -> TokenStats:
     return replace(t, **{name: getattr(t, name)[step] for name in (*ARRAY_FIELDS, "order")})
 
 
+def for_steps(t: TokenStats, steps: int) -> TokenStats:
+    """A (steps, tokens) reading made `steps` long: a run that ended earlier keeps its last step.
+
+    >>> from vestige.types import stats
+    >>> for_steps(stats(logprob=[[-1.0], [-2.0]]), 3).logprob[:, 0].tolist()
+    [-1.0, -2.0, -2.0]
+    """
+    at = np.minimum(np.arange(steps), len(t.top1) - 1)
+    # Contiguous, so that a sum over tokens adds in the order in which it does at one step alone.
+    measured = {name: np.ascontiguousarray(getattr(t, name)[at]) for name in ARRAY_FIELDS if name != "label"}
+    fixed = {name: np.broadcast_to(getattr(t, name)[0], (steps, t.tokens)) for name in ("label", "order")}
+    return replace(t, **measured, **fixed)
+
+
 def in_text_order(t: TokenStats) -> TokenStats:
     """The same statistics with tokens counted by position, for suffix extraction strength.
 

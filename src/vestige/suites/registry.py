@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from vestige.metrics.dialects import Dialect
+from vestige.suites.steps import Scored
 from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
 
@@ -21,10 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Evidence:
-    """All that was collected, by content key. Only `collect` makes it; scoring only reads it."""
+    """All that was collected, by content key. Only `collect` makes it; scoring only reads it.
+
+    Along a trajectory answers have a leading axis of steps, and a text is one for each step.
+    """
 
     answers: Mapping[str, TokenStats] = field(default_factory=dict)
-    texts: Mapping[str, Text] = field(default_factory=dict)
+    texts: Mapping[str, Text | Sequence[Text]] = field(default_factory=dict)
     gradients: Mapping[str, float] = field(default_factory=dict)
     reference: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by the second model's path
     classified: Mapping[str, float] = field(default_factory=dict)
@@ -50,8 +54,8 @@ class Inputs:
     dialect: Dialect
     data: Mapping[str, Rows]  # by access key
     evidence: Evidence
-    parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
-    references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
+    parents: Mapping[str, Scored] = field(default_factory=dict)  # by access key
+    references: Mapping[str, Mapping[str, Scored | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
     at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
@@ -61,7 +65,7 @@ class Inputs:
         """The one data set of a metric that has one."""
         return next(iter(self.data.values()))
 
-    def reference(self, access_key: str) -> Score | None:
+    def reference(self, access_key: str) -> Scored | None:
         """The score a reference file holds under `access_key`, whichever file that is."""
         for scores in self.references.values():
             if access_key in scores:
@@ -81,11 +85,16 @@ def no_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wa
 @dataclass(frozen=True)
 class Handler:
     name: str
-    score: Callable[[Inputs], Score]
+    function: Callable[[Inputs], Scored]
     wants: WantsOf = no_wants
     classify: Callable[[Inputs], list[ClassifierWant]] | None = None
     doc: str = ""
     live: Callable[..., Mapping[str, Any]] | None = None  # a metric that runs the model itself (open-unlearning form)
+    steps: bool = False  # lets a step axis through; others are called once per step of a trajectory
+
+    def score(self, inputs: Inputs) -> Score:
+        """The score of one state of a model."""
+        return cast("Score", self.function(inputs))
 
 
 HANDLERS: dict[str, Handler] = {}
@@ -96,14 +105,23 @@ def canonical(name: str) -> str:
     return name if name in HANDLERS else ALIASES.get(name, name)
 
 
-def handler(
-    name: str, wants: WantsOf = no_wants, classify: Callable[[Inputs], list[ClassifierWant]] | None = None
-) -> Callable[[Callable[[Inputs], Score]], Callable[[Inputs], Score]]:
-    """Registers a scoring function. It stays a plain function of its inputs."""
+Scorer = TypeVar("Scorer", bound=Callable[[Inputs], Scored])
 
-    def register(function: Callable[[Inputs], Score]) -> Callable[[Inputs], Score]:
+
+def handler(
+    name: str,
+    wants: WantsOf = no_wants,
+    classify: Callable[[Inputs], list[ClassifierWant]] | None = None,
+    steps: bool = False,
+) -> Callable[[Scorer], Scorer]:
+    """Registers a scoring function. It stays a plain function of its inputs.
+
+    `steps`: it gives StepScores for evidence with a step axis, so that a trajectory calls it once for all its steps.
+    """
+
+    def register(function: Scorer) -> Scorer:
         doc = (function.__doc__ or "").strip().splitlines()
-        HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "")
+        HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "", steps=steps)
         return function
 
     return register

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from vestige.compare import vectors
 from vestige.errors import UserError
@@ -21,11 +22,14 @@ from vestige.suites.handlers.common import (
     wants_answers,
 )
 from vestige.suites.registry import Inputs, handler
+from vestige.suites.steps import Scored, at_each_step
 from vestige.types import BAD_LOGITS, Example, Rows, Score
 from vestige.wants import GradientWant, Wants
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
+
+SETS = ("forget", "holdout")
 
 
 def _gradient(spec: MetricSpec, example: Example, dialect: Dialect) -> GradientWant | None:
@@ -51,29 +55,34 @@ def reference_path(spec: MetricSpec) -> str | None:
     return None if path in (None, "", "???") else str(path)
 
 
-def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Score:
+def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
     """AUC of an attack score, forget rows against holdout rows, with both sets' scores."""
-    for key in ("forget", "holdout"):
+    for key in SETS:
         if key not in inputs.data:
             raise UserError(f"Metric '{inputs.spec.name}' needs a data set with access_key '{key}'.")
-    parts = {key: mean_score(by_index(inputs.data[key], value), "score") for key in ("forget", "holdout")}
-    extra: dict[str, Any] = {k: s.to_json() for k, s in parts.items()}
-    reason = next((f"{k}: {s.reason}" for k, s in parts.items() if s.agg_value is None), "")
-    notes = tuple(f"{k}: {n}" for k, s in parts.items() for n in s.notes)
-    if reason:
-        return Score(None, extra={**extra, "auc": None}, reason=reason, notes=notes)
-    area = vectors.auc(*(scores_of(parts[k]) for k in ("forget", "holdout")))
-    return Score(area, extra={**extra, "auc": area}, notes=notes)
+    parts = [mean_score(by_index(inputs.data[key], value), "score") for key in SETS]
+
+    def one(forget: Score, holdout: Score, *scores: list[float]) -> Score:
+        both = dict(zip(SETS, (forget, holdout), strict=True))
+        reason = next((f"{k}: {s.reason}" for k, s in both.items() if s.agg_value is None), "")
+        notes = tuple(f"{k}: {n}" for k, s in both.items() for n in s.notes)
+        area = None if reason else vectors.auc(*scores)
+        return Score(area, extra={"auc": area}, reason=reason, notes=notes)
+
+    found = at_each_step(one, *parts, *map(scores_of, parts))
+    # Along steps a part stays as it is: StepScores.at gives its JSON.
+    kept = {k: s.to_json() if isinstance(s, Score) else s for k, s in zip(SETS, parts, strict=True)}
+    return replace(found, extra={**kept, **found.extra})
 
 
-@handler("mia_loss", wants_answers)
-def mia_loss(inputs: Inputs) -> Score:
+@handler("mia_loss", wants_answers, steps=True)
+def mia_loss(inputs: Inputs) -> Scored:
     """Attack by loss."""
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_loss(t)}))
 
 
-@handler("mia_zlib", wants_answers)
-def mia_zlib(inputs: Inputs) -> Score:
+@handler("mia_zlib", wants_answers, steps=True)
+def mia_zlib(inputs: Inputs) -> Scored:
     """Attack by loss over compressed length."""
 
     def value(example: Example) -> Value:
@@ -90,22 +99,22 @@ def _k(inputs: Inputs) -> float:
     return k
 
 
-@handler("mia_min_k", wants_answers)
-def mia_min_k(inputs: Inputs) -> Score:
+@handler("mia_min_k", wants_answers, steps=True)
+def mia_min_k(inputs: Inputs) -> Scored:
     """Attack by the least likely tokens."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k(t, k)}))
 
 
-@handler("mia_min_k_plus_plus", wants_answers)
-def mia_min_k_plus_plus(inputs: Inputs) -> Score:
+@handler("mia_min_k_plus_plus", wants_answers, steps=True)
+def mia_min_k_plus_plus(inputs: Inputs) -> Scored:
     """Attack by the least likely tokens, standardised over the vocabulary."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k_plus_plus(t, k)}))
 
 
 @handler("mia_gradnorm", wants_gradients)
-def mia_gradnorm(inputs: Inputs) -> Score:
+def mia_gradnorm(inputs: Inputs) -> Scored:
     """Attack by the norm of the loss's gradient."""
 
     def value(example: Example) -> Value:
@@ -122,7 +131,7 @@ def mia_gradnorm(inputs: Inputs) -> Score:
 
 
 @handler("mia_reference", wants_reference)
-def mia_reference(inputs: Inputs) -> Score:
+def mia_reference(inputs: Inputs) -> Scored:
     """Attack by the loss beside a reference model's."""
     path = reference_path(inputs.spec)
     if path is None:

@@ -13,6 +13,7 @@ from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import Value, as_list, by_index, clean, mean_score, one_stat, targets, wants_answers
 from vestige.suites.registry import Inputs, handler
+from vestige.suites.steps import Scored
 from vestige.sums import total
 from vestige.types import Example, Rows, Score, TokenStats
 from vestige.wants import Wants
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
-@handler("probability", wants_answers)
-def probability(inputs: Inputs) -> Score:
+@handler("probability", wants_answers, steps=True)
+def probability(inputs: Inputs) -> Scored:
     """Length-normalised probability of the answer."""
 
     def compute(t: TokenStats) -> Mapping[str, Any]:
@@ -31,10 +32,12 @@ def probability(inputs: Inputs) -> Score:
     return with_total_error(mean_score(by_index(inputs.rows, with_error(inputs, one_stat(inputs, compute))), "prob"))
 
 
-def with_total_error(score: Score) -> Score:
+def with_total_error(score: Scored) -> Scored:
     """Adds how far the mean may be off because each row was estimated by Monte Carlo (diffusion models)."""
+    if not isinstance(score, Score) or score.agg_value is None:
+        return score  # along a trajectory nothing is estimated
     rows = [(p, se) for entry in (score.value_by_index or {}).values() for p, se in _errors(entry)]
-    if score.agg_value is None or not rows:
+    if not rows:
         return score
     # A small error of log p is p times that error of p; rows are drawn independently of each other.
     error = math.sqrt(total((p * se) ** 2 for p, se in rows)) / len(rows)
@@ -62,8 +65,8 @@ def wants_visible(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
     return Wants(answers=asked, visible=asked)
 
 
-@handler("probability_confidence_ordered", wants_visible)
-def probability_confidence_ordered(inputs: Inputs) -> Score:
+@handler("probability_confidence_ordered", wants_visible, steps=True)
+def probability_confidence_ordered(inputs: Inputs) -> Scored:
     """The same probability, with the token probabilities listed from most to least confident."""
     if inputs.evidence.visible:  # a diffusion model is asked about each token with the whole text in sight
         inputs = replace(inputs, evidence=replace(inputs.evidence, answers=inputs.evidence.visible))
@@ -78,23 +81,23 @@ def probability_confidence_ordered(inputs: Inputs) -> Score:
     return mean_score(by_index(inputs.rows, one_stat(inputs, compute)), "prob")
 
 
-@handler("loss", wants_answers)
-def loss(inputs: Inputs) -> Score:
+@handler("loss", wants_answers, steps=True)
+def loss(inputs: Inputs) -> Scored:
     """Mean negative log-probability of the answer's tokens."""
     value = one_stat(inputs, lambda t: {"score": memorisation.loss(t)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("exact_memorization", wants_answers)
-def exact_memorization(inputs: Inputs) -> Score:
+@handler("exact_memorization", wants_answers, steps=True)
+def exact_memorization(inputs: Inputs) -> Scored:
     """Share of answer tokens that are the model's first choice."""
     kind = np.float32 if inputs.dialect.float32_shares else np.float64
     value = one_stat(inputs, lambda t: {"score": memorisation.exact_memorization(t).astype(kind)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("extraction_strength", wants_answers)
-def extraction_strength(inputs: Inputs) -> Score:
+@handler("extraction_strength", wants_answers, steps=True)
+def extraction_strength(inputs: Inputs) -> Scored:
     """Share of the answer the model finishes without a miss."""
     floor = inputs.dialect.extraction_floor
     value = one_stat(inputs, lambda t: {"score": memorisation.extraction_strength(t, floor)})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,21 +11,28 @@ import numpy as np
 from vestige.compare import vectors
 from vestige.errors import UserError, unknown_name
 from vestige.metrics import utility
-from vestige.suites.handlers.common import NO_TOKENS, Value, as_list, mean_score
+from vestige.suites.handlers.common import answers, mean_score, one_number
 from vestige.suites.registry import Inputs, handler
-from vestige.sums import mean
-from vestige.types import BAD_LOGITS, Score
+from vestige.suites.steps import Scored, at_each_step, unless, words_at_each_step
+from vestige.sums import mean, means
+from vestige.types import BAD_LOGITS, Array, Score
+
+Row = Mapping[str, Any]
 
 
-def need(inputs: Inputs, *keys: str) -> str:
-    """Why the parents cannot serve, or nothing."""
+def need(inputs: Inputs, *keys: str) -> str | Array:
+    """Why the parents cannot serve, or nothing; along a trajectory at each step."""
     for key in keys:
         if key not in inputs.parents:
             raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key '{key}' in pre_compute.")
-        parent = inputs.parents[key]
-        if parent.value_by_index is None or is_broken(parent):
-            return f"its parent '{inputs.spec.parents[key]}' is missing: {parent.reason or 'no per-row values'}"
-    return ""
+
+    def why(*parents: Score) -> str:
+        for key, parent in zip(keys, parents, strict=True):
+            if parent.value_by_index is None or is_broken(parent):
+                return f"its parent '{inputs.spec.parents[key]}' is missing: {parent.reason or 'no per-row values'}"
+        return ""
+
+    return words_at_each_step(why, *(inputs.parents[key] for key in keys))
 
 
 def is_broken(score: Score) -> bool:
@@ -33,7 +40,7 @@ def is_broken(score: Score) -> bool:
     return score.agg_value is None and BAD_LOGITS in score.reason
 
 
-def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+def _pairs(inputs: Inputs) -> list[tuple[str, Row, Row]]:
     """Rows of the parents 'correct' and 'wrong', matched by index."""
     correct, wrong = (inputs.parents[k].value_by_index or {} for k in ("correct", "wrong"))
     if set(correct) != set(wrong):
@@ -42,62 +49,72 @@ def _pairs(inputs: Inputs) -> list[tuple[str, Mapping[str, Any], Mapping[str, An
     return [(i, correct[i], wrong[i]) for i in correct]
 
 
-def _present(entry: Mapping[str, Any], field: str) -> list[float]:
-    return [v for v in as_list(entry.get(field)) if v is not None]
-
-
-@handler("probability_w_options")
-def probability_w_options(inputs: Inputs) -> Score:
-    """The truth's share of the probability of all options."""
-    if missing := need(inputs, "correct", "wrong"):
-        return Score(None, reason=missing)
-    by_index: dict[str, Value] = {}
+def _of_pairs(inputs: Inputs, reads: str, writes: str, formula: Callable[[Array, Array], Array]) -> dict[str, Any]:
+    """A number for each row, from its right and its wrong answers' values: (..., answers) each."""
+    out = {}
     for index, right, wrong in _pairs(inputs):
-        p, q = _present(right, "prob"), _present(wrong, "prob")
-        if p and q:
-            by_index[index] = {"prob": float(utility.probability_w_options(mean(p), np.asarray(q)))}
-        else:
-            by_index[index] = {"prob": None, "reason": right.get("reason") or wrong.get("reason") or NO_TOKENS}
-    return mean_score(by_index, "prob")
+        a, b = answers(right, reads), answers(wrong, reads)
+        number = None if a is None or b is None else formula(a, b)
+        out[index] = one_number(writes, number, right.get("reason", ""), wrong.get("reason", ""))
+    return out
 
 
-def _mean_loss(losses: list[float], paper: bool) -> float:
+@handler("probability_w_options", steps=True)
+def probability_w_options(inputs: Inputs) -> Scored:
+    """The truth's share of the probability of all options."""
+
+    def share(right: Array, wrong: Array) -> Array:
+        if wrong.ndim > 1:  # an option that a step has no value of adds nothing, unless no option has one
+            gone = np.isnan(wrong)
+            wrong = np.where(gone & ~gone.all(axis=-1, keepdims=True), 0.0, wrong)
+        return utility.probability_w_options(_mean_of(right), wrong)
+
+    missing = need(inputs, "correct", "wrong")
+    return unless(missing, lambda: mean_score(_of_pairs(inputs, "prob", "prob", share), "prob"))
+
+
+def _mean_of(values: Array) -> Array:
+    """The mean over answers. Only along steps does NaN mean that there is no value; else it is one, and shows."""
+    return means(values) if values.ndim > 1 else np.asarray(mean(values))
+
+
+_log = np.vectorize(math.log, otypes=[float])  # numpy's own has other last bits on some processors
+
+
+def _mean_loss(losses: Array, paper: bool) -> Array:
     """The loss of several answers together. The paper's text averages their probabilities, all code their losses."""
-    return -math.log(mean(np.exp(-np.asarray(losses)))) if paper else mean(losses)
+    return np.asarray(-_log(_mean_of(np.exp(-losses)))) if paper else _mean_of(losses)
 
 
-@handler("truth_ratio")
-def truth_ratio(inputs: Inputs) -> Score:
+@handler("truth_ratio", steps=True)
+def truth_ratio(inputs: Inputs) -> Scored:
     """P(wrong answers) / P(right answer)."""
     name = str(inputs.spec.params.get("aggregator", "closer_to_1_better"))
     if name not in utility.TRUTH_RATIO_AGGREGATORS:
         raise unknown_name("aggregator", name, utility.TRUTH_RATIO_AGGREGATORS, f"(metric '{inputs.spec.name}')")
-    if missing := need(inputs, "correct", "wrong"):
-        return Score(None, reason=missing)
     paper = bool(inputs.spec.params.get("paper", False))
-    by_index: dict[str, Value] = {}
-    for index, right, wrong in _pairs(inputs):
-        c, w = _present(right, "avg_loss"), _present(wrong, "avg_loss")
-        if c and w:
-            ratio = utility.truth_ratio(_mean_loss(c, paper), _mean_loss(w, paper), prob_mean=name == "prob_mean")
-            by_index[index] = {"score": float(ratio)}
-        else:
-            by_index[index] = {"score": None, "reason": right.get("reason") or wrong.get("reason") or NO_TOKENS}
-    plain = mean_score(by_index, "score")
-    if plain.agg_value is None:
-        return plain
-    ratios = np.asarray([v["score"] for v in by_index.values() if v["score"] is not None])
-    value = mean(utility.TRUTH_RATIO_AGGREGATORS[name](ratios))
-    return Score(value, by_index, notes=plain.notes)
+
+    def ratio(right: Array, wrong: Array) -> Array:
+        losses = _mean_loss(right, paper), _mean_loss(wrong, paper)
+        return utility.truth_ratio(*losses, prob_mean=name == "prob_mean")
+
+    each = utility.TRUTH_RATIO_AGGREGATORS[name]
+    missing = need(inputs, "correct", "wrong")
+    return unless(missing, lambda: mean_score(_of_pairs(inputs, "avg_loss", "score", ratio), "score", each))
 
 
-@handler("hm_aggregate")
-def hm_aggregate(inputs: Inputs) -> Score:
+@handler("hm_aggregate", steps=True)
+def hm_aggregate(inputs: Inputs) -> Scored:
     """Harmonic mean of the parents' values (model utility)."""
-    # Sorted: a manifest keeps parents in another order, and the same evidence must give the same words.
-    missing = sorted((inputs.spec.parents[k], s.reason) for k, s in inputs.parents.items() if s.agg_value is None)
-    if missing:
-        name, why = missing[0]
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        return Score(None, reason=f"its parent '{name}' is missing{more}: {why}")
-    return Score(vectors.harmonic_mean([float(s.agg_value or 0.0) for s in inputs.parents.values()]))
+    names = [inputs.spec.parents[key] for key in inputs.parents]
+
+    def one(*parents: Score) -> Score:
+        # Sorted: a manifest keeps parents in another order, and the same evidence must give the same words.
+        missing = sorted((n, s.reason) for n, s in zip(names, parents, strict=True) if s.agg_value is None)
+        if missing:
+            name, why = missing[0]
+            more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+            return Score(None, reason=f"its parent '{name}' is missing{more}: {why}")
+        return Score(vectors.harmonic_mean([float(s.agg_value or 0.0) for s in parents]))
+
+    return at_each_step(one, *inputs.parents.values())

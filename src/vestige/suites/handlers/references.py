@@ -12,29 +12,34 @@ from vestige.metrics.dialects import published_auc
 from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.ratios import is_broken, need
 from vestige.suites.registry import Inputs, handler
+from vestige.suites.steps import Scored, at_each_step, unless
 from vestige.types import Score
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
-@handler("ks_test")
-def ks_test(inputs: Inputs) -> Score:
+@handler("ks_test", steps=True)
+def ks_test(inputs: Inputs) -> Scored:
     """Two-sided KS p-value of the truth ratios against the retain model's (forget quality)."""
-    if missing := need(inputs, "forget"):
-        return Score(None, reason=missing)
-    reference = inputs.reference("retain")
-    if reference is None or not reference.value_by_index:
-        return Score(None, reason=_no_reference(inputs))
-    if is_broken(reference):
-        return Score(None, reason=f"the retain logs have no value either: {reference.reason}")
+    missing, reference = need(inputs, "forget"), inputs.reference("retain")
+    if reference is None:
+        return unless(missing, lambda: Score(None, reason=_no_reference(inputs)))
+
+    def one(retain: Score, mine: list[float], theirs: list[float]) -> Score:
+        if not retain.value_by_index:
+            return Score(None, reason=_no_reference(inputs))
+        if is_broken(retain):
+            return Score(None, reason=f"the retain logs have no value either: {retain.reason}")
+        if not mine or not theirs:
+            return Score(None, reason="no row has a truth ratio to compare")
+        test = vectors.ks(mine, theirs)
+        found = {"ks_statistic": test.distance, "n": test.n, "m": test.m}
+        log10_p, least = test.log10_p if test.p > 0 else None, vectors.smallest_detectable(test.n, test.m)
+        return Score(test.p, extra={**found, "log10_p": log10_p, "smallest_detectable": least})
+
     mine, theirs = scores_of(inputs.parents["forget"]), scores_of(reference)
-    if not mine or not theirs:
-        return Score(None, reason="no row has a truth ratio to compare")
-    test = vectors.ks(mine, theirs)
-    least = vectors.smallest_detectable(test.n, test.m)
-    extra = {"ks_statistic": test.distance, "n": test.n, "m": test.m, "log10_p": test.log10_p if test.p > 0 else None}
-    return Score(test.p, extra={**extra, "smallest_detectable": least})
+    return unless(missing, lambda: at_each_step(one, reference, mine, theirs))
 
 
 def _no_reference(inputs: Inputs) -> str:
@@ -50,25 +55,27 @@ def ref_value(spec: MetricSpec) -> float:
     return float(spec.params.get("ref_value", 0.5))
 
 
-def _against_reference(inputs: Inputs, formula: Callable[[float, float], float], nothing: str) -> Score:
+def _against_reference(inputs: Inputs, formula: Callable[[float, float], float], nothing: str) -> Scored:
     """`nothing`: why a comparison with this reference has no value, when the formula gives none."""
-    parent = inputs.parents.get("forget")
-    if parent is None:
+    if "forget" not in inputs.parents:
         raise UserError(f"Metric '{inputs.spec.name}' needs a parent with access_key 'forget' in pre_compute.")
-    if parent.agg_value is None:
-        return Score(None, reason=f"its parent '{inputs.spec.parents['forget']}' is missing: {parent.reason}")
-    reference = inputs.reference("retain")
-    if reference is not None and reference.agg_value is not None:
-        return _value(formula(parent.agg_value, reference.agg_value), nothing)
-    if reference is not None:  # there, but without a value: another one in its place would be a guess
-        return Score(None, reason=f"the retain logs have no value either: {reference.reason or 'it is null there'}")
-    published = _published(inputs)
-    if published is not None:
-        note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"
-        return _value(formula(parent.agg_value, published), nothing, note)
-    stand_in = ref_value(inputs.spec)
-    note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
-    return _value(formula(parent.agg_value, stand_in), nothing, note)
+
+    def one(parent: Score, reference: Score | None) -> Score:
+        if parent.agg_value is None:
+            return Score(None, reason=f"its parent '{inputs.spec.parents['forget']}' is missing: {parent.reason}")
+        if reference is not None and reference.agg_value is not None:
+            return _value(formula(parent.agg_value, reference.agg_value), nothing)
+        if reference is not None:  # there, but without a value: another one in its place would be a guess
+            return Score(None, reason=f"the retain logs have no value either: {reference.reason or 'it is null there'}")
+        published = _published(inputs)
+        if published is not None:
+            note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"
+            return _value(formula(parent.agg_value, published), nothing, note)
+        stand_in = ref_value(inputs.spec)
+        note = f"compared with ref_value {stand_in}, not with a retain model: {_no_reference(inputs)}"
+        return _value(formula(parent.agg_value, stand_in), nothing, note)
+
+    return at_each_step(one, inputs.parents["forget"], inputs.reference("retain"))
 
 
 def _value(number: float, nothing: str, *notes: str) -> Score:
@@ -83,15 +90,15 @@ def _published(inputs: Inputs) -> float | None:
     return published_auc(str(split), str(inputs.spec.params.get("attack", "")), inputs.spec.params.get("attack_k"))
 
 
-@handler("privleak")
-def privleak(inputs: Inputs) -> Score:
+@handler("privleak", steps=True)
+def privleak(inputs: Inputs) -> Scored:
     """Relative change of 1 - AUC against the retain model's, in per cent."""
     nothing = "the retain model's AUC is 1, so that 1 - AUC is 0 and a change relative to it has no value"
     return _against_reference(inputs, vectors.privleak, nothing)
 
 
-@handler("rel_diff")
-def rel_diff(inputs: Inputs) -> Score:
+@handler("rel_diff", steps=True)
+def rel_diff(inputs: Inputs) -> Scored:
     """Relative difference to the retain model's value, in per cent."""
     nothing = "the retain model's value is 0, and a difference relative to 0 has no value"
     return _against_reference(inputs, vectors.rel_diff, nothing)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from vestige.errors import UserError, unknown_name
@@ -11,7 +11,8 @@ from vestige.metrics.dialects import Dialect
 from vestige.metrics.rouge import rouge_scores
 from vestige.suites.handlers.common import Value, as_list, by_index, mean_score
 from vestige.suites.registry import Inputs, handler
-from vestige.types import BAD_LOGITS, Example, Rows, Score
+from vestige.suites.steps import Scored, stacked
+from vestige.types import BAD_LOGITS, Example, Rows, Text
 from vestige.wants import ClassifierWant, Decoding, Request, Wants
 
 if TYPE_CHECKING:
@@ -30,42 +31,49 @@ def wants_texts(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) ->
 ROUGE_TYPES = ("rouge1_recall", "rougeL_f1", "rougeL_recall")
 
 
-def _said(inputs: Inputs, example: Example, decoding: Decoding) -> tuple[str | None, str]:
-    """What the model wrote, None when its logits were broken; and the text to compare it with."""
+def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[[str, str], Value]) -> Value:
+    """What the model wrote with its score, a function of (reference, generation); along a trajectory at each step.
+
+    Where its logits were broken there is no text to score.
+    """
     text = inputs.evidence.texts[Request(example.prompt, decoding).key]
     reference = example.answer if inputs.dialect.written_answer else example.reference
-    return None if text.broken else text.text, reference
+    fields = score("", "")
+
+    def one(text: Text) -> Value:
+        texts = {"input": example.input_text, "ground_truth": reference}
+        if text.broken:
+            return {**dict.fromkeys(fields), **texts, "generation": None, "reason": BAD_LOGITS}
+        return {**score(reference, text.text), **texts, "generation": text.text}
+
+    if isinstance(text, Text):
+        return one(text)
+    distinct = {t: one(t) for t in dict.fromkeys(text)}  # neighbouring steps mostly say the same
+    found: Value = stacked([distinct[t] for t in text])
+    return found
 
 
-@handler("rouge", wants_texts)
-def rouge(inputs: Inputs) -> Score:
+@handler("rouge", wants_texts, steps=True)
+def rouge(inputs: Inputs) -> Scored:
     """Overlap of the greedy answer with the reference."""
     kind = str(inputs.spec.params.get("rouge_type", "rougeL_recall"))
     if kind not in ROUGE_TYPES:
         raise unknown_name("rouge_type", kind, ROUGE_TYPES, f"(metric '{inputs.spec.name}')")
-    decoding = decoding_of(inputs.spec)
+    decoding, stem = decoding_of(inputs.spec), inputs.dialect.rouge_stemmer
 
     def value(example: Example) -> Value:
-        generation, reference = _said(inputs, example, decoding)
-        texts = {"input": example.input_text, "ground_truth": reference, "generation": generation}
-        if generation is None:
-            return {**dict.fromkeys(ROUGE_TYPES), **texts, "reason": BAD_LOGITS}
-        return {**rouge_scores(reference, generation, stem=inputs.dialect.rouge_stemmer), **texts}
+        return _said(inputs, example, decoding, lambda true, said: dict(rouge_scores(true, said, stem=stem)))
 
     return mean_score(by_index(inputs.rows, value), kind)
 
 
-@handler("bleu", wants_texts)
-def bleu_score(inputs: Inputs) -> Score:
+@handler("bleu", wants_texts, steps=True)
+def bleu_score(inputs: Inputs) -> Scored:
     """Shared word sequences of the greedy answer and the reference."""
     decoding = decoding_of(inputs.spec)
 
     def value(example: Example) -> Value:
-        generation, reference = _said(inputs, example, decoding)
-        texts = {"input": example.input_text, "ground_truth": reference, "generation": generation}
-        if generation is None:
-            return {"score": None, **texts, "reason": BAD_LOGITS}
-        return {"score": bleu(reference, generation), **texts}
+        return _said(inputs, example, decoding, lambda true, said: {"score": bleu(true, said)})
 
     return mean_score(by_index(inputs.rows, value), "score")
 
@@ -84,7 +92,7 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
 
 
 @handler("classifier_prob", classify=_classifier_wants)
-def classifier_prob(inputs: Inputs) -> Score:
+def classifier_prob(inputs: Inputs) -> Scored:
     """Class probability of the generated text under a text classifier (gibberish)."""
     scores = iter([inputs.evidence.classified[w.key] for w in _classifier_wants(inputs)])
     by_index: dict[str, Value] = {}

@@ -1,8 +1,9 @@
-"""Every metric at every step of a denoising path: the ordinary handlers, fed with what the model thought just then."""
+"""Every metric at every step of a denoising path: the ordinary handlers, called once with an axis of steps."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vestige.errors import UserError
@@ -15,11 +16,13 @@ from vestige.suites.handlers.trajectory_reading import (
     TrajectoryRun,
     child_data,
     children,
+    evidence_at,
     gather,
     windowed,
 )
 from vestige.suites.handlers.trajectory_results import Results, protocol
 from vestige.suites.registry import HANDLERS, Inputs, handler
+from vestige.suites.steps import Scored, StepScores
 from vestige.suites.trajectory import DECIDED, HANDLER, TrajectoryConfig, read_config
 from vestige.types import Rows, Score
 from vestige.wants import Wants
@@ -32,8 +35,8 @@ RUNS_MODEL = "it runs the model itself (@unlearning_metric), and its values of t
 NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
-@handler(DECIDED, wants_answers)
-def extraction_strength_decided(inputs: Inputs) -> Score:
+@handler(DECIDED, wants_answers, steps=True)
+def extraction_strength_decided(inputs: Inputs) -> Scored:
     """Share of the denoising steps after which every token that was decided is right."""
     normalised = bool(inputs.spec.params.get("normalised", False))
     value = one_stat(inputs, lambda t: {"score": memorisation.extraction_strength(t, normalised=normalised)})
@@ -57,48 +60,56 @@ def trajectory_metrics(inputs: Inputs) -> Score:
     found = Results(inputs, run)
     for view in run.config.views:
         for trajectory in run.config.trajectories:
-            reading = Reading(run, trajectory, view)
-            for step in range(run.steps):
-                refs = _references(inputs, view, trajectory, step)
-                found.add(view, trajectory, _score_children(inputs, run, reading, step, refs))
+            found.add(view, trajectory, _score_children(inputs, Reading(run, trajectory, view)))
     return found.score()
 
 
-def _score_children(
-    inputs: Inputs, run: TrajectoryRun, reading: Reading, step: int, references: Callable[[str], Score | None]
-) -> dict[str, Score]:
-    """All children at one step, parents first."""
-    scores: dict[str, Score] = {}
+def _score_children(inputs: Inputs, reading: Reading) -> dict[str, StepScores]:
+    """All children along one trajectory in one view, parents first: each handler is called once, for all steps."""
+    scores: dict[str, StepScores] = {}
     for name, child in children(inputs.spec).items():
-        scores[name] = _score_child(inputs, run, reading, step, child, scores, references)
+        found = _score_child(inputs, reading, child, scores)
+        scores[name] = StepScores.constant(found, reading.run.steps) if isinstance(found, Score) else found
     return scores
 
 
-def _score_child(
-    inputs: Inputs,
-    run: TrajectoryRun,
-    reading: Reading,
-    step: int,
-    child: MetricSpec,
-    scores: Mapping[str, Score],
-    references: Callable[[str], Score | None],
-) -> Score:
-    kind = HANDLERS[child.handler]
+def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Mapping[str, StepScores]) -> Scored:
+    kind, run = HANDLERS[child.handler], reading.run
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
     if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
         return Score(None, reason=NEEDS_MODEL)
     if child.handler in ("rouge", "bleu") and run.words is None:
         return Score(None, reason=NO_WORDS)
-    data = child_data(inputs.spec, run.data, child.name)
-    parents = {key: scores[parent] for key, parent in child.parents.items()}
-    compared = {r.name: {key: references(m) for m, key in r.include.items()} for r in child.references}
+    if kind.live is not None and inputs.at_step is None:
+        return Score(None, reason=RUNS_MODEL)
+    asked = Inputs(
+        child,
+        inputs.dialect,
+        child_data(inputs.spec, run.data, child.name),
+        reading.evidence(child.handler == DECIDED),
+        {key: scores[parent] for key, parent in child.parents.items()},
+        {r.name: {key: _reference(inputs, reading, m) for m, key in r.include.items()} for r in child.references},
+    )
+    if kind.steps:
+        return kind.function(asked)
+    return StepScores.of([_score_step(inputs, reading, asked, step) for step in range(run.steps)])
+
+
+def _score_step(inputs: Inputs, reading: Reading, asked: Inputs, step: int) -> Score:
+    """A metric that knows one state of a model, at one step: a plug-in's."""
+
+    def at(score: Scored | None) -> Score | None:
+        return score.at(step) if isinstance(score, StepScores) else score
+
+    kind = HANDLERS[asked.spec.handler]
+    parents = {key: found for key, score in asked.parents.items() if (found := at(score))}
+    compared = {name: {key: at(score) for key, score in found.items()} for name, found in asked.references.items()}
     if kind.live is not None:
-        if inputs.at_step is None:
-            return Score(None, reason=RUNS_MODEL)
-        return inputs.at_step(child, Moment(inputs.spec, reading, step, data), parents, compared)
-    evidence = reading.evidence(step, child.handler == DECIDED)
-    return kind.score(Inputs(child, inputs.dialect, data, evidence, parents, compared))
+        assert inputs.at_step is not None
+        return inputs.at_step(asked.spec, Moment(inputs.spec, reading, step, asked.data), parents, compared)
+    evidence = evidence_at(asked.evidence, step)
+    return kind.score(replace(asked, evidence=evidence, parents=parents, references=compared))
 
 
 def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:
@@ -114,25 +125,22 @@ def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:
             )
 
 
-def _references(inputs: Inputs, view: str, trajectory: str, step: int) -> Callable[[str], Score | None]:
-    """The retain model's value of a metric at the same view, trajectory and step. Never another step's."""
-    ours = inputs.reference("trajectory")
-    by_step = (ours.extra.get("reference_by_step") if ours else None) or {}
-
-    def find(metric: str) -> Score | None:
-        theirs = inputs.reference(metric)  # open-unlearning's fork keeps one list for all views and trajectories
-        if not any(r.path for r in inputs.spec.references):
-            return None
-        if ours is not None:
-            known = dict(enumerate(by_step.get(view, {}).get(trajectory, {}).get(metric, [])))
-        else:
-            known = {int(k): v for k, v in (theirs.extra if theirs else {}).items() if str(k).isdigit()}
-        if step not in known:
-            have = f"have {min(known)}..{max(known)}" if known else "have none"
-            raise UserError(
-                f"reference_logs was provided but step-matched {metric} not found for step {step} ({have}; view "
-                f"{view}, trajectory {trajectory}): make the reference with equal steps, max_new_tokens and interval."
-            )
-        return Score.from_json(known[step])
-
-    return find
+def _reference(inputs: Inputs, reading: Reading, metric: str) -> StepScores | None:
+    """The retain model's values of a metric in the same view and trajectory, step by step. Never another step's."""
+    ours, theirs = inputs.reference("trajectory"), inputs.reference(metric)
+    if not any(r.path for r in inputs.spec.references):
+        return None
+    if ours is not None:
+        by_step = ours.extra.get("reference_by_step") or {}
+        known = dict(enumerate(by_step.get(reading.view, {}).get(reading.trajectory, {}).get(metric, [])))
+    else:  # open-unlearning's fork keeps one list for all views and trajectories
+        known = {int(k): v for k, v in (theirs.extra if theirs else {}).items() if str(k).isdigit()}
+    lost = next((step for step in range(reading.run.steps) if step not in known), None)
+    if lost is not None:
+        have = f"have {min(known)}..{max(known)}" if known else "have none"
+        raise UserError(
+            f"reference_logs was provided but step-matched {metric} not found for step {lost} ({have}; view "
+            f"{reading.view}, trajectory {reading.trajectory}): make the reference with equal steps, max_new_tokens "
+            "and interval."
+        )
+    return StepScores.of([Score.from_json(known[step]) for step in range(reading.run.steps)])

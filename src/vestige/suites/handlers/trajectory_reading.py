@@ -1,22 +1,33 @@
 """What trajectory metrics ask of a model, and what it thought at each step of its denoising path.
 
 A prompt is denoised once. All answers anybody asks about are watched on the way (streams of one Trace). A view, a
-trajectory and a step then pick the evidence that the ordinary handlers read, as if the model had been asked just then.
+trajectory pick the evidence that the ordinary handlers read, with an axis of steps, as if the model had been asked at
+each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vestige.metrics.dialects import Dialect
-from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, scored_length, view_length, window
+from vestige.metrics.trajectory import (
+    Path,
+    at_step,
+    follow,
+    for_steps,
+    in_text_order,
+    scored_length,
+    view_length,
+    window,
+)
 from vestige.metrics.trajectory_report import captures, thin
 from vestige.suites.handlers.common import wants_answers
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
+from vestige.suites.steps import At
 from vestige.suites.trajectory import TrajectoryConfig, read_config
 from vestige.types import BROKEN, IGNORE, Array, Example, Prompt, Rows, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Wants
@@ -25,7 +36,6 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 Ids = tuple[int, ...]
-T = TypeVar("T")
 
 # ---- what is asked of the model -----------------------------------------------------------------------------------
 
@@ -119,25 +129,6 @@ def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Aske
 # ---- what the model thought at each step --------------------------------------------------------------------------
 
 
-class At(Mapping[str, T], Generic[T]):
-    """Evidence at one step: a mapping by content key, made when asked."""
-
-    def __init__(self, keys: Iterable[str], make: Callable[[str], T]) -> None:
-        self.keys_ = dict.fromkeys(keys)
-        self.make = make
-
-    def __getitem__(self, key: str) -> T:
-        if key not in self.keys_:
-            raise KeyError(key)
-        return self.make(key)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.keys_)
-
-    def __len__(self) -> int:
-        return len(self.keys_)
-
-
 class Reading:
     """All traces read along one trajectory in one view."""
 
@@ -150,38 +141,37 @@ class Reading:
         self.decided: dict[str, TokenStats] = {}
         self.ids: dict[Prompt, list[Ids]] = {}
 
-    def evidence(self, step: int, by_decision: bool) -> Evidence:
-        answers = self._decided if by_decision else self._stats
+    def evidence(self, by_decision: bool) -> Evidence:
+        """What the model thought at all steps: (steps, tokens) statistics, and a text for each step."""
         return Evidence(
-            answers=At(self.run.asked.answers, lambda key: self._step(answers(key), step)),
-            texts=At(self.run.asked.texts, lambda key: self._text(self.run.asked.texts[key], step)),
+            answers=At(self.run.asked.answers, self._decided if by_decision else self._stats),
+            texts=At(self.run.asked.texts, lambda key: self._texts(self.run.asked.texts[key])),
         )
-
-    def _step(self, t: TokenStats, step: int) -> TokenStats:
-        return at_step(t, min(step, len(t.top1) - 1))  # a run that ended earlier keeps its last step
 
     def _stats(self, key: str) -> TokenStats:
         if key not in self.stats:
             prompt, answer = self.run.asked.answers[key]
             rows = scored_length(self._length(prompt), self.run.config.alignment)
-            self.stats[key] = in_text_order(self.paths[prompt].stats(self.run.stream[prompt, answer], rows))
+            found = in_text_order(self.paths[prompt].stats(self.run.stream[prompt, answer], rows))
+            self.stats[key] = for_steps(found, self.run.steps)
         return self.stats[key]
 
     def _decided(self, key: str) -> TokenStats:
         if key not in self.decided:
             prompt, answer = self.run.asked.answers[key]
             stream, alignment = self.run.stream[prompt, answer], self.run.config.alignment
-            self.decided[key] = self.early[prompt].in_decision_order(answer, stream, self._length(prompt), alignment)
+            found = self.early[prompt].in_decision_order(answer, stream, self._length(prompt), alignment)
+            self.decided[key] = for_steps(found, self.run.steps)
         return self.decided[key]
 
     def _length(self, prompt: Prompt) -> int:
         return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
 
-    def _text(self, prompt: Prompt, step: int) -> Text:
+    def _texts(self, prompt: Prompt) -> list[Text]:
         if self.run.traces[prompt].broken:
-            return Text((BROKEN,), "")
-        ids = self.text_ids(prompt, step)
-        return Text(ids, self.run.text(ids))
+            return [Text((BROKEN,), "")] * self.run.steps
+        said = (self.text_ids(prompt, step) for step in range(self.run.steps))
+        return [Text(ids, self.run.text(ids)) for ids in said]
 
     def text_ids(self, prompt: Prompt, step: int) -> Ids:
         """The text at one step."""
@@ -205,6 +195,18 @@ class Reading:
         if config.interval > 1:
             passes = np.asarray(captures(self.run.whole[prompt].committed, config.interval))[passes]
         return at + (config.alignment == "causal"), at, passes
+
+
+def evidence_at(evidence: Evidence, step: int) -> Evidence:
+    """One step of evidence with a step axis, for metrics that know no axis."""
+    return Evidence(
+        answers=At(evidence.answers, lambda key: at_step(evidence.answers[key], step)),
+        texts=At(evidence.texts, lambda key: _text_at(evidence.texts[key], step)),
+    )
+
+
+def _text_at(text: Text | Sequence[Text], step: int) -> Text:
+    return text if isinstance(text, Text) else text[step]
 
 
 @dataclass(frozen=True)

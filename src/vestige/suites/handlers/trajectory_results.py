@@ -9,10 +9,11 @@ import numpy as np
 
 from vestige.metrics.revocation import revision, summary
 from vestige.metrics.trajectory import view_length
-from vestige.metrics.trajectory_report import distribution, extend
+from vestige.metrics.trajectory_report import distribution
 from vestige.suites.handlers.common import row_mean
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs
+from vestige.suites.steps import StepScores, picked
 from vestige.suites.trajectory import TrajectoryConfig
 from vestige.types import BAD_LOGITS, Score, Trace
 
@@ -38,21 +39,21 @@ def protocol(config: TrajectoryConfig) -> dict[str, Any]:
 
 
 class Results:
-    """Curves in the making: view -> trajectory -> metric -> one score per step."""
+    """Curves in the making: view -> trajectory -> metric -> its scores along the steps."""
 
     def __init__(self, inputs: Inputs, run: TrajectoryRun) -> None:
         self.inputs = inputs
         self.run = run
-        self.scores: dict[str, dict[str, list[dict[str, Score]]]] = {}
+        self.scores: dict[str, dict[str, dict[str, StepScores]]] = {}
 
-    def add(self, view: str, trajectory: str, scores: dict[str, Score]) -> None:
-        self.scores.setdefault(view, {}).setdefault(trajectory, []).append(scores)
+    def add(self, view: str, trajectory: str, scores: dict[str, StepScores]) -> None:
+        self.scores.setdefault(view, {})[trajectory] = scores
 
     def score(self) -> Score:
         suite = self.inputs.spec.children
         assert suite is not None
-        curves = self._each(lambda steps: {m: [s[m].agg_value for s in steps] for m in suite.top})
-        spread = self._each(lambda steps: {m: d for m in suite.top if (d := self._distribution(steps, m))})
+        curves = self._each(lambda scores: {m: _numbers(scores[m].agg_value) for m in suite.top})
+        spread = self._each(lambda scores: {m: d for m in suite.top if (d := self._distribution(scores[m], m))})
         extra: dict[str, Any] = {
             "step_distribution": self._flat(spread),
             "trajectory_step_metadata": self._metadata(),
@@ -93,59 +94,65 @@ class Results:
         more = sum(len(r.others) for r in self.inputs.spec.references)
         return [f"compared with the first of {more + 1} retain runs given"] if more else []
 
-    def _each(self, make: Callable[[list[dict[str, Score]]], Any]) -> dict[str, Any]:
-        return {v: {t: make(steps) for t, steps in by_t.items()} for v, by_t in self.scores.items()}
+    def _each(self, make: Callable[[dict[str, StepScores]], Any]) -> dict[str, Any]:
+        return {v: {t: make(scores) for t, scores in by_t.items()} for v, by_t in self.scores.items()}
+
+    def _all(self, metric: str) -> list[StepScores]:
+        return [scores[metric] for by_t in self.scores.values() for scores in by_t.values()]
 
     def _flat(self, nested: dict[str, Any]) -> dict[str, Any]:
         """One view without its name, on request: the shape of older result files."""
         return next(iter(nested.values())) if self.run.config.legacy_flat and len(nested) == 1 else nested
 
-    def _values(self, scores: Mapping[str, Score], metric: str) -> dict[str, float | None]:
-        spec, rows = children(self.inputs.spec)[metric], scores[metric].value_by_index or {}
-        return {i: row_mean(entry, _field(spec)) for i, entry in rows.items() if _field(spec) in entry}
+    def _values(self, score: StepScores, metric: str) -> dict[str, Any]:
+        """Each row's value at every step."""
+        rows, name = score.value_by_index or {}, _field(children(self.inputs.spec)[metric])
+        means = {i: row_mean(entry, name) for i, entry in rows.items() if name in entry}
+        return {i: np.broadcast_to(np.nan if v is None else v, score.steps) for i, v in means.items()}
 
-    def _distribution(self, steps: list[dict[str, Score]], metric: str) -> dict[str, list[float | None]]:
-        by_step = [self._values(s, metric) for s in steps]
-        if not by_step or not by_step[0]:
+    def _distribution(self, score: StepScores, metric: str) -> dict[str, list[float | None]]:
+        values = self._values(score, metric)
+        if not values or not score.with_rows[0]:
             return {}  # one number per step: nothing is spread
-        table = [extend([b.get(i) for b in by_step], len(steps)) for i in by_step[0]]
-        return {k: _numbers(v) for k, v in distribution(np.asarray(table, float)).items()}
+        table = np.where(score.with_rows, np.stack(list(values.values())), np.nan)
+        return {k: _numbers(v) for k, v in distribution(table).items()}
 
-    def _for_reference(self, steps: list[dict[str, Score]]) -> dict[str, list[dict[str, Any]]]:
+    def _for_reference(self, scores: dict[str, StepScores]) -> dict[str, list[dict[str, Any]]]:
         """What another model's run compares with, step by step."""
         names = {m for child in children(self.inputs.spec).values() for r in child.references for m in r.include}
-        return {m: [_compact(s[m]) for s in steps] for m in sorted(names) if m in steps[0]}
+        return {m: [_compact(scores[m].at(k)) for k in range(self.run.steps)] for m in sorted(names) if m in scores}
 
     def _components(self, spec: MetricSpec) -> dict[str, Any]:
         """What model utility is made of, by step and view, along `steps` (or the first trajectory there is)."""
-        out: dict[str, Any] = {}
+        out: dict[str, Any] = {str(k): {} for k in range(self.run.steps)}
         for view, by_trajectory in self.scores.items():
-            steps = by_trajectory.get("steps") or next(iter(by_trajectory.values()))
-            for k, scores in enumerate(steps):
-                out.setdefault(str(k), {})[view] = {m: scores[m].agg_value for m in spec.parents.values()}
+            scores = by_trajectory.get("steps") or next(iter(by_trajectory.values()))
+            for k in range(self.run.steps):
+                out[str(k)][view] = {m: picked(scores[m].agg_value, k) for m in spec.parents.values()}
         return out
 
     def _reasons(self, top: Iterable[str]) -> dict[str, str]:
         """Why a metric has no value anywhere."""
-        all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
-        return {m: all_steps[0][m].reason for m in top if all(s[m].agg_value is None for s in all_steps)}
+        found = {m: self._all(m) for m in top}
+        return {m: str(s[0].reason[0]) for m, s in found.items() if all(np.isnan(x.agg_value).all() for x in s)}
 
     def _said(self, top: Iterable[str]) -> list[str]:
         """What a metric notes at every step: that a retain model to compare with was missing, rows left out."""
-        all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
-        return [f"{m}: {n}" for m in top for n in all_steps[0][m].notes if all(n in s[m].notes for s in all_steps)]
+        notes = {m: [n for s in self._all(m) for n in s.notes] for m in top}
+        return [f"{m}: {n}" for m, found in notes.items() for n in found[0] if all(n in step for step in found)]
 
     def _per_row(self) -> dict[str, dict[str, Any]]:
         """Values of single rows, in the first view."""
         out: dict[str, dict[str, Any]] = {}
         suite = self.inputs.spec.children
         assert suite is not None
-        for trajectory, steps in next(iter(self.scores.values())).items():
-            for k, scores in enumerate(steps):
-                for metric in suite.top:
-                    for i, value in self._values(scores, metric).items():
+        for trajectory, scores in next(iter(self.scores.values())).items():
+            values = {m: self._values(scores[m], m) for m in suite.top}
+            for k in range(self.run.steps):
+                for metric in (m for m in suite.top if scores[m].with_rows[k]):
+                    for i, value in values[metric].items():
                         row = out.setdefault(i, {"trajectories": {}})["trajectories"]
-                        row.setdefault(trajectory, {}).setdefault(f"step_{k}", {})[metric] = value
+                        row.setdefault(trajectory, {}).setdefault(f"step_{k}", {})[metric] = picked(value, k)
         return out
 
     def _metadata(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from vestige.engine.obtain import MissingEvidence
@@ -127,18 +128,20 @@ class Scoring:
         if name in prepared.unavailable:
             return Score(None, reason=prepared.unavailable[name])
         _say_absent(spec, self.references)
+        compared = references_of(spec, self.references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,
             data=prepared.data(name),
             evidence=self.evidence,
             parents=parents,
-            references=references_of(spec, self.references),
+            references=compared,
             words=self.words,
             unavailable=_children_lost(name, prepared),
             at_step=self.at_step,
         )
-        score = _score(inputs, self.evidence, self.classify, self.live)
+        live = partial(self.live, spec, parents, compared) if self.live is not None else None
+        score = _score(inputs, self.evidence, self.classify, live)
         if score.agg_value is not None and any(r.others for r in spec.references):
             score = _against_each(score, inputs, self.references)
         if score.agg_value is not None and spec.references:
@@ -186,13 +189,13 @@ def _against_each(score: Score, inputs: Inputs, references: Mapping[str, Referen
     return replace(score, extra={**score.extra, "by_reference": values}, notes=(*score.notes, note))
 
 
-def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: Live | None) -> Score:
+def _score(inputs: Inputs, evidence: Evidence, classify: Classify | None, live: Callable[[], Score] | None) -> Score:
     handler = HANDLERS[inputs.spec.handler]
     try:
         if handler.live is not None:
             if live is None:
                 return Score(None, reason="this metric runs the model itself; it cannot be re-scored from evidence")
-            return live(inputs.spec, inputs.parents, inputs.references)
+            return live()
         if handler.classify is not None:
             parent = inputs.parents.get("text")
             if parent is None or parent.value_by_index is None or parent.agg_value is None:

@@ -249,9 +249,9 @@ def for_steps(t: TokenStats, steps: int) -> TokenStats:
     """
     at = np.minimum(np.arange(steps), len(t.top1) - 1)
     # Contiguous, so that a sum over tokens adds in the order in which it does at one step alone.
-    measured = {name: np.ascontiguousarray(getattr(t, name)[at]) for name in ARRAY_FIELDS if name != "label"}
-    fixed = {name: np.broadcast_to(getattr(t, name)[0], (steps, t.tokens)) for name in ("label", "order")}
-    return replace(t, **measured, **fixed)
+    top1, logprob, mean, std = (np.ascontiguousarray(x[at]) for x in (t.top1, t.logprob, t.mean, t.std))
+    label, order = (np.broadcast_to(x[0], top1.shape) for x in (t.label, t.order))  # the same at every step
+    return replace(t, label=label, top1=top1, logprob=logprob, mean=mean, std=std, order=order)
 
 
 def in_text_order(t: TokenStats) -> TokenStats:

@@ -94,7 +94,6 @@ class StepScores:
             score.extra,
         )
 
-
     def without(self, missing: Array) -> StepScores:
         """The same with no value at steps that have a reason for it."""
         gone = missing != ""
@@ -222,7 +221,7 @@ def first_reason(*reasons: str | Array) -> str | Array:
     ('broken', ['b', 'a'])
     """
     if not any(isinstance(r, np.ndarray) for r in reasons):
-        return next((r for r in reasons if r), "")  # type: ignore[return-value]
+        return next((r for r in reasons if r), "")
     found: Array = np.array("", dtype=object)
     for reason in reasons:
         found = np.where(found == "", np.asarray(reason, dtype=object), found)

@@ -76,7 +76,7 @@ def row_mean(entry: Value | Mapping[str, Any], field: str) -> Any:
     """One row's value, or its values at each step: the mean over those of its answers that have one. None: none has."""
     good = [v for v in as_list(entry[field]) if v is not None]
     if steps_of(*good) is not None:
-        return means(np.stack(np.broadcast_arrays(*good), axis=-1))
+        return good[0] if len(good) == 1 else means(np.stack(np.broadcast_arrays(*good), axis=-1))
     return mean(good) if good else None
 
 
@@ -95,8 +95,8 @@ def mean_score(
     if steps is None:
         value, reason, notes = _mean(list(by_index), values, broken, partial, each)
         return Score(value, by_index, extra, reason, notes)
-    columns = zip(*(_columns(x, steps) for x in (values, broken, partial)), strict=True)
-    found = [_mean(list(by_index), *column, each) for column in columns]
+    columns = zip(_columns(values, steps), _columns(broken, steps), _columns(partial, steps), strict=True)
+    found = [_mean(list(by_index), v, bad, gone, each) for v, bad, gone in columns]
     return StepScores(
         np.array([np.nan if v is None else v for v, _, _ in found]),
         by_index,
@@ -117,9 +117,11 @@ def _partial(entry: Mapping[str, Any], field: str) -> Array:
 
 def _columns(rows: Sequence[Any], steps: int) -> list[list[Any]]:
     """Rows of values over steps as one list per step, None for what is not there."""
+    if steps_of(*rows) is None:
+        return [list(rows)] * steps
     table = np.stack([np.broadcast_to(np.nan if v is None else v, steps) for v in rows], axis=-1)
     if table.dtype == bool or not np.isnan(table).any():
-        return table.tolist()  # type: ignore[no-any-return]
+        return table.tolist()
     return [[None if math.isnan(v) else v for v in column] for column in table.tolist()]
 
 
@@ -151,7 +153,7 @@ def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]])
         if t is None:
             stand_in = inputs.dialect.empty.get(inputs.spec.handler)
             return {**dict.fromkeys(fields, stand_in), **({} if stand_in is not None else {"reason": NO_TOKENS})}
-        bad = np.isnan(t.logprob).any(axis=-1)
+        bad = np.asarray(np.isnan(t.logprob).any(axis=-1))
         if bad.all():
             return {**dict.fromkeys(fields), "reason": BAD_LOGITS}
         found = compute(t)

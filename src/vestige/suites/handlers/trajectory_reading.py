@@ -140,6 +140,7 @@ class Reading:
         self.stats: dict[str, TokenStats] = {}
         self.decided: dict[str, TokenStats] = {}
         self.ids: dict[Prompt, list[Ids]] = {}
+        self.lengths: dict[Prompt, int] = {}
 
     def evidence(self, by_decision: bool) -> Evidence:
         """What the model thought at all steps: (steps, tokens) statistics, and a text for each step."""
@@ -165,7 +166,9 @@ class Reading:
         return self.decided[key]
 
     def _length(self, prompt: Prompt) -> int:
-        return view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
+        if prompt not in self.lengths:
+            self.lengths[prompt] = view_length(self.view, self.run.traces[prompt].final, self.run.eos_ids)
+        return self.lengths[prompt]
 
     def _texts(self, prompt: Prompt) -> list[Text]:
         if self.run.traces[prompt].broken:

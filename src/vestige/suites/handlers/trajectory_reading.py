@@ -180,7 +180,7 @@ class Reading:
         """The text at one step."""
         if prompt not in self.ids:
             found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
-            self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]
+            self.ids[prompt] = [tuple(ids.tolist()) for ids in found]
         steps = self.ids[prompt]
         return steps[min(step, len(steps) - 1)]
 

@@ -28,8 +28,10 @@ from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import read_ours, write_bytes, write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, write_manifest
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
+RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", NAME)
 SHOWN = 200  # characters of a reasoning kept beside its row
 
 
@@ -112,7 +114,7 @@ def collapse(ask: Ask) -> Report:
     if ask.out is not None:
         files = {f"the file {n + 1}": path for n, path in enumerate(ask.files)}
         models = {f"--model ({n + 1})": path for n, path in enumerate(ask.models)}
-        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, ["metrics.json", "rows.jsonl", "cross.npz"])
+        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, RESULTS)
     with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
         return _collapse(ask)
 
@@ -127,7 +129,7 @@ def _collapse(ask: Ask) -> Report:
     report = Report([], {}, {})
     model, rows = _Current(ask), _Rows()
     if ask.out is not None:
-        begin(ask.out, "collapse", ["metrics.json", "rows.jsonl", "cross.npz", "collapse.png"])
+        begin(ask.out, "collapse", [*RESULTS, "collapse.png"])
     for step in due:
         rollouts, file, loaded = batches[step]
         held = model.get(file)
@@ -151,6 +153,7 @@ def _collapse(ask: Ask) -> Report:
     if ask.out is not None:
         write_bytes(ask.out / "rows.jsonl", rows.text())
         _write(ask, report, before)
+        write_manifest(ask.out, "collapse", _described(ask), models=_models(report), notes=report.notes)
         seal(ask.out, "collapse")
     if ask.ema is not None:
         write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
@@ -277,6 +280,21 @@ def _write(ask: Ask, report: Report, before: Mapping[str, Any]) -> None:
             report.files.append(collapse_plot(_points(report), out / "collapse.png"))
         except UserError as error:  # no matplotlib: the numbers are there all the same
             _note(report, [str(error)])
+
+
+def _described(ask: Ask) -> dict[str, Any]:
+    """What was asked, as plain data; a model in memory goes by its name."""
+    plain = {"settings": asdict(ask.settings), "reasoning": asdict(ask.reasoning), "files": [str(f) for f in ask.files]}
+    plain |= {"models": [m.name if isinstance(m, LoadedModel) else str(m) for m in ask.models]}
+    said = ("format", "prompt_template", "steps", "scheduled", "temperature", "model_args", "batch_tokens")
+    return json.loads(json.dumps({**plain, **{k: getattr(ask, k) for k in said}}, default=str)) | {
+        "ema": None if ask.ema is None else str(ask.ema)
+    }
+
+
+def _models(report: Report) -> dict[str, Any]:
+    """By step: whose weights scored it, and how they were held."""
+    return {str(step): {"name": report.models[step], **made} for step, made in report.made.items()}
 
 
 def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:

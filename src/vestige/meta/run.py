@@ -13,6 +13,7 @@ from vestige.meta import files
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
 from vestige.meta.faithfulness import RESAMPLES
+from vestige.meta.kind import finish
 from vestige.meta.methods import Method, Methods, read_methods
 from vestige.meta.numbers import Model
 from vestige.meta.pools import Attacks, read_attacks, read_pools
@@ -51,7 +52,9 @@ def meta(what: str, ask: MetaAsk) -> str:
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
-        return QUESTIONS[what](ask)
+        said = QUESTIONS[what](ask)
+        finish(ask.out, what, vars(ask))
+        return said
 
 
 # ---- faithfulness ------------------------------------------------------------------------------------------------

@@ -160,11 +160,17 @@ def _sealed(directory: Path) -> Seal | None:
 def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     """Names every file. The last thing a command does to its run directory."""
     files, runs = contents(directory)
-    others = strangers(directory, files)
-    note_beside(directory, others)
+    others = pass_over(directory)
     made = Seal(kind, {name: sha256(path) for name, path in files.items() if name not in others}, runs, facts)
     write_bytes(directory / NAME, sealed_bytes(made))
     return made
+
+
+def pass_over(directory: Path) -> list[str]:
+    """Notes the files of somebody else in a run: they are not part of it, and not damage. Returns their names."""
+    others = strangers(directory, contents(directory)[0])
+    note_beside(directory, others)
+    return others
 
 
 def add(directory: Path, name: str) -> None:

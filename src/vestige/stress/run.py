@@ -25,6 +25,7 @@ from vestige.show.tables import amount, number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, write_manifest
 from vestige.stress.copies import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
 from vestige.stress.leak import expected_best
 from vestige.stress.prompts import PROMPTS
@@ -90,7 +91,7 @@ def stress(ask: Stress) -> list[Row]:
 
 
 def _stress(ask: Stress) -> list[Row]:
-    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", NAME])
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
@@ -103,12 +104,14 @@ def _stress(ask: Stress) -> list[Row]:
                 bar.add(1)
     plain = [asdict(row) for row in rows]
     write_json(ask.out / "stress.json", {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask)})
+    write_manifest(ask.out, "stress", _described(ask))
     seal(ask.out, "stress")
     return rows
 
 
 def _keep_apart(ask: Stress) -> None:
-    written = ["stress.json", "evals", *(["data"] if ask.held_out else []), *(["checkpoints"] if ask.keep else [])]
+    asked = {"data": ask.held_out, "checkpoints": ask.keep}
+    written = ["stress.json", NAME, "evals", *(name for name, wanted in asked.items() if wanted)]
     keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
 
 

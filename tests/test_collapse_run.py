@@ -88,8 +88,9 @@ def test_the_printed_interval_is_that_of_the_number_before_it(
 
 def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
     """They have no interval of mi_seq_estimate."""
-    from vestige.results.verify import _collapse
+    from vestige.collapse.kind import KIND
 
+    assert KIND.check is not None
     file, out = write(tmp_path / "r.jsonl", turn_rows()), tmp_path / "o"
     assert main(["collapse", str(file), "--model", str(TINY), "--out", str(out), "--resamples", "20", "--quiet"]) == 0
     assert main(["verify", str(out)]) == 0
@@ -99,7 +100,7 @@ def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
         if not any(f"/{name}_ci_" in k for name in ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est"))
     }  # fmt: skip
     (out / "metrics.json").write_text(json.dumps(body))
-    assert [f.words for f in _collapse(out, None) if f.words] == []
+    assert [f.words for f in KIND.check(out, None) if f.words] == []
 
 
 def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:

@@ -216,10 +216,7 @@ class _DepthRun:
             "depth",
             said,
             versions=versions_of(self.full),
-            models={
-                name: {k: v for k, v in handle.facts().items() if k != "load_seconds"}
-                for name, handle in handles.items()
-            },
+            models={name: handle.facts() for name, handle in handles.items()},
             data={"source": self.contexts.source, "rows": len(self.contexts.wants)},
             cost=self.cost.as_dict(),
             notes=[*self.notes, *self.cost.notes],

@@ -75,6 +75,7 @@ class Kind:
     gather: Callable[[Path, Reader], Iterable[Gathered]] = _nothing
     values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name
     outside: Callable[[Path], list[str]] = _nothing_outside  # files elsewhere that it was compared with
+    by_row: bool = False  # whether two such runs can be compared row by row
     not_packed: str = ""  # why an archive does not take such runs
 
 

@@ -179,6 +179,6 @@ def _outside(path: Path) -> list[str]:
     return sorted(p for p in found if Path(p).exists())
 
 
-EVAL = Kind("eval", check=_check, score=_score, gather=_gather, values=_values, outside=_outside)
+EVAL = Kind("eval", check=_check, score=_score, gather=_gather, values=_values, outside=_outside, by_row=True)
 TRAJECTORY = replace(EVAL, name="trajectory")
 HARNESS = Kind("harness", gather=_gather, values=_values)  # its evidence is the harness's own affair

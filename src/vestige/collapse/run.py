@@ -202,7 +202,9 @@ class _Current:
         if isinstance(wanted, LoadedModel):
             return ModelHandle(None, wanted), wanted.tokenizer
         args = ModelArgs(path=str(wanted), **self.ask.model_args)
-        return ModelHandle(args), load_tokenizer(args)[0]
+        handle = ModelHandle(args)
+        assert handle.fingerprint  # taken now: weights that are written over from here on are noticed
+        return handle, load_tokenizer(args)[0]
 
 
 def by_step(ask: Ask) -> dict[int, tuple[list[Rollout], int, Loaded]]:

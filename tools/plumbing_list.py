@@ -60,9 +60,10 @@ fault("notes of loading do not reach the manifest", "engine/handles.py",
       "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
       "test_families.py::test_unused_tensors_and_notes_through_the_command_line")
 fault("identity without the 4-bit rule", "engine/handles.py",
-      'parts += [RULE] if self._quantization == "4bit" else []\n            parts +=', "parts +=", HAND)
+      'parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []\n            parts +=',
+      "parts +=", HAND)
 fault("a reference model is quantised too", "engine/handles.py",
-      "return ModelHandle(replace(handle.args, quantization=None))", "return handle", HAND)
+      "return ModelHandle(replace(handle.args, quantization=None, compute_dtype=None))", "return handle", HAND)
 fault("auto means float32 on a GPU too", "models/identity.py",
       '("float32" if device == "cpu" else stored_dtype(args))', '"float32"',
       STALE + "test_what_auto_means_on_a_gpu_is_in_the_key")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,9 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
-from vestige.collect.tree import Batch, Limits, Packing, pack
+from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, reraise_ours
+from vestige.models.four_bit import precision
 from vestige.types import Target, TokenStats
 
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
@@ -28,7 +30,7 @@ LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
 def tolerance(model: Any) -> float:
-    return TOLERANCE.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+    return TOLERANCE.get(precision(model), LOW_PRECISION_TOLERANCE)
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -135,10 +137,7 @@ class AnswerCollector:
         packing = pack(targets, limits, self.vocab)
         for number, batch in enumerate(packing.batches):
             members = tuple(t for row in batch.targets for t in row)
-            yield Job(number, batch.tokens, members, self._packed_runner(packing, batch))
-
-    def _packed_runner(self, packing: Packing, batch: Batch) -> Callable[[], Mapping[int, TokenStats]]:
-        return lambda: score_packed(self.model, packing.tree, batch)
+            yield Job(number, batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
 
     def _plain_jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
         for number, (members, tokens) in enumerate(plain_batches(targets, limits, self.vocab)):

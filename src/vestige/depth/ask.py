@@ -35,6 +35,7 @@ class DepthAsk:
     dtype: str = "auto"
     device: str = "auto"
     quantization: str | None = None
+    compute_dtype: str | None = None
     tokenizer: str | None = None
     trust_remote_code: bool = False
     batch_size: int = 8
@@ -67,7 +68,9 @@ class DepthAsk:
 
     @property
     def cache(self) -> Path:
-        return Path(self.s1_cache) if self.s1_cache else Path(self.out) / "s1_cache"
+        """Where our S1 is kept; a JSON file in its place is somebody else's, and only read."""
+        ours = self.s1_cache and not self.s1_cache.endswith(".json")
+        return Path(str(self.s1_cache)) if ours else Path(self.out) / "s1_cache"
 
     def model(self, path: str, quantised: bool = False) -> ModelArgs:
         """How a checkpoint is loaded. One without a tokenizer takes the full model's."""
@@ -79,6 +82,7 @@ class DepthAsk:
             device=self.device,
             attention=self.attn_implementation or "auto",
             quantization=self.quantization if quantised else None,
+            compute_dtype=self.compute_dtype if quantised else None,
             trust_remote_code=self.trust_remote_code,
         )
 

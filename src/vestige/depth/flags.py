@@ -12,8 +12,8 @@ from vestige.engine.loading_flags import loading_flags
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (
     "unlearned", "full", "retain", "data", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
-    "attn_implementation", "dtype", "device", "quantization", "tokenizer", "trust_remote_code", "batch_size", "limit",
-    "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
+    "attn_implementation", "dtype", "device", "quantization", "compute_dtype", "tokenizer", "trust_remote_code",
+    "batch_size", "limit", "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
 )  # fmt: skip
 
 
@@ -26,13 +26,16 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--retain", metavar="PATH", help="the model trained without the forget rows")
     p.add_argument("--data", metavar="FILE", help="rows with question, answer and, if known, entity and prefix")
     p.add_argument("--out", metavar="DIR", help="default: saves/depth")
-    p.add_argument("--s1-cache", metavar="DIR", help="where retain -> full is kept (default: OUT/s1_cache)")
+    p.add_argument(
+        "--s1-cache", metavar="DIR", help="where retain -> full is kept (OUT/s1_cache); or a published .json"
+    )
     p.add_argument("--last-layer", metavar="residual|peer", help="before or after the source's final norm")
     p.add_argument("--delta-threshold", type=float, metavar="X", help="a layer counts above it (0.05)")
     p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2")
     p.add_argument("--attn-implementation", metavar="sdpa|eager")
     loading_flags(p)
     p.add_argument("--quantization", metavar="4bit|8bit", help="of the unlearned models only")
+    p.add_argument("--compute-dtype", metavar="NAME", help="what 4-bit layers multiply in (bfloat16)")
     p.add_argument("--batch-size", type=int, metavar="N", help="examples in one forward (8)")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows")
     p.add_argument("--tokenization", metavar="separate|joint", help="prompt and answer apart, or as one text")

@@ -21,7 +21,8 @@ class Finding:
 
     compared: int = 0
     words: str = ""
-    note: bool = False
+    note: bool = False  # something that could not be looked at
+    check: bool = False  # what was looked at, where files alone do not say
 
 
 def compared(file: Path, expected: Any, got: Any, repair: str) -> Finding:

@@ -108,7 +108,7 @@ KINDS = {
         Known("train", "vestige.unlearn.kind.KIND", ("training.json",)),
         # Not a run but a folder of runs: only a report takes something from its table.
         Known("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
-        Known("meta", "vestige.meta.kind.KIND", META_FILES),
+        Known("meta", "vestige.results.meta_checks.KIND", META_FILES),
     )
 }
 

@@ -8,19 +8,28 @@ from typing import Any
 
 from vestige.engine.kinds import Gathered, Kind, Reader
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
-from vestige.store.checksums import begin, seal
+from vestige.store.checksums import begin, contents, seal
 from vestige.store.files import read_ours
-from vestige.store.manifest import NAME, write_manifest
+from vestige.store.manifest import NAME, kind_in, write_manifest
 
 WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, NAME)
 
 
 def finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
-    """Manifest and seal of a directory that several questions may share: each answer so far stays in the manifest."""
+    """Manifest and seal of a directory that several questions may share: each answer so far stays in the manifest.
+
+    In the directory of another run its manifest stays; where other files are (a sweep's), they change without us, so
+    that a seal would soon be wrong.
+    """
+    if (out / NAME).is_file() and kind_in(out) != "meta":
+        return
+    own = set(contents(out)[0]) <= set(WRITTEN)
     before = _questions(out)
-    begin(out, "meta", WRITTEN)
+    if own:
+        begin(out, "meta", WRITTEN)
     write_manifest(out, "meta", {"questions": {**before, question: {k: _plain(v) for k, v in asked.items()}}})
-    seal(out, "meta")
+    if own:
+        seal(out, "meta")
 
 
 def _plain(value: Any) -> Any:

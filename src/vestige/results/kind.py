@@ -19,13 +19,14 @@ from vestige.engine.references import load_references, result_file
 from vestige.engine.rescore import against, rescore
 from vestige.engine.scores import Reference, family
 from vestige.engine.statistics import Run, intervals, stats_file
-from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.engine.stored import by_code, dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import moved
 from vestige.store.checksums import Seal
 from vestige.store.files import read_ours
 from vestige.store.forms import Definition
+from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 
@@ -36,6 +37,9 @@ TASK = "sweep_task.json"  # what a sweep notes beside a run it made
 
 def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
     manifest = read_manifest(path)
+    if code := by_code(manifest):
+        yield Finding(words=f"{path}: {code}: its files were compared only", note=True)
+        return
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
     for file in sorted(path.glob("scores/*/definition.json")):
@@ -51,6 +55,7 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     manifest = read_manifest(path)
     references, lost = yield from _references(path, suite, dialect, seal)
     scores = stored_scores(path, suite, dialect_for(manifest, dialect, path), references)
+    suite = with_more(suite, scores)
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
     again = f"delete it, then run `vestige score {path}`."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
@@ -112,9 +117,8 @@ def _score(path: Path, how: Rescoring) -> str:
     from vestige.show.tables import summary
 
     outcome = rescore(path, how.dialect, how.changes, how.retain_logs)
-    suite = suite_from_manifest(outcome.manifest, how.changes)
     head = f"{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)"
-    table = summary(suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats)
+    table = summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats)
     return "\n".join(["", head, "", table, "", f"files: {', '.join(str(f) for f in outcome.files)}"])
 
 

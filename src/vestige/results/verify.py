@@ -32,22 +32,24 @@ class Verdict:
     numbers: int = 0  # values made again and compared
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)  # what was looked at, with counts, where files alone do not say
 
     def add(self, other: Verdict) -> None:
         self.files += other.files
         self.numbers += other.numbers
         self.findings += other.findings
         self.notes += other.notes
+        self.checks += other.checks
 
 
 def verify(path: Path, again: bool = True) -> Verdict:
-    """Checks a run, a folder of runs or a report. `again`: also make the numbers again."""
+    """Checks a run, a folder of runs, a directory of meta-evaluation or a report. `again`: also make numbers again."""
     if is_archive(path):
         return _archive(path, again)
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory or an archive; give a run, a report or a .zip of vestige pack.")
     if (path / "report.json").is_file():
-        return _report(path)
+        return _report(path, again)
     verdict = Verdict(path)
     try:
         seal = read_seal(path)
@@ -61,14 +63,11 @@ def verify(path: Path, again: bool = True) -> Verdict:
         return verdict
     if seal is None:
         verdict.notes.append(f"{path}: {NO_SEAL}")
-        for place in _sealed_below(path):
-            verdict.add(verify(place, again))
     else:
         verdict.root, verdict.files = seal.root, len(seal.files)
         verdict.findings += checksums.check(path, seal)
-        for inner in seal.runs:
-            if (path / inner).is_dir():
-                verdict.add(verify(path / inner, again))
+    for inner in _sealed_below(path):
+        verdict.add(verify(inner, again))
     if again and not verdict.findings:  # numbers of broken files would only say the same again
         _numbers(path, seal, verdict)
     return verdict
@@ -102,18 +101,19 @@ def _folder(path: Path, again: bool) -> Verdict:
     return verdict
 
 
-def _sealed_below(path: Path) -> list[Path]:
-    """The sealed runs in a directory; those inside them are theirs to name."""
-    found = sorted(p.parent for p in path.rglob(NAME))
-    return [p for p in found if not any(q in p.parents for q in found)]
-
-
-def _report(path: Path) -> Verdict:
+def _report(path: Path, again: bool) -> Verdict:
     try:
         module = importlib.import_module("vestige.report.verify")
     except ModuleNotFoundError:
         raise UserError(f"{path} is a report, which this version cannot verify; verify the runs behind it.") from None
-    return Verdict(path, findings=list(module.verify_report(path)))
+    checked = module.check_report(path, again)
+    return Verdict(path, "", 0, checked.numbers, checked.findings, checked.notes, checked.checks)
+
+
+def _sealed_below(path: Path) -> list[Path]:
+    """The sealed runs inside a directory; those inside them are theirs to name."""
+    found = sorted(p.parent for p in path.rglob(NAME) if p.parent != path)
+    return [p for p in found if not any(q in p.parents for q in found)]
 
 
 def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
@@ -124,7 +124,8 @@ def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
             return
         for found in run.check(path, seal):
             verdict.numbers += found.compared
-            (verdict.notes if found.note else verdict.findings).extend([found.words] if found.words else [])
+            said = verdict.checks if found.check else verdict.notes if found.note else verdict.findings
+            said.extend([found.words] if found.words else [])
     except UserError as error:
         verdict.findings.append(str(error))
     except (ValueError, OSError) as error:  # a file that is not there, or not in its format
@@ -134,9 +135,12 @@ def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
 
 def show(verdict: Verdict) -> str:
     """What a terminal shows: a line for each thing found, or that all is well."""
-    lines = [f"note: {note}" for note in verdict.notes]
+    lines = [f"checked: {check}" for check in verdict.checks] + [f"note: {note}" for note in verdict.notes]
     if verdict.findings:
         return "\n".join([f"{verdict.path}: {len(verdict.findings)} wrong", *verdict.findings, *lines])
+    if not verdict.files and verdict.checks:
+        made = f": {verdict.numbers:,} values made again and equal" if verdict.numbers else ""
+        return "\n".join([f"{verdict.path}: whole{made}", *lines])
     root = f", root {verdict.root}" if verdict.root else ""
     words = f"{verdict.files} files as they were sealed, {verdict.numbers:,} values made again and equal{root}"
     return "\n".join([f"{verdict.path}: whole: {words}", *lines])

@@ -49,6 +49,7 @@ class Inputs:
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
     unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
+    at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
 
     @property
     def rows(self) -> Rows:
@@ -63,6 +64,8 @@ class Inputs:
         return None
 
 
+# (a child that runs a model itself, a trajectory_reading.Moment, its parents, its references) -> its score
+AtStep = Callable[["MetricSpec", Any, Mapping[str, Score], Mapping[str, Mapping[str, Score | None]]], Score]
 WantsOf = Callable[["MetricSpec", Mapping[str, Rows], Dialect], Wants]
 
 
@@ -99,3 +102,14 @@ def handler(
         return function
 
     return register
+
+
+# Functions of all scores of a run that return more of them, or others; a suite names one (`postprocess: NAME`).
+Postprocess = Callable[[Mapping[str, Score]], Mapping[str, Any]]
+POSTPROCESS: dict[str, Postprocess] = {}
+
+
+def postprocess(function: Postprocess) -> Postprocess:
+    """Registers a function of a run's scores under its own name."""
+    POSTPROCESS[function.__name__] = function
+    return function

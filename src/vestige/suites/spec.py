@@ -64,11 +64,13 @@ class SuiteSpec:
     handler: str  # TOFUEvaluator
     metrics: Mapping[str, MetricSpec]
     top: tuple[str, ...]  # the metrics asked for; the others are their parents
+    postprocess: str = ""  # a function of all scores (suites/postprocess.py)
+    stem: str = ""  # how an evaluator in code names its files
 
     @property
     def file_stem(self) -> str:
         """TOFUEvaluator -> TOFU, as in TOFU_EVAL.json."""
-        return self.handler.removesuffix("Evaluator") or self.name.upper()
+        return self.stem or self.handler.removesuffix("Evaluator") or self.name.upper()
 
 
 class Library(Protocol):
@@ -278,4 +280,5 @@ def read_suite(name: str, config: Config, library: Library, only: Iterable[str] 
     top = tuple(reader.read(m, metrics.get(m)) for m in wanted)
     if not top:
         raise UserError(f"eval.{name}.metrics is empty; name at least one metric.")
-    return SuiteSpec(name, str(config.get("handler", name)), reader.metrics, top)
+    said = str(config.get("postprocess") or "")
+    return SuiteSpec(name, str(config.get("handler", name)), reader.metrics, top, said)

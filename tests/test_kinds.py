@@ -92,6 +92,7 @@ def test_every_kind_has_the_same_head_and_a_seal(runs: dict[str, Path]) -> None:
 
 @pytest.mark.parametrize("seal", [True, False])
 def test_runs_of_older_versions_are_known_and_read(seal: bool, runs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copy(runs["meta"].parent / "methods.json", tmp_path)  # what the answers of meta are made of
     for name, run in runs.items():
         old = aged(run, tmp_path, seal)
         assert kinds.kind_of(old) == kind_name(name)
@@ -176,14 +177,19 @@ def test_score_refuses_another_definition_where_there_is_one(
         assert f"A {name} run is scored again by its own definition only; leave dialect out." in capsys.readouterr().err
 
 
-def test_pack_takes_every_kind_but_checkpoints(
+def test_pack_takes_runs_that_stand_alone(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed = tmp_path / "all.zip"
-    assert main(["pack", *(str(run) for name, run in runs.items() if name != "train"), "-o", str(packed)]) == 0
+    assert (
+        main(["pack", *(str(run) for name, run in runs.items() if name not in ("train", "meta")), "-o", str(packed)])
+        == 0
+    )
     assert main(["verify", str(packed)]) == 0
     assert main(["pack", str(runs["train"]), "-o", str(tmp_path / "train.zip")]) == 2
     assert "archives never hold weights" in capsys.readouterr().err
+    assert main(["pack", str(runs["meta"]), "-o", str(tmp_path / "meta.zip")]) == 2
+    assert "made of files outside it" in capsys.readouterr().err
 
 
 def test_compare_shows_runs_of_any_kind_side_by_side(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,4 +65,5 @@ def _values(path: Path) -> dict[str, Any]:
     return dict(read_ours(file, dict[str, Any]).get("overall") or {}) if file.is_file() else {}
 
 
-KIND = Kind("meta", gather=_gather, values=_values)
+ELSEWHERE = "its answers are made of files outside it; pack those runs, and run `vestige meta` on them again"
+KIND = Kind("meta", gather=_gather, values=_values, not_packed=ELSEWHERE)

@@ -54,8 +54,8 @@ class Crossing:
         names = {(x, z): self._want(x, z) for x in dict.fromkeys(prompts) for z in dict.fromkeys(reasonings)}
         wants = {want.key: want for want in names.values()}
         bank = self._bank(self.directory)
-        dtype = lambda: str(self.model.made.get("dtype", ""))  # noqa: E731 - known once the model is loaded
-        said = Settling(bank, wants, self._collect, lambda: bank.identity, self.model.is_live, dtype).run()
+        same, precision = (lambda: bank.identity), (lambda: self.model.precision)
+        said = Settling(bank, wants, self._collect, same, self.model.is_live, precision).run()
         have = bank.load()
         missing = {key: want for key, want in wants.items() if key not in have}
         if missing:

@@ -71,6 +71,7 @@ class Kind:
 
     name: str
     check: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # its numbers, computed again
+    sources: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # only the files it was made of
     score: Callable[[Path, Rescoring], str] | None = None  # writes them again; returns what a terminal shows
     gather: Callable[[Path, Reader], Iterable[Gathered]] = _nothing
     values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name

@@ -68,8 +68,8 @@ def verify(path: Path, again: bool = True) -> Verdict:
         verdict.findings += checksums.check(path, seal)
     for inner in _sealed_below(path):
         verdict.add(verify(inner, again))
-    if again and not verdict.findings:  # numbers of broken files would only say the same again
-        _numbers(path, seal, verdict)
+    if not verdict.findings:  # numbers of broken files would only say the same again
+        _numbers(path, seal, verdict, again)
     return verdict
 
 
@@ -116,13 +116,13 @@ def _sealed_below(path: Path) -> list[Path]:
     return [p for p in found if not any(q in p.parents for q in found)]
 
 
-def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
+def _numbers(path: Path, seal: Seal | None, verdict: Verdict, again: bool) -> None:
     try:
         run = of(path)
-        if run.check is None:
+        if again and run.check is None:
             verdict.notes.append(f"{path}: a {run.name} run keeps no evidence of its own; its files were compared only")
-            return
-        for found in run.check(path, seal):
+        check = run.check if again else run.sources
+        for found in check(path, seal) if check is not None else ():
             verdict.numbers += found.compared
             said = verdict.checks if found.check else verdict.notes if found.note else verdict.findings
             said.extend([found.words] if found.words else [])

@@ -20,6 +20,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossLogProbs, CrossScorer, Ids
 from vestige.engine.handles import ModelHandle
 from vestige.engine.trust import Settling
+from vestige.errors import reraise_ours
 from vestige.models.identity import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
@@ -94,6 +95,7 @@ class Crossing:
                 bank.finish()
                 return
             except Exception as error:  # of a model that the shared way does not fit; anything else is raised again
+                reraise_ours(error)
                 scorer.fall_back(error)
                 bank.discard_parts()  # none of its columns counts
 

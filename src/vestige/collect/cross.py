@@ -96,6 +96,7 @@ class CrossScorer:
         try:
             columns = dict(self.columns(xs, zs))
         except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
+            reraise_ours(error)
             self.fall_back(error)
             columns = dict(self.columns(xs, zs))
         return [np.stack([columns[j][i] for j in range(len(xs))]) for i in range(len(zs))]
@@ -104,7 +105,6 @@ class CrossScorer:
         """From now on one sequence per pair, where the shared way was at fault; other errors are raised again."""
         if self.plain or out_of_memory(error) or isinstance(error, UserError):
             raise error
-        reraise_ours(error)
         problem = str(error) if isinstance(error, Mismatch) else named(error)
         self.cost.say(f"shared-prompt scoring does not fit this model ({problem}); using one sequence per pair, slower")
         self.plain = True

@@ -31,6 +31,8 @@ from vestige.journal import (
 )
 from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, write_bytes
+from vestige.store.manifest import NAME as MANIFEST
+from vestige.store.manifest import kind_in
 from vestige.writing import claim
 
 NAME = "checksums.json"
@@ -100,9 +102,8 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
         claim(directory)
     adopt_earlier(directory, rewritten)
     permit(directory / NAME, *(directory / name for name in rewritten if not name.endswith(("/", "-"))))
+    refuse_other_kind(directory, kind)
     before = _sealed(directory)
-    if before is not None and before.kind != kind:
-        raise UserError(f"{directory} holds a finished run of another kind ({before.kind}); choose another --out.")
     if before is not None:
         for name, digest in before.files.items():
             path = directory / name
@@ -110,6 +111,19 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
             if not ours and path.is_file() and sha256(path) != digest:
                 raise damaged(path, "its checksum does not fit")
     write_bytes(directory / NAME, sealed_bytes(Seal(kind, finished=False)))
+
+
+SEALED_AS = {"trajectory": "eval"}  # the same command writes both, and either over the other
+
+
+def refuse_other_kind(directory: Path, kind: str) -> None:
+    """One directory, one kind of run: the manifest of another would be written over. Asked before any work."""
+    before, said = _sealed(directory), kind_in(directory)
+    if said is None and kind not in ("eval", "harness") and _is_our_manifest(directory / MANIFEST):
+        said = "eval"  # of a version whose manifests did not say
+    found = before.kind if before is not None else SEALED_AS.get(str(said), said)
+    if found is not None and found != kind:
+        raise UserError(f"{directory} holds a finished run of another kind ({found}); choose another --out.")
 
 
 def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:

@@ -29,7 +29,7 @@ from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
 from vestige.store.checksums import NAME as SEAL
-from vestige.store.checksums import adopt_earlier, pass_over, seal
+from vestige.store.checksums import adopt_earlier, pass_over, refuse_other_kind, seal
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, manifest
@@ -273,6 +273,7 @@ def _inputs(config: TrainConfig) -> dict[str, Any]:
 def _check_place(config: TrainConfig) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
+    refuse_other_kind(out, "train")
     _adopt_earlier(out)
     old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
     if old and not config.overwrite:

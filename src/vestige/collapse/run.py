@@ -18,11 +18,11 @@ from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcom
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.engine.compose import compose_config, composing
-from vestige.engine.handles import how_held
+from vestige.engine.handles import ModelHandle, how_held
 from vestige.errors import UserError
 from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS, row_table
-from vestige.models.load import LoadedModel, ModelArgs, load_model
+from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer
 from vestige.show.progress import Bar
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
@@ -121,6 +121,7 @@ def _collapse(ask: Ask) -> Report:
     detector = CollapseDetector(ask.settings)
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
+    _check_lengths(ask, batches, due)
     before = _read_means(detector, ask.ema, due)
     if ask.ema is not None:
         permit(ask.ema)
@@ -155,6 +156,21 @@ def _collapse(ask: Ask) -> Report:
     if ask.ema is not None:
         write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
     return report
+
+
+def _check_lengths(ask: Ask, batches: Mapping[int, tuple[list[Rollout], int, Loaded]], due: Sequence[int]) -> None:
+    """Rows that their model was not made to read are refused before any weights are loaded."""
+    for n, wanted in enumerate(ask.models):
+        steps = [step for step in due if len(ask.models) == 1 or batches[step][1] == n]
+        loaded = wanted if isinstance(wanted, LoadedModel) else None
+        args = None if loaded else ModelArgs(path=str(wanted), **ask.model_args)
+        longest = ModelHandle(args, loaded).context_length if steps else None
+        if longest is None:
+            continue
+        tokenizer = load_tokenizer(args)[0] if args is not None else wanted.tokenizer
+        extractor = Extractor(tokenizer, ask.reasoning)
+        for step in steps:
+            extractor.check_lengths(batches[step][0], longest)
 
 
 def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from vestige.integrations.evaluators import (
     session,
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain
-from vestige.integrations.plugins import with_siblings
+from vestige.integrations.plugin_files import with_siblings
 from vestige.journal import adopt_file
 from vestige.models.fingerprint import digests
 from vestige.store.files import write_json

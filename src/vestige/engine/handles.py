@@ -24,6 +24,7 @@ from vestige.models.fingerprint import (
     fingerprint_place,
 )
 from vestige.models.four_bit import RULE
+from vestige.models.gguf_file import gguf_context_length
 from vestige.models.identity import LIBRARIES, held, libraries
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
@@ -142,7 +143,7 @@ class ModelHandle:
         assert self.args is not None
         place = locate(self.args, weights=False)
         place = place.base or place
-        return None if place.gguf else context_length(place.config)
+        return gguf_context_length(place.gguf) if place.gguf else context_length(place.config)
 
     @property
     def is_loaded(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
 import traceback
@@ -44,32 +43,3 @@ def load_file(path: Path) -> None:
         )
         where = f" at line {at}" if at else ""
         raise UserError(f"Plug-in file {path} failed{where}: {type(error).__name__}: {error}.") from None
-
-
-def with_siblings(plugin: Path) -> list[Path]:
-    """A plug-in's file and the files beside it that it imports, theirs too."""
-    found: dict[Path, None] = {}
-    todo = [plugin]
-    while todo:
-        file = todo.pop(0)
-        if file in found or not file.is_file():
-            continue
-        found[file] = None
-        for name in _imports(file):
-            here = plugin.parent.joinpath(*name.split("."))
-            todo += [here.with_suffix(".py"), *sorted(here.glob("**/*.py") if here.is_dir() else [])]
-    return list(found)
-
-
-def _imports(file: Path) -> set[str]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # running it will say so
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names

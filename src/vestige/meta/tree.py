@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
-from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
+from vestige.meta.methods import SOURCES, Methods, facts_of, from_models
 from vestige.meta.numbers import Model, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
 from vestige.schema import check_form
@@ -162,24 +162,6 @@ def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     if wrong is not None:
         raise UserError(f"{summary}: {wrong} is {values[wrong]!r}; a number or null was expected.")
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
-
-
-def facts_of(name: str) -> dict[str, Any]:
-    """What a model's folder name says: its method, learning rate and alpha.
-
-    >>> facts_of("npo_lr2e5_b01_a5_ep10")
-    {'method': 'npo', 'alpha': 5, 'lr': 2e-05, 'is_reference': False}
-    """
-    method, *rest = name.split("_")
-    lr = next((p[2:] for p in rest if p.startswith("lr")), "")
-    alpha = next((p[1:] for p in rest if p[:1] == "a" and p[1:].isdigit()), "")
-    base, _, power = lr.partition("e")
-    return {
-        "method": method,
-        "alpha": int(alpha) if alpha else None,
-        "lr": float(f"{base}e-{power}") if base.isdigit() and power.isdigit() else None,
-        "is_reference": name in REFERENCES,
-    }
 
 
 def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) -> Methods:

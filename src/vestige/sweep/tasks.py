@@ -21,7 +21,7 @@ from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, unknown_name
-from vestige.integrations.plugins import with_siblings
+from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs

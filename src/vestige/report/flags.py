@@ -114,7 +114,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         return made
     if len(args.runs) > 1:
         raise UserError(f"{args.runs[0]} is a report; give it alone, or give runs.")
-    return {**found, "left_out": []}  # what it lacks was said when it was made
+    return {**found, "left_out": []}  # what it lacks was printed when it was made
 
 
 def run_table(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Depth on a real model of which we know what it knows and where: SmolLM2-135M and a few authors of TOFU's forget10.
 
-    python bench/depth_smollm2.py MODEL_DIR forget10_filtered.json OUT [--authors 2] [--steps 60]
+    python tools/depth_smollm2.py MODEL_DIR forget10_filtered.json OUT [--authors 2] [--steps 60]
 
 `retain` is the model as it comes (bench/smollm2.py fetches it). `full` has learned the authors' answers in its last
 eight blocks and nowhere else. Two models are made from it: `suppressed` was driven away from the answers by gradient

@@ -1,6 +1,6 @@
 """Are the tests of metrics/ and compare/ able to fail? Small faults are put into the formulas, one at a time.
 
-    python bench/mutation.py [--module memorisation] [--workers 2] [--out FILE]
+    python tools/mutation.py [--module memorisation] [--workers 2] [--out FILE]
 
     baseline: every quick test once, noting which statements it runs and what it costs
     mutant:   a forked child puts one fault in and runs the tests that reach its statement, quickest first

@@ -1,6 +1,6 @@
 """Follows a page of the documentation word for word: every bash block, in one shell, from the top, with times.
 
-    python bench/tutorial.py [--page docs/tutorial.md] [--skip-install]
+    python tools/tutorial.py [--page docs/tutorial.md] [--skip-install]
 
 Run it in a fresh clone. It stops at the first command that fails and says which. `--skip-install` leaves out the first
 block, for a clone in which `make demo` was run before.

@@ -51,6 +51,26 @@ def test_a_job_validates_and_carries_its_command_unchanged(capsys: pytest.Captur
     assert [expanded(word, {"HOME": "/h"}) for word in container["args"]] == AWKWARD
 
 
+# The trajectory guide's command, with our program's name in the place of theirs.
+GUIDE = ["eval", "trajectory-eval", "--model", "GSAI-ML/LLaDA-8B-Instruct", "--benchmark", "tofu"]
+
+
+@pytest.mark.parametrize("before", [["trajectory-eval", "--set", "gpu.type=A100-40"],
+                                    ["--set", "gpu.type=A100-40", "trajectory-eval"]])  # fmt: skip
+def test_the_guides_job_command_works(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    body = printed(capsys, *before, "--dry-run", "--", "vestige", *GUIDE)
+    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
+    assert body["metadata"]["name"] == "trajectory-eval"
+    pod = body["spec"]["template"]["spec"]
+    assert (pod["containers"][0]["command"], pod["containers"][0]["args"]) == (["vestige"], GUIDE)
+    assert "NVIDIA-A100-SXM4-40GB" in str(pod["affinity"])
+
+
+def test_a_job_is_the_same_with_and_without_the_word_vestige(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb in (["eval", "tofu"], ["sweep", "plan.yaml"]):
+        assert printed(capsys, "--dry-run", "--", "vestige", *verb) == printed(capsys, "--dry-run", "--", *verb)
+
+
 def test_a_ray_job_carries_its_command_unchanged(capsys: pytest.CaptureFixture[str]) -> None:
     body = printed(capsys, "--kind", "rayjob", "--dry-run", "--", *AWKWARD)
     check_ray_job(body)
@@ -164,7 +184,11 @@ def test_the_schema_catches_what_we_would_not() -> None:
     ("words", "needle"),
     [
         (["--dry-run"], "No command given"),
-        (["--dry-run", "--", "vestige", "eval"], "Leave out the word"),
+        (["--dry-run", "--", "vestige"], "No command given"),
+        (["--dry-run", "--", "vestige", "--model"], "is not a command"),
+        (["Not_OK", "--dry-run", "--", "eval"], "job name"),
+        (["one", "two", "--dry-run", "--", "eval"], "A job has one name; 'two'"),
+        (["one", "--set", "name=two", "--dry-run", "--", "eval"], "named twice"),
         (["--dry-run", "--", "--model"], "is not a command"),
         (["--set", "gpu.typ=A100", "--", "eval"], "gpu.type"),
         (["--set", "gpu", "--", "eval"], "KEY=VALUE"),

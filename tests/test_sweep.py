@@ -383,7 +383,8 @@ ATTACKS["swap"] = swap
 def test_attacked_copies_are_made_once_evaluated_and_removed(tmp_path: Path, sweep: Sweep) -> None:
     plugin = tmp_path / "attack.py"
     plugin.write_text(ATTACK)
-    models = {n: str(LAB / "models" / n) for n in ("full", "unlearned")}
+    models: dict[str, Any] = {n: str(LAB / "models" / n) for n in ("full", "unlearned")}
+    models["full"] = {"path": models["full"], "attack": True}
     write_plan(tmp_path, models=models, retain=None, attacks=["swap"], plugins=[str(plugin)])
     try:
         status, ran = sweep()

@@ -19,6 +19,7 @@ from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Batch, Limits, Packing, pack
 from vestige.errors import named, reraise_ours
+from vestige.models.four_bit import precision
 from vestige.types import Target, TokenStats
 
 # How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
@@ -28,7 +29,7 @@ LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
 def tolerance(model: Any) -> float:
-    return TOLERANCE.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+    return TOLERANCE.get(precision(model), LOW_PRECISION_TOLERANCE)
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:

@@ -20,6 +20,7 @@ from vestige.collect.forward import logits_at
 from vestige.collect.reduce import reduce_logits
 from vestige.errors import UserError, unknown_name
 from vestige.models.blocks import Site, find_sites
+from vestige.models.four_bit import precision
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant
 
@@ -238,7 +239,7 @@ def layered(arrays: Mapping[str, Array]) -> TokenStats:
 
 
 def tolerance(model: Any) -> float:
-    return IDENTITY_TOLERANCE.get(str(model.dtype).removeprefix("torch."), LOW_PRECISION_TOLERANCE)
+    return IDENTITY_TOLERANCE.get(precision(model), LOW_PRECISION_TOLERANCE)
 
 
 def check_identity(model: Any, want: PatchWant, name: str = "the model") -> float:

@@ -22,6 +22,7 @@ from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError, named, reraise_ours
 from vestige.models.config_checks import check_penalty
+from vestige.models.four_bit import precision
 from vestige.types import BROKEN, Target, Text, TokenStats, content_key
 from vestige.wants import Decoding, Request
 
@@ -276,7 +277,7 @@ class TextCollector:
             return ""
         longest = max(rows, key=lambda r: len(r.made) - r.proven)
         gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
-        exact = self.model.dtype in (torch.float32, torch.float64)
+        exact = precision(self.model) in ("float32", "float64")
         if gap > (TOLERANCE if exact else LOW_PRECISION_TOLERANCE):
             return f"log-probabilities differ by {gap:.2g} on average"
         return ""

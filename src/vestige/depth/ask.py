@@ -35,6 +35,7 @@ class DepthAsk:
     dtype: str = "auto"
     device: str = "auto"
     quantization: str | None = None
+    compute_dtype: str | None = None
     tokenizer: str | None = None
     trust_remote_code: bool = False
     batch_size: int = 8
@@ -79,6 +80,7 @@ class DepthAsk:
             device=self.device,
             attention=self.attn_implementation or "auto",
             quantization=self.quantization if quantised else None,
+            compute_dtype=self.compute_dtype if quantised else None,
             trust_remote_code=self.trust_remote_code,
         )
 

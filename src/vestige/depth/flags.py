@@ -12,8 +12,8 @@ from vestige.engine.loading_flags import loading_flags
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (
     "unlearned", "full", "retain", "data", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
-    "attn_implementation", "dtype", "device", "quantization", "tokenizer", "trust_remote_code", "batch_size", "limit",
-    "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
+    "attn_implementation", "dtype", "device", "quantization", "compute_dtype", "tokenizer", "trust_remote_code",
+    "batch_size", "limit", "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
 )  # fmt: skip
 
 
@@ -33,6 +33,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--attn-implementation", metavar="sdpa|eager")
     loading_flags(p)
     p.add_argument("--quantization", metavar="4bit|8bit", help="of the unlearned models only")
+    p.add_argument("--compute-dtype", metavar="NAME", help="what 4-bit layers multiply in (bfloat16)")
     p.add_argument("--batch-size", type=int, metavar="N", help="examples in one forward (8)")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows")
     p.add_argument("--tokenization", metavar="separate|joint", help="prompt and answer apart, or as one text")

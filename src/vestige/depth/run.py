@@ -281,6 +281,7 @@ class _DepthRun:
             "unlearn_model": path,
             "source_model_id": path,
             "quantization": ask.quantization,
+            **({"compute_dtype": computes_in} if (computes_in := ask.model(path, quantised=True).computes_in) else {}),
             "full_model": ask.full,
             "retain_model": ask.retain,
             "fingerprints": {

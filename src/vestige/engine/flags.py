@@ -14,8 +14,8 @@ from vestige.errors import UserError
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
 FRIENDLY = (
     "model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt", "batch_tokens",
-    "limit", "dtype", "device", "tokenizer", "quantization", "trust_remote_code", "overwrite", "seed", "tasks",
-    "include_path", "trajectory_views", "benchmark",
+    "limit", "dtype", "device", "tokenizer", "quantization", "compute_dtype", "trust_remote_code", "overwrite", "seed",
+    "tasks", "include_path", "trajectory_views", "benchmark",
 )  # fmt: skip
 
 
@@ -53,6 +53,7 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
     loading_flags(p)
     p.add_argument("--quantization", metavar="4bit|8bit")
+    p.add_argument("--compute-dtype", metavar="NAME", help="what 4-bit layers multiply in (bfloat16)")
     p.add_argument("--overwrite", action="store_true", help="forget evidence already collected")
     p.add_argument("--task-name", metavar="NAME")
     p.add_argument("--seed", type=int)

@@ -37,6 +37,7 @@ class Ask:
     device: str | None = None
     tokenizer: str | None = None
     quantization: str | None = None
+    compute_dtype: str | None = None  # of 4-bit layers
     trust_remote_code: bool = False
     overwrite: bool = False
     trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
@@ -131,6 +132,7 @@ def _overrides(ask: Ask) -> list[str]:
         "model.model_args.device": ask.device,
         "model.tokenizer_args.pretrained_model_name_or_path": ask.tokenizer,
         "model.model_args.quantization": ask.quantization,
+        "model.model_args.compute_dtype": ask.compute_dtype,
         "model.model_args.trust_remote_code": ask.trust_remote_code or None,
         f"eval.{ask.suite}.overwrite": ask.overwrite or None,
         "seed": ask.seed,

@@ -61,7 +61,7 @@ class ModelHandle:
             else:
                 kind, now = locate(self.args).kind, held(self.args)
                 parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]
-            parts += [RULE] if self._quantization == "4bit" else []
+            parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []
             parts += [f"{k}={v}" for k, v in libraries(kind, bool(self._quantization)).items()]
             self._identity = content_key(*(p.encode() for p in parts))[:16]
         return self._identity
@@ -85,6 +85,15 @@ class ModelHandle:
     @property
     def _quantization(self) -> str | None:
         return self.args.quantization if self.args else (self._loaded.quantization if self._loaded else None)
+
+    @property
+    def _compute_dtype(self) -> str | None:
+        return self.args.computes_in if self.args else (self._loaded.compute_dtype if self._loaded else None)
+
+    @property
+    def precision(self) -> str:
+        """What its products were rounded to when its evidence was made; empty where nothing was asked of it."""
+        return str(self.made.get("compute_dtype") or self.made.get("dtype", ""))
 
     def held(self) -> dict[str, str]:
         assert self.args is not None
@@ -163,6 +172,7 @@ class ModelHandle:
             out |= {k: v for k, v in self.made.items() if k != "versions"}
         elif self.args:  # nothing was asked of it
             out |= {**self.held(), "quantization": self.args.quantization}
+            out |= {"compute_dtype": self.args.computes_in} if self.args.computes_in else {}
         if self.args:
             out["asked"] = {"dtype": self.args.dtype, "attention": self.args.attention, "device": self.args.device}
         return out
@@ -188,6 +198,7 @@ def how_held(loaded: LoadedModel) -> dict[str, Any]:
         "device": loaded.device,
         "attention": loaded.attention,
         "quantization": loaded.quantization,
+        **({"compute_dtype": loaded.compute_dtype} if loaded.compute_dtype else {}),
         "loaded_as": type(loaded.model).__name__,
         "notes": list(loaded.notes),
         "versions": {k: v for k, v in versions().items() if k in SHOWN},
@@ -212,7 +223,7 @@ def unquantised(handle: ModelHandle) -> ModelHandle:
     """The models that a quantised one is measured against are not quantised themselves."""
     if handle.args is None or handle.args.quantization is None:
         return handle
-    return ModelHandle(replace(handle.args, quantization=None))
+    return ModelHandle(replace(handle.args, quantization=None, compute_dtype=None))
 
 
 def second_model(args: ModelArgs | None, path: str) -> ModelHandle:

@@ -164,7 +164,7 @@ class Collector:
         unique = {w.key: w for w in wants}
         if self.team.leads:
             along = ("errors",) if kind == "answers" and model.is_diffusion else ()
-            before, dtype = (lambda: model.identity_before), (lambda: str(model.made.get("dtype", "")))
+            before, dtype = (lambda: model.identity_before), (lambda: model.precision)
             self.said += Settling(bank, unique, collect, before, model.is_live, dtype, along).run()
         self.team.meet()
         have = bank.load()

@@ -162,7 +162,7 @@ class Patching:
             return bank_identity_before(self.target, source.handle, self.settings)
 
         live = self.target.is_live or source.handle.is_live
-        said = Settling(bank, wants, again, before, live, lambda: str(self.target.made.get("dtype", ""))).run()
+        said = Settling(bank, wants, again, before, live, lambda: self.target.precision).run()
         self.cost.notes += [note for note in said if note not in self.cost.notes]
 
     def _begin(self, source: Source, mine: Mapping[str, PatchWant]) -> _Todo:

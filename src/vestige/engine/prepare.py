@@ -67,6 +67,7 @@ def model_args(config: AnyConfig) -> ModelArgs:
         "revision": given.pop("revision", None),
         "trust_remote_code": bool(given.pop("trust_remote_code", False)),
         "quantization": given.pop("quantization", None),
+        "compute_dtype": given.pop("compute_dtype", None),
         "subfolder": given.pop("subfolder", None),
     }
     given.pop("torch_dtype", None)

@@ -42,6 +42,7 @@ class AttackVerdict:
     threshold: float | None  # on the m of that metric
     retain: State = field(default_factory=State)
     states: Mapping[str, State] = field(default_factory=dict)  # model -> m before and after attacks
+    measured: str = ""  # how the threshold was measured, where that is not the models' way and was accepted
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,7 @@ class Ask:
     utility: Mapping[str, float | None] | None = None  # model -> utility_rel; None: no such filter
     least_utility: float = UTILITY_FILTER
     own_thresholds: bool = False  # judge s_mia_* by their own thresholds; the published tables use the attack's
+    accept_mixture: bool = False  # use a threshold that was measured in another way than the models, and say so
     resamples: int = RESAMPLES
 
 
@@ -153,38 +155,42 @@ def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> At
     def state(m: Attacked) -> State:
         return State(*(ms.get(f"{m.name} ({s})") for s in ("before", *PARTS)))
 
-    by, judged = _judge(attacks, metric, ask)
-    if by == metric:
-        _same_as_threshold(metric, protocol, ask)
+    by, judged, asked = _judge(attacks, metric, protocol, ask)
+    measured = _unlike_threshold(by, asked, ask) if by else ""
     threshold = ask.thresholds.get(by) if by else None
     filters = Filters(ask.utility, threshold, ask.least_utility)
     states = {m.name: state(m) for m in attacks.models}
     results = {rule: robustness(states, state(attacks.retain), rule, filters, judged, ask.resamples) for rule in RULES}
     others = {rule: r for rule, r in results.items() if rule != ask.rule}
     retain = state(attacks.retain)
-    return AttackVerdict(direction, protocol, results[ask.rule], others, by, threshold, retain, states)
+    return AttackVerdict(direction, protocol, results[ask.rule], others, by, threshold, retain, states, measured)
 
 
-def _judge(attacks: Attacks, metric: str, ask: Ask) -> tuple[str, Mapping[str, float | None] | None]:
-    """Whose threshold chooses the models, and that metric's m where it is another one."""
+def _judge(
+    attacks: Attacks, metric: str, protocol: str, ask: Ask
+) -> tuple[str, Mapping[str, float | None] | None, str]:
+    """Whose threshold chooses the models, that metric's m where it is another one, and the protocol of these m."""
     other = KNOWN[metric].filtered_by if metric in KNOWN and not ask.own_thresholds else ""
     if other and other in ask.thresholds:
         direction = direction_of(other)
         found = {m.name: m.number("before", other) or Number(None) for m in attacks.models}
         if any(n.value is not None for n in found.values()):
-            _same_as_threshold(other, same_protocol(found, other), ask)
-            return other, as_m(found, direction, other)
-    return (metric if metric in ask.thresholds else ""), None
+            return other, as_m(found, direction, other), same_protocol(found, other)
+    return (metric if metric in ask.thresholds else ""), None, protocol
 
 
-def _same_as_threshold(metric: str, protocol: str, ask: Ask) -> None:
-    """A threshold from one protocol says nothing about numbers of another."""
+def _unlike_threshold(metric: str, protocol: str, ask: Ask) -> str:
+    """The threshold's protocol where it is not the models'; empty where it is. A threshold from one protocol says
+    little about numbers of another, so that is refused unless the user accepts it."""
     theirs = ask.measured.get(metric, protocol)
-    if theirs != protocol:
+    if theirs == protocol:
+        return ""
+    if not ask.accept_mixture:
         raise UserError(
             f"The threshold of {metric} was measured as '{theirs}', the models here as '{protocol}'; "
-            "measure both in the same way, or give thresholds of these."
+            "measure both in the same way, give thresholds of these, or accept the mixture with --accept-mixture."
         )
+    return theirs
 
 
 def usable(judged: Judged) -> dict[str, tuple[str, ...]]:

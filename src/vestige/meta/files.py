@@ -22,6 +22,10 @@ from vestige.store.results import versions
 METHOD_RESULTS, META_EVAL = "method_results.json", "meta_eval.json"
 THRESHOLDS, USABLE = "optimal_thresholds.json", "usable_models.json"
 
+# How notes about verdicts of differing protocols begin; each command writes them again.
+NO_OVERALL, MIXED_OVERALL, MIXED_THRESHOLD = "no overall: ", "mixed overall: ", "mixed threshold: "
+MIXED = (NO_OVERALL, MIXED_OVERALL, MIXED_THRESHOLD)
+
 FORMULAS = {
     "faithfulness": "AUC-ROC of m, pool P (knows) against pool N (does not)",
     "robustness": "HM(R, Q)",
@@ -158,9 +162,13 @@ def _on_m(name: str, body: Any, path: Path) -> float:
 
 
 def meta_eval_json(
-    judged: Judged, before: Mapping[str, Any] | None = None, sources: Mapping[str, Any] | None = None
+    judged: Judged,
+    before: Mapping[str, Any] | None = None,
+    sources: Mapping[str, Any] | None = None,
+    accept_mixture: bool = False,
 ) -> Any:
-    """The file with the judged half replaced; the other half, if `before` has it, stays. Overall needs both."""
+    """The file with the judged half replaced; the other half, if `before` has it, stays. Overall needs both, measured
+    in the same way unless a mixture is accepted; then the notes say so."""
     old = before or {}
     faithful = {n: _faithful_json(v) for n, v in judged.pools.items()} or dict(old.get("faithfulness") or {})
     robust = {n: _robust_json(v) for n, v in judged.attacks.items()} or dict(old.get("robustness") or {})
@@ -171,15 +179,16 @@ def meta_eval_json(
         "faithfulness": faithful,
         "robustness": robust,
         "overall": {
-            n: None if n in mixed else overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
+            n: None if n in mixed and not accept_mixture else overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
             for n in names
             if n in faithful and n in robust
         },
         "formulas": FORMULAS,
         "notes": {
-            **{k: v for k, v in (old.get("notes") or {}).items() if not k.startswith("no overall: ")},
+            **{k: v for k, v in (old.get("notes") or {}).items() if not k.startswith(MIXED)},
             **{f"skipped: {n}": why for n, why in judged.skipped.items()},
-            **{f"no overall: {n}": why for n, why in mixed.items()},
+            **{f"{MIXED_THRESHOLD}{n}": why for n, body in robust.items() if (why := _other_threshold(body))},
+            **{f"{MIXED_OVERALL if accept_mixture else NO_OVERALL}{n}": why for n, why in mixed.items()},
         },
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
         "versions": {"vestige": versions().get("vestige", "")},
@@ -190,6 +199,13 @@ def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
     """Why the two halves of a metric's verdict do not belong together, or nothing."""
     a, b = faithful.get("protocol"), robust.get("protocol")
     return f"faithfulness was measured as '{a}', robustness as '{b}'" if a and b and a != b else ""
+
+
+def _other_threshold(robust: Mapping[str, Any]) -> str:
+    """That a metric's models were chosen by a threshold measured in another way, or nothing."""
+    theirs = robust.get("threshold_protocol")
+    by = robust.get("filtered_by")
+    return f"the threshold of {by} was measured as '{theirs}', the models as '{robust.get('protocol')}'" if theirs else ""
 
 
 def read_meta_eval(path: Path) -> dict[str, Any]:
@@ -251,6 +267,7 @@ def _robust_json(v: AttackVerdict) -> dict[str, Any]:
         "protocol": v.protocol,
         "filtered_by": v.filtered_by or None,
         "threshold_m": v.threshold,
+        **({"threshold_protocol": v.measured} if v.measured else {}),
         "per_model": {name: dict(values) for name, values in v.result.per_model.items()},
         "states": {"retain": asdict(v.retain), "models": {name: asdict(s) for name, s in v.states.items()}},
         "other_rules": {rule: numbers(r) for rule, r in v.others.items()},
@@ -297,7 +314,8 @@ def usable_json(
                         "threshold_space": "m",
                         "threshold": v.threshold,
                         "filtered_by": v.filtered_by,
-                        "protocol": v.protocol,
+                        "protocol": v.measured or v.protocol,
+                        **({"models_protocol": v.protocol} if v.measured else {}),
                     }
                     for n, v in judged.attacks.items()
                     if v.threshold is not None

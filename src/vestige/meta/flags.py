@@ -22,6 +22,7 @@ def add_verbs(verbs: Any) -> None:
     meta.add_argument("--utility", metavar="FILE", help="default: method_results.json in --out, if it is there")
     meta.add_argument("--least-utility", type=float, default=0.8, metavar="X", help="default: 0.8")
     meta.add_argument("--own-thresholds", action="store_true", help="s_mia_* by their own, not by their attack's")
+    meta.add_argument("--accept-mixture", action="store_true", help="thresholds and halves measured in different ways")
     meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
     meta.add_argument("--rows", type=int, default=20, metavar="N", help="axes: rows shown (0: all)")
     meta.add_argument("--plugin", action="append", default=[], metavar="FILE")
@@ -45,6 +46,7 @@ def run_meta(args: argparse.Namespace) -> int:
         utility=Path(args.utility) if args.utility else None,
         least_utility=args.least_utility,
         own_thresholds=args.own_thresholds,
+        accept_mixture=args.accept_mixture,
         floor=args.floor,
         rows=args.rows,
     )

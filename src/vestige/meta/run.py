@@ -36,6 +36,7 @@ class MetaAsk:
     utility: Path | None = None
     least_utility: float = UTILITY_FILTER
     own_thresholds: bool = False
+    accept_mixture: bool = False
     floor: float = FLOOR
     rows: int = 20
 
@@ -48,6 +49,8 @@ def meta(what: str, ask: MetaAsk) -> str:
         raise UserError(f"--floor is {ask.floor:g}; give a number between 0 and 1.")
     if ask.resamples < 0:
         raise UserError(f"--resamples is {ask.resamples}; give 0 (no intervals) or more.")
+    if ask.accept_mixture and what == "axes":
+        raise UserError("--accept-mixture is for thresholds and overall verdicts; an axis is never made of a mixture.")
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
@@ -62,13 +65,13 @@ def _faithfulness(ask: MetaAsk) -> str:
     judged = judge_pools(pools, ask.metrics, ask.resamples)
     sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
     sources |= {"left_out": dict(pools.left_out)} if pools.left_out else {}
-    body = files.meta_eval_json(judged, _before(ask.out), sources)
+    body = files.meta_eval_json(judged, _before(ask.out), sources, ask.accept_mixture)
     written = [
         files.write(ask.out, files.META_EVAL, body),
         files.write(ask.out, files.THRESHOLDS, files.thresholds_json(judged)),
     ]
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
-    apart = [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: ")]
+    apart = _mixtures(body)
     failed = [
         f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()
     ]
@@ -126,10 +129,11 @@ def _robustness(ask: MetaAsk) -> str:
         utility,
         ask.least_utility,
         ask.own_thresholds,
+        ask.accept_mixture,
         ask.resamples,
     )
     judged = judge_attacks(attacks, how, ask.metrics)
-    body = files.meta_eval_json(judged, _before(ask.out), found)
+    body = files.meta_eval_json(judged, _before(ask.out), found, ask.accept_mixture)
     names = [m.name for m in attacks.models]
     usable = files.usable_json(judged, utility, ask.least_utility, names, found)
     written = [files.write(ask.out, files.META_EVAL, body), files.write(ask.out, files.USABLE, usable)]
@@ -151,7 +155,11 @@ def _of_protocols(judged: Judged, how: Ask, body: Mapping[str, Any]) -> list[str
     out = (
         [f"no protocol is stated for the thresholds of {', '.join(silent)}: taken to be the models'"] if silent else []
     )
-    return [*out, *(f"{name}: {why}" for name, why in body["notes"].items() if name.startswith("no overall: "))]
+    return [*out, *_mixtures(body)]
+
+
+def _mixtures(body: Mapping[str, Any]) -> list[str]:
+    return [f"{name}: {why}" for name, why in body["notes"].items() if name.startswith(files.MIXED)]
 
 
 def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str, float | None] | None:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.errors import unknown_name
+from vestige.errors import UserError, unknown_name
 from vestige.models.diffusion import KINDS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "eager", "sdpa", "flash_attention_2")
 QUANTIZATIONS = ("4bit", "8bit")
+COMPUTE_DTYPES = ("bfloat16", "float16", "float32")  # the first is the default, as in published robustness tests
 
 # Keys of `extra` that say how to fetch files, not what the model is.
 HUB_KEYS = ("cache_dir", "token", "local_files_only", "force_download")
@@ -33,12 +34,18 @@ class ModelArgs:
     revision: str | None = None
     trust_remote_code: bool = False
     quantization: str | None = None
+    compute_dtype: str | None = None  # what 4-bit layers multiply in; None: bfloat16, wherever it runs
     subfolder: str | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)  # other from_pretrained arguments
 
     @property
     def hub(self) -> dict[str, Any]:
         return {key: self.extra[key] for key in HUB_KEYS if key in self.extra}
+
+    @property
+    def computes_in(self) -> str | None:
+        """What 4-bit layers multiply in; None where there are none that we made."""
+        return (self.compute_dtype or COMPUTE_DTYPES[0]) if self.quantization == "4bit" else None
 
     @property
     def diffusion(self) -> str | None:
@@ -57,6 +64,11 @@ def check_names(args: ModelArgs) -> None:
     _check("attention", args.attention, ATTENTIONS)
     if args.quantization is not None:
         _check("quantization", args.quantization, QUANTIZATIONS)
+    if args.compute_dtype is not None:
+        _check("compute_dtype", args.compute_dtype, COMPUTE_DTYPES)
+        if args.quantization != "4bit":
+            said = f"quantization is {args.quantization}" if args.quantization else "no quantization is asked for"
+            raise UserError(f"compute_dtype is what 4-bit layers multiply in, and {said}; leave it out.")
     if args.diffusion is not None:
         _check("diffusion", args.diffusion, KINDS)
 

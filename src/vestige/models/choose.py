@@ -82,14 +82,14 @@ def needed_bytes(stored: int, config: dict[str, Any], args: ModelArgs) -> int:
     return stored
 
 
-def quantization_config(mode: str, dtype: Any, config: dict[str, Any]) -> Any:
+NF4 = {"quant_type": "nf4", "use_double_quant": False}  # as bitsandbytes names them, without its bnb_4bit_
+
+
+def quantization_config(args: ModelArgs) -> Any:
     """bitsandbytes' settings: NF4 without double quantisation, or LLM.int8()."""
-    import torch
     from transformers import BitsAndBytesConfig
 
-    if mode == "8bit":
+    if args.quantization == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True)
-    if dtype == "auto":
-        name = str(config.get("dtype") or config.get("torch_dtype") or "bfloat16")
-        dtype = getattr(torch, name)
-    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype)
+    settings = {f"bnb_4bit_{key}": value for key, value in NF4.items()}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=args.computes_in, **settings)

@@ -3,15 +3,29 @@
 Weights are quantised in blocks of 64, one row after the other. On a CPU, bitsandbytes (0.50) reads them back wrongly
 where a block reaches from one row into the next, that is where the width of a layer is no multiple of the block size:
 weights get the scale of a neighbouring block. Small models have such layers. The same data read as one long row
-come out right, so a layer for which that makes a difference gets the right numbers, as plain weights.
+come out right, so a layer for which that makes a difference gets the right numbers, as plain weights that are
+multiplied in the same type.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
-RULE = "4-bit, rule 2"  # part of what evidence is kept under: it changes when the same files would be read otherwise
+RULE = "4-bit, rule 3"  # part of what evidence is kept under: it changes when the same files would be read otherwise
+
+
+def compute_dtype(model: Any) -> str | None:
+    """What the 4-bit layers of a model multiply in; None for a model without any."""
+    found = (getattr(layer, "compute_dtype", None) for layer in model.modules())
+    first = next((dtype for dtype in found if dtype is not None), None)
+    return None if first is None else str(first).removeprefix("torch.")
+
+
+def precision(model: Any) -> str:
+    """What a model's products are rounded to: its own type, or that of its 4-bit layers."""
+    return compute_dtype(model) or str(model.dtype).removeprefix("torch.")
 
 
 def repair(model: Any) -> list[str]:
@@ -28,7 +42,7 @@ def repair(model: Any) -> list[str]:
             broken[name] = (layer, right)
     for name, (layer, weight) in broken.items():
         parent, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(parent), leaf, _plain(weight, layer.bias))
+        setattr(model.get_submodule(parent), leaf, _plain(weight, layer.bias, layer.compute_dtype))
     return sorted(broken)
 
 
@@ -45,12 +59,30 @@ def _as_read(weight: Any, state: Any) -> Any:
     return dequantize_4bit(weight.data, state)
 
 
-def _plain(weight: Any, bias: Any) -> Any:
+@functools.cache
+def _plain_layer() -> type:
+    import torch
+
+    class PlainLayer(torch.nn.Linear):
+        """What bitsandbytes makes of a 4-bit layer: products in the compute type, out in the type that came in."""
+
+        compute_dtype: Any = None
+
+        def forward(self, input: Any) -> Any:
+            dtype = self.compute_dtype or input.dtype
+            bias = None if self.bias is None else self.bias.to(dtype)
+            return torch.nn.functional.linear(input.to(dtype), self.weight.to(dtype), bias).to(input.dtype)
+
+    return PlainLayer
+
+
+def _plain(weight: Any, bias: Any, dtype: Any) -> Any:
     import torch
 
     rows, columns = weight.shape
-    layer = torch.nn.Linear(columns, rows, bias=bias is not None, dtype=weight.dtype)
+    layer = _plain_layer()(columns, rows, bias=bias is not None, dtype=weight.dtype)
     layer.weight = torch.nn.Parameter(weight, requires_grad=False)
+    layer.compute_dtype = dtype
     if bias is not None:
         layer.bias = bias
     return layer.eval()

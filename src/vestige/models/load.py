@@ -27,7 +27,7 @@ from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, 
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
 from vestige.models.fingerprint import Watch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
-from vestige.models.four_bit import repair
+from vestige.models.four_bit import compute_dtype, repair
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
@@ -49,6 +49,7 @@ class LoadedModel:
     device: str
     attention: str
     quantization: str | None = None
+    compute_dtype: str | None = None  # of 4-bit layers
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
     notes: list[str] = field(default_factory=list)
@@ -156,6 +157,7 @@ def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> Loaded
         device=str(getattr(model, "device", None) or getattr(first, "device", "cpu")),
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
         quantization=_quantization(model, config),
+        compute_dtype=compute_dtype(model),
     )
 
 
@@ -187,7 +189,7 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     if attention:
         settings["attn_implementation"] = attention
     if args.quantization:
-        settings["quantization_config"] = choose.quantization_config(args.quantization, dtype, config)
+        settings["quantization_config"] = choose.quantization_config(args)
     if place.gguf:
         # The whole path, because transformers looks for a bare name in the current directory first.
         settings |= {"gguf_file": str(place.gguf), **_unpack_gguf()}
@@ -233,7 +235,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):
         notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}.")
     if settings["dtype"] is torch.float32:
-        _keep_float32(model)
+        _without_fast_path(model)
     if place.gguf:
         _forget_packing(model)
         notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
@@ -272,10 +274,11 @@ def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
     )
 
 
-def _keep_float32(model: Any) -> None:
-    """Stop bitsandbytes from computing 4-bit layers in bfloat16 on CPUs that can, when float32 was chosen.
+def _without_fast_path(model: Any) -> None:
+    """4-bit layers multiply in the type that was asked for, on every CPU alike.
 
-    Its fast path moves logits by tenths, and would make a number depend on the machine.
+    On CPUs with bfloat16 instructions bitsandbytes packs weights in its own way and computes in bfloat16, whatever its
+    compute type: logits move by tenths, and a number would depend on the machine.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):

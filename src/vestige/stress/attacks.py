@@ -13,6 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.models.args import check_names
+from vestige.models.checks import need_package
+from vestige.models.choose import quantization_config
+from vestige.models.identity import held
 from vestige.models.load import ModelArgs, load_model
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.objectives import ChatRow
@@ -32,23 +36,41 @@ class Attacked:
     path: str
     quantization: str | None = None
     notes: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # every one in effect, defaults and substitutes included
+    compute_dtype: str | None = None  # what 4-bit layers multiply in
 
 
 def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe = RELEARNING) -> Attacked:
     """Fine-tunes a copy on the rows. Give rows other than those measured, and the attack cannot teach the answers."""
     loaded = load_model(args)
+    where = {"dtype": loaded.dtype, "device": loaded.device}
     trained = train(loaded, Lesson(rows), out, recipe)
-    return Attacked(str(out), notes=tuple(trained.notes), settings=trained.settings)
+    done = trained.settings
+    more = {
+        "effective_batch_size": done["batch_size"] * done["accumulation"],
+        "precision": f"bfloat16 mixed, weights {loaded.dtype}" if done["bf16"] else loaded.dtype,
+        "rows": len(rows),
+        "steps": len(trained.losses),
+    }
+    return Attacked(str(out), notes=tuple(trained.notes), settings={**done, **where, **more})
 
 
-def quantise(args: ModelArgs, bits: int = 4) -> Attacked:
+def quantise(args: ModelArgs, bits: int = 4, compute_dtype: str | None = None) -> Attacked:
     """The same files, to be read in 4-bit NF4 or with LLM.int8(); nothing is written."""
     if bits not in BITS:
         raise unknown_name("number of bits", str(bits), [str(b) for b in BITS])
     if args.quantization:
         raise UserError(f"'{args.path}' is already read in {args.quantization}; attack the whole weights.")
-    return Attacked(args.path, BITS[bits], settings={"bits": bits})
+    asked = replace(args, quantization=BITS[bits], compute_dtype=compute_dtype)
+    check_names(asked)
+    need_package("bitsandbytes", "quant", f"{asked.quantization} quantisation")
+    # Asked of the object that transformers gets, so that what is recorded is what is used.
+    said = quantization_config(asked).to_dict()
+    names = ("llm_int8_threshold",) if bits == 8 else tuple(k for k in said if k.startswith("bnb_4bit_"))
+    settings = {name.removeprefix("bnb_4bit_"): said[name] for name in names}
+    kind = {} if bits == 4 else {"quant_type": "LLM.int8()"}
+    whole = {"bits": bits, "quantization": asked.quantization, **kind, **settings, "dtype": held(asked)["dtype"]}
+    return Attacked(args.path, asked.quantization, settings=whole, compute_dtype=asked.computes_in)
 
 
 def prune(args: ModelArgs, share: float, out: Path) -> Attacked:
@@ -61,7 +83,8 @@ def prune(args: ModelArgs, share: float, out: Path) -> Attacked:
     if share and not zeroed:
         raise UserError(f"'{args.path}' has no linear layers that could be pruned.")
     save_model(replace(loaded, model=model), out)
-    return Attacked(str(out), settings={"share": share, "weights_zeroed": zeroed})
+    settings = {"share": share, "weights_zeroed": zeroed, "dtype": loaded.dtype, "device": loaded.device}
+    return Attacked(str(out), settings=settings)
 
 
 def prune_weights(model: Any, share: float) -> int:

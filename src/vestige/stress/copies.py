@@ -16,12 +16,17 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.engine.config import RunConfig
 from vestige.errors import UserError
+from vestige.models.args import ModelArgs
+from vestige.models.fingerprint import fingerprint
+from vestige.store.files import read_json
+from vestige.store.results import versions
 from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
 
 PRUNED_SHARE = 0.3  # when nothing else is said
+RECORD = "attack.json"  # in an attacked copy: every setting in effect
 
 
 @dataclass(frozen=True)
@@ -87,14 +92,33 @@ def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None
 
 
 def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesson: Lesson | None, place: Path) -> Any:
-    """Attacks the model of a run; a copy, where the attack makes one, goes to `place`.
+    """Attacks the model of a run; a copy, where the attack makes one, goes to `place` and says how it was made.
 
-    Settings: bits of quantise, share of prune, steps and fields of a Recipe of relearn.
+    Settings: bits and compute_dtype of quantise, share of prune, steps and fields of a Recipe of relearn.
     """
     from vestige.engine.prepare import model_args
-    from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
 
     args = model_args(run)
+    attacked = _attacked(kind, settings, args, run, lesson, place)
+    if place.is_dir():
+        said = {"attack": kind, "settings": dict(attacked.settings), "notes": list(attacked.notes)}
+        made_of = {"name": args.path, "fingerprint": fingerprint(args)}
+        body = {**said, "model": made_of, "versions": versions()}
+        create_bytes(place / RECORD, json.dumps(body, indent=2, default=str).encode())
+    return attacked
+
+
+def settings_of(checkpoint: Path) -> dict[str, Any]:
+    """The settings in effect when an attack of ours made this checkpoint; none where an older version did."""
+    record = checkpoint / RECORD
+    return dict(read_json(record)["settings"]) if record.is_file() else {}
+
+
+def _attacked(
+    kind: str, settings: Mapping[str, Any], args: ModelArgs, run: RunConfig, lesson: Lesson | None, place: Path
+) -> Any:
+    from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
+
     if kind == "quantise":
         return quantise(args, **settings)
     if kind == "prune":

@@ -33,6 +33,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--keep", action="store_true", help="keep attacked checkpoints in OUT/checkpoints")
     p.add_argument("--plot", metavar="FILE", help="draw recovery against budget (FILE_ATTACK.png)")
     p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="of leak's samples (default: 1)")
+    p.add_argument("--compute-dtype", metavar="NAME", help="quantise=4: bfloat16 (default) | float16 | float32")
     p.add_argument("--epochs", type=float, metavar="N", help="relearn: default 1")
     p.add_argument("--lr", type=float, metavar="X", help="relearn: default 2e-5")
     p.add_argument("--batch-size", type=int, metavar="N", help="relearn: default 8")
@@ -63,6 +64,7 @@ def run_stress(args: argparse.Namespace) -> int:
         held_out=args.held_out,
         keep=args.keep,
         temperature=args.temperature,
+        compute_dtype=args.compute_dtype,
         settings={name: value for name, value in said.items() if value not in (None, False)},
         progress=True,
     )

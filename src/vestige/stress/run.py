@@ -64,6 +64,7 @@ class Stress:
     held_out: bool = False
     keep: bool = False
     temperature: float = 1.0
+    compute_dtype: str | None = None  # quantise: what 4-bit layers multiply in
     settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Ask
     progress: bool = False  # a bar of evaluations
 
@@ -77,6 +78,7 @@ class Row:
     budget: float | None
     values: dict[str, float | None]
     notes: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)  # of the attack, every one in effect
 
 
 def stress(ask: Stress) -> list[Row]:
@@ -84,6 +86,8 @@ def stress(ask: Stress) -> list[Row]:
     for name in ask.attacks:
         if name not in BUDGETS:
             raise unknown_name("attack", name, BUDGETS)
+    if ask.compute_dtype and not ("quantise" in ask.attacks and 4 in _budgets(ask, "quantise")):
+        raise UserError("--compute-dtype is for quantise=4, which is not among the attacks; leave it out.")
     _keep_apart(ask)
     with writing(ask.out):
         return _stress(ask)
@@ -164,17 +168,19 @@ class Subject:
     def _row(self, attack: str, budget: float) -> Row:
         label = f"{attack}-{budget:g}"
         if attack in PROMPTS:
-            run = under_prompt(self._run(self.path, label), self._prompt(attack, budget))
-            return Row(self.who, attack, budget, self._measure(run))
+            change = self._prompt(attack, budget)
+            run = under_prompt(self._run(self.path, label), change)
+            return Row(self.who, attack, budget, self._measure(run), settings=change({"args": {}})["args"])
         with scratch(self.ask.out) as made:
             attacked = self._attack(attack, budget, made / label)
             if self.ask.keep and (made / label).is_dir():
                 kept = self.ask.out / "checkpoints" / self.who / label
                 install(made / label, kept)
                 attacked = replace(attacked, path=str(kept))
-            more = {"quantization": attacked.quantization} if attacked.quantization else {}
+            read = {"quantization": attacked.quantization, "compute_dtype": attacked.compute_dtype}
+            more = {key: value for key, value in read.items() if value}
             run = self._run(attacked.path, label, overwrite=True, **more)
-            return Row(self.who, attack, budget, self._measure(run), list(attacked.notes))
+            return Row(self.who, attack, budget, self._measure(run), list(attacked.notes), dict(attacked.settings))
 
     def _prompt(self, attack: str, budget: float) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
         change = PROMPTS[attack]
@@ -185,6 +191,8 @@ class Subject:
 
     def _attack(self, attack: str, budget: float, place: Path) -> Any:
         settings: dict[str, Any] = {"bits": int(budget)} if attack == "quantise" else {"share": float(budget)}
+        if attack == "quantise" and int(budget) == 4 and self.ask.compute_dtype:
+            settings["compute_dtype"] = self.ask.compute_dtype
         if attack == "relearn":
             settings = {**self.ask.relearning, "steps": int(budget)}
         return attack_weights(attack, settings, self._run(self.path, "before"), self._lesson(), place)
@@ -199,7 +207,8 @@ class Subject:
         out = []
         for budget in budgets:
             best = [expected_best(values, int(budget)) for values in by_row]
-            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: mean(best)}))
+            said = {"do_sample": True, "temperature": self.ask.temperature, "seeds": list(range(len(samples)))}
+            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: mean(best)}, settings=said))
         return out
 
     def _sample(self, seed: int) -> dict[str, float]:

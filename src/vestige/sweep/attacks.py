@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
+from vestige.models.args import ModelArgs, check_names
 
 # What may be set, and of which type; YAML takes 1e-3 for text. Fields of a Recipe keep their names.
 SETTINGS: dict[str, dict[str, type]] = {
@@ -32,7 +33,7 @@ SETTINGS: dict[str, dict[str, type]] = {
         "held_out": bool,
         "data": str,
     },
-    "quantise": {"bits": int},
+    "quantise": {"bits": int, "compute_dtype": str},
     "prune": {"share": float},
 }
 LESSON = ("examples", "held_out", "data")  # what is taught, not how
@@ -57,6 +58,18 @@ class Attack:
     def quantization(self) -> str | None:
         """How the checkpoint is to be read; then there is no copy to make."""
         return SUITE_BITS[self.settings.get("bits", 4)] if self.kind == "quantise" else None
+
+    @property
+    def compute_dtype(self) -> str | None:
+        """What 4-bit layers multiply in."""
+        said = self.settings.get("compute_dtype")
+        return ModelArgs("", quantization=self.quantization, compute_dtype=said).computes_in
+
+    @property
+    def reading(self) -> dict[str, str]:
+        """How the checkpoint is to be read, for those who read it."""
+        said = {"quantization": self.quantization, "compute_dtype": self.compute_dtype}
+        return {key: value for key, value in said.items() if value}
 
     @property
     def held_out(self) -> bool:
@@ -138,6 +151,8 @@ def _check_values(attack: Attack) -> None:
             raise UserError(f"The setting '{key}' of the attack '{attack.name}' must be above 0.")
     if attack.settings.get("bits", 4) not in SUITE_BITS:
         raise unknown_name("number of bits", str(attack.settings["bits"]), map(str, SUITE_BITS), "(in the plan)")
+    if "compute_dtype" in attack.settings:
+        check_names(ModelArgs("", quantization=attack.quantization, compute_dtype=attack.settings["compute_dtype"]))
     if not 0 <= attack.settings.get("share", 0) < 1:
         raise UserError(
             f"The share of weights to prune must be at least 0 and below 1, it is {attack.settings['share']}."

@@ -14,7 +14,7 @@ from vestige.depth.ask import DepthAsk, make_ask
 from vestige.errors import UserError, unknown_name
 
 SUITE = "depth"
-OURS = {"unlearned", "out", "s1_cache", "progress", "quantization"}  # what a sweep says itself
+OURS = {"unlearned", "out", "s1_cache", "progress", "quantization", "compute_dtype"}  # what a sweep says itself
 FLAGS = {f.name for f in fields(DepthAsk)} - OURS
 
 

@@ -28,12 +28,13 @@ def add_verbs(verbs: Any) -> None:
         "--clean", nargs="?", const="stale", choices=("stale", "all"), help="remove runs not in the plan, or all runs"
     )
     job = verbs.add_parser("job", help="run any vestige command as a Kubernetes Job (a sweep as a RayJob)")
+    job.add_argument("job", nargs="*", metavar="NAME", help="of the job (default: vestige), as --set name=NAME")
     job.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="gpu.type=A100-40, image=...")
     job.add_argument("--file", metavar="FILE", help="YAML with the same settings")
     job.add_argument("--kind", choices=("job", "rayjob"), help="default: rayjob for sweep, job for the rest")
     job.add_argument("--dry-run", action="store_true", help="print it, do not submit it")
-    job.epilog = "After `--`: the command as you would type it, without `vestige`."
-    job.set_defaults(do=run_job, command=[])
+    job.epilog = "After `--`: the command as you would type it, with or without the word `vestige`."
+    job.set_defaults(do=run_job, command=[], late="job")
 
 
 def run_sweep(args: argparse.Namespace) -> int:
@@ -91,7 +92,8 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 def run_job(args: argparse.Namespace) -> int:
     from vestige.sweep.job import check, read_settings, render, submit, to_yaml
 
-    body = render(read_settings(args.set, Path(args.file) if args.file else None), args.command, args.kind)
+    file = Path(args.file) if args.file else None
+    body = render(read_settings(args.set, file, _name(args.job, args.set)), args.command, args.kind)
     checked = check(body)
     if args.dry_run:
         print(to_yaml(body), end="")
@@ -99,3 +101,12 @@ def run_job(args: argparse.Namespace) -> int:
         return 0
     print(submit(body))
     return 0
+
+
+def _name(words: Sequence[str], said: Sequence[str]) -> str | None:
+    """The job's name, where it is given as a word of its own."""
+    if len(words) > 1:
+        raise UserError(f"A job has one name; '{words[1]}' is one more (a command is written after `--`).")
+    if words and any(word.startswith("name=") for word in said):
+        raise UserError(f"The job is named twice: '{words[0]}' and --set name=...; give one of them.")
+    return words[0] if words else None

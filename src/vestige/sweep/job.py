@@ -28,8 +28,8 @@ SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 Settings = Mapping[str, Any]
 
 
-def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[str, Any]:
-    """Our settings, a file's laid over them, and KEY=VALUE words over both."""
+def read_settings(words: Sequence[str] = (), file: Path | None = None, name: str | None = None) -> dict[str, Any]:
+    """Our settings, a file's laid over them, and KEY=VALUE words (and a name given by itself) over both."""
     settings: dict[str, Any] = read_yaml(SETTINGS)
     if file is not None:
         try:
@@ -48,6 +48,8 @@ def read_settings(words: Sequence[str] = (), file: Path | None = None) -> dict[s
             _lay_over(settings, _nested(key.split("."), parse_yaml(value)), "")
         except ValueError as error:
             raise UserError(f"Cannot read the value of --set {word}: {error}.") from None
+    if name is not None:
+        settings["name"] = name
     return _checked(settings)
 
 
@@ -86,8 +88,8 @@ def render(settings: Settings, command: Sequence[str], kind: str | None = None) 
     """The manifest of a command. A sweep becomes a RayJob unless told otherwise."""
     if not command:
         raise UserError("No command given; write it after `--`, as in `vestige job --dry-run -- eval tofu --model M`.")
-    if command[0] == "vestige":
-        raise UserError("Leave out the word `vestige` after `--`: write `vestige job -- eval ...`.")
+    if command[0] == "vestige":  # as one types it elsewhere; the image's program is put in front in any case
+        return render(settings, command[1:], kind)
     if command[0].startswith("-") or command[0] == "job":
         raise UserError(f"'{command[0]}' is not a command to run in a job; write a verb after `--`, as in `-- eval`.")
     _refuse_secrets(settings, command)

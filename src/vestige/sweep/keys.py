@@ -15,6 +15,7 @@ from typing import Any
 
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.models.four_bit import RULE
 from vestige.models.identity import COLLECTED, libraries, library, says_today, stored_dtype, tokenizer_files
 from vestige.models.locate import locate
 
@@ -27,9 +28,11 @@ def checkpoint_parts(args: ModelArgs, dated: bool = False) -> list[str]:
     """
     tools = {**libraries("model", bool(args.quantization)), "tokenizers": library("tokenizers")}
     if not is_local(args.path):
-        return [f"hub:{args.path}", str(args.revision), json.dumps(tools, sort_keys=True)]
+        four_bit = [RULE, args.computes_in] if args.computes_in else []
+        return [f"hub:{args.path}", str(args.revision), json.dumps(tools, sort_keys=True), *four_bit]
     tools |= libraries(locate(args).kind, bool(args.quantization))
     parts = [fingerprint(args), json.dumps(tools, sort_keys=True), *tokenizer_files(args)]
+    parts += [RULE, args.computes_in] if args.computes_in else []
     parts += [stored_dtype(args)] if args.dtype == "auto" else []
     return parts + ([datetime.date.today().isoformat()] if not dated and says_today(args) else [])
 

@@ -13,6 +13,7 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
+from vestige.models.choose import NF4
 from vestige.schema import check_form
 from vestige.secrets import note_tree
 from vestige.stress.held_out import held_paths
@@ -37,6 +38,7 @@ class Model:
     path: str
     flags: Mapping[str, Any] = field(default_factory=dict)  # fields of Ask, for this model only
     memory: int | None = None
+    attack: bool | None = None  # None: unless it is the full model
 
 
 @dataclass(frozen=True)
@@ -179,11 +181,13 @@ def _models(said: Any) -> tuple[Model, ...]:
 
 def _model(name: Any, body: Any) -> Model:
     flags = dict(body) if isinstance(body, dict) else {"path": body}
-    path, memory = flags.pop("path", None), flags.pop("memory", None)
+    path, memory, attack = (flags.pop(key, None) for key in ("path", "memory", "attack"))
     if not path:
         raise UserError(f"The model '{name}' of the plan has no path; write {name}: PATH.")
+    if attack not in (None, True, False):
+        raise UserError(f"'attack' of the model '{name}' of the plan must be true or false, it is {attack!r}.")
     _check_flags(flags, f"of the model '{name}'")
-    return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"))
+    return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
 
 
 def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...], str | None]:
@@ -250,7 +254,30 @@ def _with_attacks(plan: Plan) -> Plan:
         said = [*(m.flags for m in plan.models), *plan.suites.values()]
         if attack.quantization and any(flags.get("quantization") for flags in said):
             raise UserError(f"The attack '{attack.name}' quantises models that the plan already reads quantised.")
+    if plan.attacks and not any(is_attacked(plan, m) for m in plan.models):
+        name = plan.models[0].name
+        raise UserError(
+            "The plan has attacks and no model to attack: the full model is attacked only where its entry says so "
+            f"(models: {{{name}: {{path: PATH, attack: true}}}})."
+        )
     return replace(plan, held=held)
+
+
+def full_model(plan: Plan) -> str | None:
+    """The model before unlearning: what a depth suite says, else the one called `full`."""
+    said = [flags["full"] for name, flags in plan.suites.items() if plan.is_depth(name)]
+    found: list[Model] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
+    return found[0].name if found else None
+
+
+def is_attacked(plan: Plan, model: Model) -> bool:
+    """What the model's entry says; without a word every model but the full one, whose attacked copies nothing reads."""
+    return model.attack if model.attack is not None else model.name != full_model(plan)
+
+
+def spared(plan: Plan) -> list[str]:
+    """Models that the plan's attacks leave alone."""
+    return [m.name for m in plan.models if plan.attacks and not is_attacked(plan, m)]
 
 
 def attacked_place(plan: Plan, model: str, attack: Attack) -> Path:
@@ -269,7 +296,7 @@ def _ask(plan: Plan, model: Model, suite: str, attack: Attack | None) -> dict[st
     said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
     said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
-    said |= {"quantization": attack.quantization} if attack and attack.quantization else {}
+    said |= attack.reading if attack else {}
     if suite in plan.retain_suites and model.name != plan.retain:
         said["retain_logs"] = str(run_directory(plan, str(plan.retain), suite, None))
     elif suite in plan.retain_suites and attack is not None:
@@ -277,11 +304,11 @@ def _ask(plan: Plan, model: Model, suite: str, attack: Attack | None) -> dict[st
     return said
 
 
-def _depth_ask(plan: Plan, suite: str, unlearned: str, out: Path, quantization: str | None) -> dict[str, Any]:
+def _depth_ask(plan: Plan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model's own flags only its quantisation counts here: full and retain are read alike for all models."""
     said = {**plan.suites[suite], "unlearned": [unlearned], "out": str(out), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
-    return {**said, "s1_cache": str(s1_place(plan, suite) / "s1_cache"), "quantization": quantization}
+    return {**said, "s1_cache": str(s1_place(plan, suite) / "s1_cache"), "quantization": None, **reading}
 
 
 def s1_place(plan: Plan, suite: str) -> Path:
@@ -304,7 +331,7 @@ def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 
     tasks += [
         task
         for model in plan.models
-        for attack in (None, *plan.attacks)
+        for attack in (None, *(plan.attacks if is_attacked(plan, model) else ()))
         for task in _tasks_of(plan, model, attack, threads)
         if model in chosen or task.id in first
     ]
@@ -317,7 +344,7 @@ def _s1_tasks(plan: Plan, threads: int) -> list[Task]:
     for suite, flags in plan.suites.items():
         if plan.is_depth(suite):
             id, place = f"s1/{suite}", s1_place(plan, suite)
-            ask = {**_depth_ask(plan, suite, flags["retain"], place, None), "baselines": [], "plots": False}
+            ask = {**_depth_ask(plan, suite, flags["retain"], place, {}), "baselines": [], "plots": False}
             memory = _largest(weights_memory(flags["full"]), weights_memory(flags["retain"]))
             more: dict[str, Any] = {"log": str(log_file(plan, id)), "free_space": plan.free_space, "memory": memory}
             more |= {"threads": threads, "gpus": plan.gpus, "plugins": plan.plugins}
@@ -346,9 +373,9 @@ def _tasks_of(plan: Plan, model: Model, attack: Attack | None, threads: int) -> 
         id = f"{suite}/{directory.name}"
         more = {**common, "out": str(directory), "log": str(log_file(plan, id)), "free_space": plan.free_space}
         if plan.is_depth(suite):
-            quantization = attack.quantization if attack else None
-            source = _read_from(plan, model, attack)
-            ask = _depth_ask(plan, suite, source, directory, quantization or model.flags.get("quantization"))
+            own = {k: v for k in ("quantization", "compute_dtype") if (v := model.flags.get(k))}
+            reading = {**own, **(attack.reading if attack else {})}
+            ask = _depth_ask(plan, suite, _read_from(plan, model, attack), directory, reading)
             held = _largest(memory, weights_memory(plan.suites[suite]["full"]))
             out.append(Task(id=id, kind="depth", ask=ask, needs=(*first, f"s1/{suite}"), memory=held, **more))
             continue
@@ -364,7 +391,7 @@ def _how(plan: Plan, model: Model, attack: Attack | None) -> dict[str, Any]:
     if attack is None:
         return {}
     if attack.quantization:
-        return {**attack.to_json(), "quantization": attack.quantization}
+        return {**attack.to_json(), **(NF4 if attack.compute_dtype else {}), **attack.reading}
     suite = next(iter(plan.teaching_suites.values()), {"suite": "tofu"})
     out = {**attack.to_json(), "teaching": {k: v for k, v in {**suite, **model.flags}.items() if k in TEACHING}}
     return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.kind == "relearn" else out

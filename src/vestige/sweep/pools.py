@@ -14,7 +14,7 @@ from typing import Any
 
 from vestige.store.files import write_bytes
 from vestige.sweep.attacks import STATES, Attack
-from vestige.sweep.plan import Model, Plan, make_tasks, run_directory
+from vestige.sweep.plan import Plan, full_model, make_tasks, run_directory
 from vestige.sweep.tasks import is_done
 
 
@@ -26,13 +26,6 @@ def write_meta(plan: Plan) -> list[Path]:
     unlearned = [m.name for m in plan.models if m.name not in (plan.retain, full_model(plan))]
     written = [_write(plan, name, _robustness(plan, unlearned, states, done)) for name, states in _files(plan).items()]
     return [*written, _write(plan, "axes.yaml", _axes(plan, unlearned, done))]
-
-
-def full_model(plan: Plan) -> str | None:
-    """The model before unlearning: what a depth suite says, else the one called `full`."""
-    said = [flags["full"] for name, flags in plan.suites.items() if plan.is_depth(name)]
-    found: list[Model] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
-    return found[0].name if found else None
 
 
 def _files(plan: Plan) -> dict[str, dict[str, Attack]]:

@@ -28,7 +28,7 @@ from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.depth import depth_numbers
 from vestige.sweep.disk import Cleaner, fetching_ahead
-from vestige.sweep.plan import Plan, log_file, make_tasks
+from vestige.sweep.plan import Plan, log_file, make_tasks, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, State
 from vestige.sweep.pools import write_meta
 from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done
@@ -73,6 +73,8 @@ def sweep(plan: Plan, how: How) -> int:
     fetching = fetching_ahead(tasks, plan.prefetch, plan.free_space)
     with surviving_hangup(), Board(tasks, plan.out / "sweep.log") as board, fetching as ahead:
         board.say(f"{len(tasks)} tasks, results in {plan.runs}, this text in {plan.out / 'sweep.log'}")
+        for name in spared(plan):
+            board.say(f"{name} is not attacked; attack: true in its entry of the plan asks for that")
 
         def watch(task: Task, state: State) -> None:
             _note(plan, task, state)

@@ -30,7 +30,7 @@ from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
-from vestige.stress.copies import Lesson, attack_weights, rows_file
+from vestige.stress.copies import Lesson, attack_weights, rows_file, settings_of
 from vestige.sweep.attacks import LESSON, SETTINGS
 from vestige.sweep.depth import run_depth, to_ask
 from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
@@ -176,7 +176,7 @@ def _identities(task: Task) -> list[str]:
     template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
     dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]
-    plain = [replace(args, quantization=None) if task.how.get("quantization") else args for args in found]
+    plain = [replace(args, quantization=None, compute_dtype=None) if task.how.get("quantization") else args for args in found]
     return [part for args in plain for part in checkpoint_parts(args, dated)]
 
 
@@ -280,8 +280,20 @@ def _sign(task: Task, key: str) -> None:
     """The task's note beside its results, as one more file of the sealed run."""
     with writing(Path(task.out)):
         # A report reads the attack: a sweep that was killed has no sweep.json to say which runs are of attacked copies.
-        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key, "attack": task.attack})
+        said = {"settings": settings} if (settings := _settings(task)) else {}
+        write_json(Path(task.out) / NOTE, {"id": task.id, "key": key, "attack": task.attack, **said})
         add(Path(task.out), NOTE)
+
+
+def _settings(task: Task) -> dict[str, Any]:
+    """Every setting in effect of the attack before this run: the copy says its own, and is removed before long."""
+    if task.attack is None:
+        return {}
+    how = {k: v for k, v in task.how.items() if k != "teaching"}
+    if task.how.get("quantization") or task.how["attack"] not in SETTINGS:
+        return how  # no copy, or a plug-in's, which may bring the record of an attack before
+    copy = task.ask["unlearned"][0] if task.kind == "depth" else task.ask["model"]
+    return {**how, **settings_of(Path(str(copy)))}
 
 
 def _measure_depth(task: Task) -> None:

@@ -17,6 +17,7 @@ from vestige.report.format import Report, empty_report, plain
 from vestige.report.gather import Found, Source, source_json
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
+from vestige.report.old_keys import attack_facts
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
@@ -49,12 +50,13 @@ class Work:
     trajectories: list[tuple[Source, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+    attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
 
 
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
     """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
-    work = Work(found, Roster(), {}, {}, {}, [], {}, {})
+    work = Work(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
     work.roster.name_roles(ask.full, ask.retain)
     _sweep_copies(work)
@@ -134,6 +136,18 @@ def _sweep_copies(work: Work) -> None:
         if of is not None:
             copy.role, copy.method = "other", attack
             work.swept.setdefault(of.id, {})[attack] = copy.id
+            work.attack_facts[attack] = _facts_of(work, attack)
+
+
+def _facts_of(work: Work, attack: str) -> dict[str, Any]:
+    """What the sweep, or the note beside a run of it, says of an attack."""
+    plans = [s.data["plan"] for s in work.found.of("sweep")]
+    said = [(plan.get("attack_facts") or {}).get(attack) for plan in plans]
+    tasks = [s.data["task"] for s in work.found.of("eval", "trajectory")]
+    said += [task.get("attack_facts") for task in tasks if task.get("attack") == attack]
+    of = [a[attack] for plan in plans if isinstance(a := plan.get("attacks"), dict) and isinstance(a.get(attack), dict)]
+    kind = next((str(how["attack"]) for how in of if how.get("attack")), attack)
+    return {**attack_facts(kind), **next((facts for facts in said if facts), {})}
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -83,7 +83,8 @@ def _attacks(work: Work, e: Entry, retain: Entry | None) -> list[dict[str, Any]]
             for metric, after in copy.values.items():
                 if metric in m.values and split_of(metric) == "forget" and not any(w in metric for w in SIDE):
                     before = m.values[metric]["v"]
-                    out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after))
+                    told = work.attack_facts[attack]
+                    out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after, told))
     return out
 
 
@@ -142,7 +143,7 @@ def recoveries(curves: Sequence[Mapping[str, Any]], full: Entry | None) -> list[
             if control is not None and c["budgets"][i] in control["budgets"]:
                 theirs = control["before"], control["values"][control["budgets"].index(c["budgets"][i])]
             knew = (full.values.get(c["metric"]) or {}).get("v") if full else None
-            new = Recovery(c["attack"], c["metric"], c["before"], after, *theirs, knew)
+            new = Recovery(c["attack"], c["metric"], c["before"], after, *theirs, knew, bool(c.get("teaches")))
             old = out.get(c["attack"])
             if old is None or _excess(new) > _excess(old):
                 out[c["attack"]] = new

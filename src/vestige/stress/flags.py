@@ -43,7 +43,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
     loading_flags(p)
-    plugin_flag(p, "attacks")
+    plugin_flag(p, "attacks, metrics, data sets")
     p.epilog = "Attacks: " + "; ".join(f"{record.name} {record.does}" for record in OURS.values()) + "."
 
 
@@ -55,7 +55,7 @@ def run_stress(args: argparse.Namespace) -> int:
     load_plugins(args.plugin)
     attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(OURS)
     given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
-    said = {name: getattr(args, name) for name in PASSED_ON}
+    said = {**{name: getattr(args, name) for name in PASSED_ON}, "plugins": args.plugin}
     ask = Stress(
         model=args.model,
         data=_folder(args.data),
@@ -70,7 +70,7 @@ def run_stress(args: argparse.Namespace) -> int:
         keep=args.keep,
         temperature=args.temperature,
         compute_dtype=args.compute_dtype,
-        settings={name: value for name, value in said.items() if value not in (None, False)},
+        settings={name: value for name, value in said.items() if value not in (None, False, [])},
         progress=True,
     )
     rows = stress(ask)

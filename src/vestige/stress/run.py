@@ -19,6 +19,7 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError
+from vestige.integrations.plugin_files import plugin_digests
 from vestige.journal import keep_apart, permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import number, table
@@ -91,7 +92,14 @@ def _stress(ask: Stress) -> list[Row]:
                 bar.add(1)
     plain = [asdict(row) for row in rows]
     facts = {attack: attack_named(attack).facts() for attack in ask.attacks}
-    body = {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask), "attacks": facts}
+    body: dict[str, Any] = {
+        "rows": plain,
+        "relearning": relearning_r(plain),
+        "asked": _described(ask),
+        "attacks": facts,
+    }
+    if ask.settings.get("plugins"):
+        body["plugins"] = plugin_digests(ask.settings["plugins"])
     write_json(ask.out / "stress.json", body)
     seal(ask.out, "stress")
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Plan:
 KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held"}
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
     from vestige.integrations.plugins import load_plugins
 
@@ -95,7 +95,7 @@ def read_plan(path: Path) -> Plan:
     for key in body:
         if key not in KEYS:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
-    plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
+    plugins = tuple(dict.fromkeys(str(p) for p in [*_list(body.get("plugins"), "plugins"), *more_plugins]))
     load_plugins(plugins)
     return _checked(_plan(body, path, plugins))
 

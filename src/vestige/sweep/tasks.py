@@ -21,6 +21,7 @@ from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError
+from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
@@ -34,7 +35,7 @@ from vestige.stress.copies import Lesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
 from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
-from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content, with_siblings
+from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
 from vestige.types import content_key
 from vestige.writing import append_to, install, remove, scratch
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.compare.verdict import Facts, Measure, Recovery, verdict
+from vestige.metrics.cards import is_attack
 from vestige.report import attacks_part, depth_part, rows_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
@@ -95,7 +96,7 @@ def facts(e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[
     """The few numbers a verdict looks at."""
     by_handler = [(m, handler_of(s, m)) for s in sources for m in s.data["results"]]
     forget = [(m, h) for m, h in by_handler if split_of(m) == "forget" and not any(w in m for w in SIDE)]
-    attacks = [m for m, h in by_handler if h.startswith("mia_")]
+    attacks = [m for m, h in by_handler if is_attack(h)]
 
     def first(handler: str) -> Measure | None:
         name = next((m for m, h in forget if h == handler and e.values.get(m, {}).get("v") is not None), None)

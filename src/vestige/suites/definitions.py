@@ -19,11 +19,9 @@ def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
     """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
     card = card_of(handler)
     collects = HANDLERS[handler].wants is not no_wants
-    names = [
-        *(ANSWER_POINTS if collects and (card is None or card.answer_points) else ()),
-        *(card.points if card else ()),
-    ]
-    return {name: POINTS[name](handler, d) for name in [*names, *(["attention mask"] if collects else [])]}
+    answers = ANSWER_POINTS if collects and (card is None or card.answer_points) else ()
+    names = [*answers, *(card.points if card else ()), *(["attention mask"] if collects else [])]
+    return {name: POINTS[name](handler, d) for name in names}
 
 
 def _empty(handler: str, d: Dialect) -> str:

@@ -87,7 +87,7 @@ OURS: dict[str, Card] = {
         group="says",
         answer_points=False,
         points=("stemmer", "text of the answer"),
-        example="rouge",
+        example="recall of words",
         example_is_value=False,
     ),
     "bleu": Card(
@@ -100,7 +100,7 @@ OURS: dict[str, Card] = {
         source="Papineni et al. 2002; smoothing: Lin and Och 2004",
         reading=lambda v: f"shares {_SHARE(v)} of its word sequences with the reference",
         group="says",
-        example="bleu",
+        example="word sequences",
     ),
     "extraction_strength_decided": Card(
         "1 - t / S, t the first denoising step from which on every token decided is right (step numbers F of the "

@@ -117,9 +117,6 @@ def all_growths(only: str | None, smallest: bool, repeat: int) -> Iterator[Growt
     for axis in AXES:
         if only not in (None, axis.capability):
             continue
-        if axis.job is jobs.report_page and not jobs.has_report():
-            print("report page: there is no such verb in this version; left out", flush=True)
-            continue
         yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1)
 
 

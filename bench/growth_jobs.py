@@ -124,12 +124,6 @@ def report_page(runs: int = 1) -> Work:
     return lambda: quietly(lambda: main(["report", *map(str, found), "--out", str(out)]))
 
 
-def has_report() -> bool:
-    from vestige import cli
-
-    return any(module.__name__.endswith("reporting") for module in cli.VERBS)
-
-
 def quietly(work: Work) -> Any:
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         status = work()

@@ -133,11 +133,7 @@ def write_rollouts(path: Path, data: Path) -> None:
 
 
 def chosen(only: str | None) -> list[str]:
-    from vestige.cli import VERBS
-
     names = list(COMMANDS)
-    if not any(module.__name__.endswith("reporting") for module in VERBS):
-        names.remove("report")
     needed = ("eval, retain", "eval") if only in ("eval", "eval, again", "score", "compare", "diff", "report") else ()
     return [n for n in names if only in (None, n) or n in needed]
 

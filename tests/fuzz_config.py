@@ -62,6 +62,19 @@ def run_meta_files(data: bytes, place: Path) -> None:
             read(path)
 
 
+def run_meta_checks(data: bytes, place: Path) -> None:
+    """Files of meta-evaluation put to the checklist, and results of attacks read."""
+    from vestige.meta.tree_meta import read_tree_attacks
+    from vestige.results.meta_checks import check_meta
+
+    for name in ("method_results.json", "meta_eval.json"):
+        written(place, f"checked/{name}", data)
+    with tolerant():
+        check_meta(place / "checked")
+    with tolerant():
+        read_tree_attacks({"quant": written(place, "quant/results.json", data)})
+
+
 def run_meta_numbers(data: bytes, place: Path) -> None:
     """Numbers of a pool file all the way to verdicts."""
     from vestige.meta.run import MetaAsk, meta
@@ -152,6 +165,17 @@ THRESHOLDS = {"em": {"threshold": 0.5, "direction": "keep_below", "protocol": "c
 USABLE = {"usable_models_per_metric": {"em": ["x"]},
           "criteria": {"metric_threshold_filter": {"thresholds": {"em": {"threshold": 0.5}}}}}  # fmt: skip
 RESULTS = {"m1": {"pool": "P", "metrics": {"em": 0.9}}, "m2": {"pool": "N", "metrics": {"em": 0.1}}}
+ATTACKED = {n: {"model_id": n, "metrics_before": {"em": 0.5, "mia_loss": 0.4}, "metrics_after_quant": {"em": 0.6}}
+            for n in ("retain", "npo")}  # fmt: skip
+ASKED = {
+    **META_EVAL, "overall": {"em": 0.68}, "versions": {}, "formulas": {}, "metrics": [{"key": "em", "label": "x"}],
+    "data_sources": {"pools": "x.yaml (0123456789ab)"},
+    "asked": {"robustness": {
+        "file": "../quant", "metrics": None, "resamples": 0, "rule": "symmetric", "least_utility": 0.8,
+        "own_thresholds": False, "floor": 0.05, "baseline": None, "thresholds": None, "utility": None,
+        "models": {"models": ["npo"]}, "read": {},
+    }},
+}  # fmt: skip
 SUMMARY = {
     "avg_em": 0.5, "avg_uds": 0.3, "metrics": {"ra_Q_A_Prob": 0.4}, "fluency": 0.9,
     "attacks": {"loss": {"auc": 0.7, "retain_auc": 0.5, "s_mia": 0.8}},

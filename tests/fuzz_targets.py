@@ -97,6 +97,12 @@ TARGETS: dict[str, Target] = {
             config.run_meta_files,
             json_seeds(config.METHOD_RESULTS, config.META_EVAL, config.THRESHOLDS, config.USABLE, config.RESULTS),
         ),
+        Target(
+            "meta.checks",
+            "json",
+            config.run_meta_checks,
+            json_seeds(config.METHOD_RESULTS, config.META_EVAL, config.ATTACKED, config.ASKED),
+        ),
         Target("meta.tree", "json", config.run_tree, json_seeds(config.SUMMARY)),
         Target("job", "yaml", config.run_job, text_seeds(config.JOB)),
         Target(

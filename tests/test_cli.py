@@ -12,7 +12,7 @@ import pytest
 
 from conftest import LAB
 from golden_tools import eval_args
-from vestige.cli import main
+from vestige.cli import VERBS, main, parser
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import Ask, to_run
 from vestige.engine.plan import Plan, make_plan
@@ -270,3 +270,9 @@ def test_a_metric_without_data_is_one_sentence_before_anything_runs(
         said = capsys.readouterr().err
         assert "Metric 'mine' (handler probability) names no data" in said and "Traceback" not in said
         assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_every_verb_is_declared_where_the_table_says() -> None:
+    assert list(parser().verbs) == list(VERBS)
+    for verb in VERBS:
+        assert verb in parser(verb).verbs

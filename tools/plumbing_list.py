@@ -60,9 +60,10 @@ fault("notes of loading do not reach the manifest", "engine/handles.py",
       "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
       "test_families.py::test_unused_tensors_and_notes_through_the_command_line")
 fault("identity without the 4-bit rule", "engine/handles.py",
-      'parts += [RULE] if self._quantization == "4bit" else []\n            parts +=', "parts +=", HAND)
+      'parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []\n            parts +=',
+      "parts +=", HAND)
 fault("a reference model is quantised too", "engine/handles.py",
-      "return ModelHandle(replace(handle.args, quantization=None))", "return handle", HAND)
+      "return ModelHandle(replace(handle.args, quantization=None, compute_dtype=None))", "return handle", HAND)
 fault("auto means float32 on a GPU too", "models/identity.py",
       '("float32" if device == "cpu" else stored_dtype(args))', '"float32"',
       STALE + "test_what_auto_means_on_a_gpu_is_in_the_key")
@@ -133,7 +134,8 @@ fault("our way of collecting left out", "sweep/keys.py", "return json.dumps(COLL
       'return ""', STALE + "test_sweep[our way to score answers]")
 fault("the version of a foreign harness left out", "sweep/keys.py",
       "return f\"lm_eval={library('lm_eval')}\" if ask.get(\"tasks\") else \"\"", 'return ""', HAND)
-fault("what a plug-in imports left out", "integrations/plugin_files.py", "for name in _imports(file):", "for name in ():",
+fault("what a plug-in imports left out", "integrations/plugin_files.py",
+      "for name in _imports(file):", "for name in ():",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
 fault("models that a metric names left out", "sweep/keys.py",
       "out += checkpoint_parts(ModelArgs(path=str(path)))", "pass",

@@ -5,35 +5,36 @@ from __future__ import annotations
 import argparse
 import difflib
 import gc
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from vestige import __version__
-from vestige.audit import flags as audit_flags
-from vestige.collapse import flags as collapse_flags
-from vestige.depth import flags as depth_flags
-from vestige.engine import flags as eval_flags
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
-from vestige.lab import flags as lab_flags
-from vestige.meta import flags as meta_flags
-from vestige.report import flags as report_flags
-from vestige.results import archive_flags
-from vestige.results import flags as result_flags
 from vestige.secrets import hiding_streams, note_variables, note_words
-from vestige.stress import flags as stress_flags
-from vestige.sweep import flags as sweep_flags
-from vestige.unlearn import flags as unlearn_flags
 
-VERBS = (
-    eval_flags, result_flags, audit_flags, lab_flags, depth_flags, collapse_flags, meta_flags, sweep_flags,
-    unlearn_flags, stress_flags, report_flags, archive_flags,
-)  # fmt: skip
+# Every verb, in the order of --help, and the module that declares its flags. Only the one at hand is imported.
+VERBS = {
+    **dict.fromkeys(("eval", "plan"), "engine.flags"),
+    **dict.fromkeys(("score", "compare", "diff", "ls", "explain", "import", "published"), "results.flags"),
+    "audit": "audit.flags",
+    **dict.fromkeys(("demo", "demo-meta"), "lab.flags"),
+    "depth": "depth.flags",
+    "collapse": "collapse.flags",
+    "meta": "meta.flags",
+    **dict.fromkeys(("sweep", "job"), "sweep.flags"),
+    **dict.fromkeys(("train", "unlearn"), "unlearn.flags"),
+    "stress": "stress.flags",
+    **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
+    **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
+}
 
 EXAMPLES = """examples:
   vestige demo                                        build a tiny lab and evaluate its models
@@ -54,8 +55,23 @@ EXAMPLES = """examples:
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
+class Parser(argparse.ArgumentParser):
+    """An argument parser that can name its options (for "did you mean") and its verbs."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self.options: list[str] = []
+        self.verbs: dict[str, Parser] = {}
+        super().__init__(*args, **settings)
+
+    def add_argument(self, *names: Any, **facts: Any) -> argparse.Action:
+        action = super().add_argument(*names, **facts)
+        self.options.extend(action.option_strings)
+        return action
+
+
+def parser(verb: str | None = None) -> Parser:
+    """The parser of one verb (and those declared with it), or of all."""
+    top = Parser(
         prog="vestige",
         description="Measures what a language model still knows after it was made to forget.",
         epilog=EXAMPLES,
@@ -63,32 +79,53 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"vestige {__version__}")
     verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for module in VERBS:
-        module.add_verbs(verbs)
-    for verb in verbs.choices.values():
-        verb.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
+    for module in dict.fromkeys([VERBS[verb]] if verb in VERBS else VERBS.values()):
+        importlib.import_module(f"vestige.{module}").add_verbs(verbs)
+    top.verbs = dict(verbs.choices)
+    for one in top.verbs.values():
+        one.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
     return top
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The command line, with secrets kept out of all that it prints."""
+    """Runs a verb; what it prints names no secret.
+
+    User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an interrupt loses at
+    most one batch.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     note_variables()
     note_words(words)
+    # Importing torch and transformers makes half a million objects that stay; looking through them again and again for
+    # garbage took a sixth of the start-up.
+    gc.set_threshold(20_000, 10, 100)
+    logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
     with hiding_streams():
-        return _main(words)
+        try:
+            args = parse(words)
+            with debugging(args.debug), mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
+                status: int = opened.do(opened)
+            return status
+        except UserError as error:
+            return _failed(str(error))
+        except BrokenPipeError:
+            return 0
+        except OSError as error:  # a full disk, a directory that may not be written, a name that is too long
+            return _failed(one_line(_file_trouble(error)))
+        except MemoryError:
+            return _failed("out of memory; try --limit N or --batch-tokens N.")
+        except KeyboardInterrupt:
+            print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
+            return 130
+        except Exception as error:  # whatever nothing above expected: a bug, and it must look like one
+            print(internal_error(error, words, "--debug" in words), file=sys.stderr)
+            return STATUS
 
 
-def _main(words: list[str]) -> int:
-    """Runs a verb. User errors are one sentence and exit status 2, bugs of ours are two lines and exit status 70; an
-    interrupt loses at most one batch."""
-    try:
-        args = parse(words)
-        with debugging(args.debug):
-            return _run(args)
-    except Exception as error:  # whatever nothing below expected: a bug, and it must look like one
-        print(internal_error(error, words, "--debug" in words), file=sys.stderr)
-        return STATUS
+def _failed(sentence: str) -> int:
+    print(f"vestige: error: {sentence}", file=sys.stderr)
+    return 2
 
 
 @contextmanager
@@ -100,32 +137,6 @@ def debugging(asked: bool) -> Iterator[None]:
         yield
     finally:
         os.environ[DEBUG] = before
-
-
-def _run(args: argparse.Namespace) -> int:
-    # Importing torch and transformers makes half a million objects that stay; looking through them again and again for
-    # garbage took a sixth of the start-up.
-    gc.set_threshold(20_000, 10, 100)
-    logging.basicConfig(level=logging.WARNING, format="vestige: %(message)s", stream=sys.stderr)
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # the kernels it would like are not the user's worry
-    try:
-        with mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
-            status: int = opened.do(opened)
-        return status
-    except UserError as error:
-        print(f"vestige: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:
-        return 0
-    except OSError as error:  # a full disk, a directory that may not be written, a name that is too long
-        print(f"vestige: error: {one_line(_file_trouble(error))}", file=sys.stderr)
-        return 2
-    except MemoryError:
-        print("vestige: error: out of memory; try --limit N or --batch-tokens N.", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("vestige: interrupted; run the same command again to go on where it stopped.", file=sys.stderr)
-        return 130
 
 
 @contextmanager
@@ -164,30 +175,23 @@ def speaking(verb: str) -> Iterator[None]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
-    top = parser()
-    mine, carried = sweep_flags.split_command(argv)
-    args, rest = top.parse_known_args(mine)
-    if carried:
-        args.command = carried
+    top = parser(argv[0] if argv else None)
+    # What comes after `--` is the command that `vestige job` is to run, with flags of its own.
+    cut = list(argv).index("--") if argv[:1] == ["job"] and "--" in argv else len(argv)
+    args, rest = top.parse_known_args(argv[:cut])
+    if argv[cut + 1 :]:
+        args.command = list(argv[cut + 1 :])
     late = [word for word in rest if not word.startswith("-")]
     strange = [word for word in rest if word.startswith("-")]
     place: str | None = getattr(args, "late", None)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
-        known = [o for a in _verb(top, args.verb)._actions for o in a.option_strings]
-        close = difflib.get_close_matches(wrong.split("=")[0], known, n=1)
+        close = difflib.get_close_matches(wrong.split("=")[0], top.verbs[args.verb].options, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; see vestige {args.verb} --help."
         top.exit(2, f"vestige: error: {one_line(f'vestige {args.verb} has no argument {wrong}{hint}')}\n")
     if place:
         getattr(args, place).extend(late)
     return args
-
-
-def _verb(top: argparse.ArgumentParser, name: str) -> argparse.ArgumentParser:
-    """The parser of one verb."""
-    verbs = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction))
-    found: argparse.ArgumentParser = verbs.choices[name]
-    return found
 
 
 if __name__ == "__main__":

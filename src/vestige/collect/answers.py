@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -17,7 +18,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
-from vestige.collect.tree import Batch, Limits, Packing, pack
+from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, reraise_ours
 from vestige.models.four_bit import precision
 from vestige.types import Target, TokenStats
@@ -136,10 +137,7 @@ class AnswerCollector:
         packing = pack(targets, limits, self.vocab)
         for number, batch in enumerate(packing.batches):
             members = tuple(t for row in batch.targets for t in row)
-            yield Job(number, batch.tokens, members, self._packed_runner(packing, batch))
-
-    def _packed_runner(self, packing: Packing, batch: Batch) -> Callable[[], Mapping[int, TokenStats]]:
-        return lambda: score_packed(self.model, packing.tree, batch)
+            yield Job(number, batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
 
     def _plain_jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
         for number, (members, tokens) in enumerate(plain_batches(targets, limits, self.vocab)):

@@ -6,7 +6,7 @@ that the vocabulary axis is never made for positions nobody asked about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             attention_mask=additive_mask(allowed, model.dtype).to(device),
             use_cache=False,
         )
-    return _per_target(logits, pairs, labels)
+    return _per_target(reduce_logits(logits, *_places(logits, pairs, labels)), pairs) if pairs else {}
 
 
 def _tree_mask(end: Array, hidden: Array, width: int) -> Array:
@@ -96,17 +96,18 @@ def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
         attention_mask=torch.from_numpy(mask).to(model.device),
         use_cache=False,
     )
-    return _per_target(logits, pairs, labels)
+    return _per_target(reduce_logits(logits, *_places(logits, pairs, labels)), pairs) if pairs else {}
 
 
-def _per_target(
+def _places(
     logits: torch.Tensor, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
-) -> dict[int, TokenStats]:
-    if not pairs:
-        return {}
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which row of the logits is read for each label, and the labels, on the logits' device."""
     where = torch.from_numpy(np.concatenate([w for _, w in pairs])).to(logits.device)
-    label = torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(logits.device)
-    reduced = reduce_logits(logits, where, label)
+    return where, torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(logits.device)
+
+
+def _per_target(reduced: Mapping[str, Array], pairs: Sequence[tuple[int, Array]]) -> dict[int, TokenStats]:
     out, at = {}, 0
     for target, rows in pairs:
         n = len(rows)

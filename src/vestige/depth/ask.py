@@ -68,7 +68,9 @@ class DepthAsk:
 
     @property
     def cache(self) -> Path:
-        return Path(self.s1_cache) if self.s1_cache else Path(self.out) / "s1_cache"
+        """Where our S1 is kept; a JSON file in its place is somebody else's, and only read."""
+        ours = self.s1_cache and not self.s1_cache.endswith(".json")
+        return Path(str(self.s1_cache)) if ours else Path(self.out) / "s1_cache"
 
     def model(self, path: str, quantised: bool = False) -> ModelArgs:
         """How a checkpoint is loaded. One without a tokenizer takes the full model's."""

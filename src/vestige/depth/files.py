@@ -42,7 +42,7 @@ def layer_record(example: ExampleDepth, i: int) -> dict[str, Any]:
         "ratio_s2_over_s1_clipped": None if ratio is None else min(max(ratio, 0.0), 1.0),
         "s1_status": status(d1, example.tau),
         "s2_status": status(d2, example.tau),
-        "s1_em": exact_match(example.s1)[i],
+        "s1_em": exact_match(example.s1)[i] if example.s1_by_token else None,
         "s2_em": exact_match(example.s2)[i],
     }
 
@@ -91,8 +91,8 @@ def record(
         **stages,
         "tokens": list(words),
         "token_logprobs": {
-            "full": [float(x) for x in example.s1.logprob[0]],
-            "s1": [[float(x) for x in row] for row in example.s1.logprob[1:]],
+            "full": [float(x) for x in (example.s1 if example.s1_by_token else example.s2).logprob[0]],
+            "s1": [[float(x) for x in row] for row in example.s1.logprob[1:]] if example.s1_by_token else None,
             "s2": [[float(x) for x in row] for row in example.s2.logprob[1:]],
         },
     }

@@ -26,7 +26,9 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--retain", metavar="PATH", help="the model trained without the forget rows")
     p.add_argument("--data", metavar="FILE", help="rows with question, answer and, if known, entity and prefix")
     p.add_argument("--out", metavar="DIR", help="default: saves/depth")
-    p.add_argument("--s1-cache", metavar="DIR", help="where retain -> full is kept (default: OUT/s1_cache)")
+    p.add_argument(
+        "--s1-cache", metavar="DIR", help="where retain -> full is kept (OUT/s1_cache); or a published .json"
+    )
     p.add_argument("--last-layer", metavar="residual|peer", help="before or after the source's final norm")
     p.add_argument("--delta-threshold", type=float, metavar="X", help="a layer counts above it (0.05)")
     p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2")

@@ -24,8 +24,9 @@ from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.depth.ask import DepthAsk
 from vestige.depth.files import FILES, record, write_run
+from vestige.depth.given import Believed, believe, find_given, read_given
 from vestige.depth.kept import KEPT, Banks, save_kept
-from vestige.depth.scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.depth.scores import ROUNDING, ExampleDepth, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
 from vestige.engine.patches import Patching, Settings, Source, bank_identity, patched_bank
 from vestige.engine.team import Team, team
@@ -35,16 +36,13 @@ from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.store.checksums import begin, seal
-from vestige.store.evidence import tidy
+from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.types import TokenStats
 from vestige.wants import PatchWant
 
 log = logging.getLogger("vestige.run")
-
-# What scores move by in half precision (measured against float32): next to it a small threshold means nothing.
-ROUNDING = {"bfloat16": 0.08, "float16": 0.01}
 
 
 @dataclass
@@ -130,6 +128,7 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
         _DepthRun(replace(ask, progress=False), us).evidence()
         return []
     inputs = {"--full": ask.full, "--retain": ask.retain, "--data": ask.data}
+    inputs |= {"--s1-cache": str(given)} if (given := find_given(ask.s1_cache)) else {}
     inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
     keep_apart(Path(ask.out), inputs, [*FILES, "evidence", "s1_cache"])
     with writing(Path(ask.out)):
@@ -154,6 +153,9 @@ class _DepthRun:
         self.notes += [*self.contexts.notes, *_precision_notes(self.full, ask.delta_threshold)]
         self.names = short_names(ask.unlearned)
         self.shared = True  # whether this run alone writes S1
+        theirs = find_given(ask.s1_cache)
+        self.given = read_given(theirs) if theirs else None
+        self.checked: dict[str, Any] = {}  # what was found about it
 
     @property
     def settings(self) -> Settings:
@@ -170,6 +172,7 @@ class _DepthRun:
     def evidence(self) -> tuple[list[Source], dict[str, Mapping[str, TokenStats]]]:
         """The retain model and the unlearned ones, and what their states do to the full model."""
         settings = self.settings
+        believed = self._believed()
         self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
         self.cached = (self.ask.cache / self.cache_file).exists()
         sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
@@ -178,9 +181,24 @@ class _DepthRun:
         if self.team.leads:
             begin(Path(self.ask.out), "depth", self._rewritten())
         patching = Patching(self.full, settings, self.cost, self.team)
-        found = patching.evidence(sources, list(self.contexts.wants.values()))
+        found = patching.evidence(sources[1:] if believed else sources, list(self.contexts.wants.values()))
+        if believed:
+            for s2 in found.values():
+                believed.check_full(s2, self.contexts.keys, self.full.precision)
+            found = {self.ask.retain: believed.s1, **found}
         self.cost.add(self.team.gather(self.cost)[1:])
         return sources, found
+
+    def _believed(self) -> Believed | None:
+        """S1 from somebody else's file, where one is given and agrees with the models."""
+        if self.given is None:
+            return None
+        found = believe(self.given, self.ask, (self.full, self.retain), self.contexts.wants, self.settings)
+        if self.team.leads:
+            self.checked = found.check_some(self.cost)
+            self.notes.append(found.note)
+        self.team.meet()
+        return found
 
     def run(self) -> list[DepthResult]:
         out = Path(self.ask.out)
@@ -216,7 +234,10 @@ class _DepthRun:
         handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
         banks = {path: bank_identity(self.full, handle, settings) for path, handle in handles.items()}
         retain = bank_identity(self.full, self.retain, settings)
-        patched_bank(place, self.full, self.retain, settings).merge(s1)
+        bank = patched_bank(place, self.full, self.retain, settings)
+        if self.given:  # means are not the evidence that other runs look for under that name
+            bank = Bank(place, bank.kind, retain := f"{retain}-{self.given.digest}", bank.made)
+        bank.merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
     def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
@@ -293,7 +314,7 @@ class _DepthRun:
             "device_map": facts.get("device"),
             "attn_implementation": facts.get("attention"),
             "data_path": contexts.source,
-            "s1_cache": {"file": self.cache_file, "reused": cached},
+            "s1_cache": {"file": self.cache_file, "reused": cached, **self.checked},
             "profile": profile(examples, ask.resamples, ask.seed),
             "elapsed_sec": seconds,
             "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),

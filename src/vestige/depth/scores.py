@@ -15,6 +15,9 @@ from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Array, TokenStats
 
 LOST, KEPT = "LOST", "KEPT"
+# What scores move by in half precision (measured against float32): next to it a small threshold means nothing.
+ROUNDING = {"bfloat16": 0.08, "float16": 0.01}
+MEAN_ONLY = -1  # the label of a stand-in: S1 that is known as the mean over an entity, not by token
 NO_KNOWLEDGE = "at no layer do the retain model's states cost more than the threshold"
 
 
@@ -61,6 +64,11 @@ class ExampleDepth:
 
     def _named(self, mask: Array) -> list[int]:
         return [layer for layer, yes in zip(self.layers, mask, strict=True) if yes]
+
+    @property
+    def s1_by_token(self) -> bool:
+        """Whether S1 is known for single tokens; not where a file gave its means (depth/given.py)."""
+        return not bool((self.s1.label == MEAN_ONLY).all())
 
     @property
     def broken(self) -> bool:

@@ -78,13 +78,14 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
     _keep_apart(config)
     references = load_references(config.suite, config.dialect)
     us = team()
-    if not us.leads:  # helps to collect, writes no results
-        return _Evaluation(replace(config, progress=False), references, loaded, us).run()
-    with writing(config.output_dir):
+    with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
+        config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
-        if _wants_retain_logs(config) and config.retain_logs is None:
+        if us.leads and _wants_retain_logs(config) and config.retain_logs is None:
             log.warning(_no_retain_logs(config.suite))
-        return evaluation.run()
+        prepared = evaluation.prepare()
+        evidence = evaluation.collector.collect(prepared.wants, evaluation.model, evaluation.second)
+        return evaluation.finish(prepared, evidence)
 
 
 def check_directory(config: AnyConfig) -> None:
@@ -164,13 +165,14 @@ class _Evaluation:
             self.evidence_dir, encoder, config.batch_tokens, config.max_rows, config.progress, us
         )
 
-    def run(self) -> Outcome:
+    def prepare(self) -> Prepared:
+        """Rows, wants, and a directory that is ready for their evidence."""
         import torch
 
         torch.manual_seed(self.config.seed)
         prepared = prepare(self.config, self.context, self.model.canvases, self.model.is_diffusion)
         self.notes += _of_short_names(self.config, prepared)
-        prepare_seconds = time.perf_counter() - self.started
+        self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         if self.team.leads:
             begin(self.config.output_dir, "eval", self._rewritten())
             if self.config.overwrite and self.evidence_dir.is_dir():
@@ -179,7 +181,10 @@ class _Evaluation:
         self.team.meet()  # nobody reads evidence that is about to go
         if _wants_retain_logs(self.config) and self.config.retain_logs is None:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
-        evidence = self.collector.collect(prepared.wants, self.model, self._second)
+        return prepared
+
+    def finish(self, prepared: Prepared, evidence: Evidence) -> Outcome:
+        """Scores from evidence, and every file of the run."""
         start = time.perf_counter()
         scores = score_suite(
             self.config.suite,
@@ -191,7 +196,6 @@ class _Evaluation:
             self._words(prepared),
         )
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
-        self.collector.seconds["preparing"] = round(prepare_seconds, 3)
         self.model.check()  # a checkpoint that was written over while its numbers were made has none
         return self._write(prepared, evidence, scores)
 
@@ -218,7 +222,7 @@ class _Evaluation:
                 write_bytes(self.evidence_dir / "tokenizer" / file.relative_to(scratch), file.read_bytes())
         return make_words(tokenizer)
 
-    def _second(self, path: str) -> ModelHandle:
+    def second(self, path: str) -> ModelHandle:
         """The handle of a reference model."""
         handle = second_model(self.args, path)
         self.second_identities[path] = handle.identity

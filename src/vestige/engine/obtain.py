@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Encoder
-from vestige.engine import trajectories as denoising
+from vestige.engine import trajectories
 from vestige.engine.handles import ModelHandle, device_kind, unquantised
 from vestige.engine.team import Team
 from vestige.engine.trust import Settling, read_again
@@ -20,7 +22,7 @@ from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.suites.registry import Evidence
 from vestige.types import Target, Text, TokenStats, Trace
-from vestige.wants import ClassifierWant, DenoiseWant, GradientWant, PatchInto, PatchWant, Request, Wants
+from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Request, Wants
 
 
 class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
@@ -34,7 +36,27 @@ class Found(dict[str, Any]):
         raise MissingEvidence(key)
 
 
-Run = Callable[[LoadedModel, list[Any], frozenset[str]], Iterable[dict[str, Any]]]
+@dataclass(frozen=True)
+class Work:
+    """What one call of a stage has to do: these wants, less those in `done`, with this model."""
+
+    loaded: LoadedModel
+    wants: list[Any]
+    done: frozenset[str]
+    bar: Bar
+    place: Path  # the directory of the bank, for stages that keep more than one
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How one kind of evidence is made, and what is shown meanwhile. `make` yields {key: evidence}, batch by batch."""
+
+    kind: str
+    make: Callable[[Work], Iterable[dict[str, Any]]]
+    label: str
+    unit: str  # what the bar counts: wants, or tokens pushed ("tok")
+    how: Callable[[LoadedModel], dict[str, Any]] = lambda loaded: {}  # an interrupted run resumes only if this is equal
+    companions: tuple[str, ...] = ()  # banks that are filled along with it
 
 
 class Collector:
@@ -62,27 +84,75 @@ class Collector:
     def collect(self, wants: Wants, model: ModelHandle, second: Callable[[str], ModelHandle]) -> Evidence:
         """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
         evidence = Evidence()
-        answers = self._timed("answers", lambda: self.answers(model, wants.answers, "scoring answers"))
-        evidence.answers = answers
-        evidence.visible = self._timed("answers", lambda: self.visible(model, wants.visible))
-        evidence.denoised = self._timed("denoising", lambda: self.denoised(model, wants.denoised))
-        evidence.texts = self._timed("texts", lambda: self.texts(model, wants.texts, wants.answers, answers))
+        with self._timed("answers"):
+            evidence.answers = self.obtain(self._answers(model, "scoring answers"), model, wants.answers)
+            evidence.visible = self.obtain(self._visible(), model, wants.visible if model.is_diffusion else ())
+        with self._timed("denoising"):
+            evidence.denoised = self.denoised(model, wants.denoised)
+        with self._timed("texts"):
+            known = {t.key: (t, evidence.answers[t.key]) for t in wants.answers}
+            evidence.texts = self.obtain(self._texts(model, known, wants.texts), model, wants.texts)
         evidence.errors = self.errors
-        evidence.gradients = self._timed("gradients", lambda: self.gradients(model, wants.gradients))
+        with self._timed("gradients"):
+            evidence.gradients = self.obtain(self._gradients(), model, wants.gradients)
         references = {}
         if wants.reference:
             model.free()  # one model in memory at a time
         for path, targets in wants.reference.items():
             handle = second(path)
-            score = partial(self.answers, handle, targets, "scoring with the reference model")
-            references[path] = self._timed("reference", score)
+            with self._timed("reference"):
+                stage = self._answers(handle, "scoring with the reference model")
+                references[path] = self.obtain(stage, handle, targets)
             handle.free()
         evidence.reference = references
         for into, patches in wants.patched.items():
             model.free()
-            work = partial(self.patched, into, patches, model, second)
-            evidence.patched = {**evidence.patched, **self._timed("patched", work)}
+            with self._timed("patched"):
+                evidence.patched = {**evidence.patched, **self.patched(into, patches, model, second)}
         return evidence
+
+    def obtain(self, stage: Stage, model: ModelHandle, wants: Sequence[Any]) -> Found:
+        """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""
+        if not wants:
+            return Found()
+        kind = stage.kind
+        bank = self.team.fold(self._bank(self.directory, kind, model))
+        unique = {w.key: w for w in wants}
+        if self.team.leads:
+            fill = partial(self._fill, stage, model)
+            before, dtype = (lambda: model.identity_before), (lambda: model.precision)
+            self.said += Settling(bank, unique, fill, before, model.is_live, dtype, stage.companions).run()
+        self.team.meet()
+        have = bank.load()
+        missing = {k: w for k, w in unique.items() if k not in have}
+        self.team.meet()  # before anybody writes: all must have seen the same gaps
+        if missing:
+            if mine := self.team.share(missing):
+                self._fill(stage, model, self.team.place(self.directory), mine)
+            bank = self.team.fold(self._bank(self.directory, kind, model))
+            have = bank.load()
+        self._recall(bank, model)
+        for other in stage.companions:
+            errors = self.team.fold(self._bank(self.directory, other, model)).load()
+            self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
+        return Found({k: have[k] for k in unique})
+
+    def _fill(self, stage: Stage, model: ModelHandle, place: Path, missing: dict[str, Any]) -> None:
+        """Runs the model on what is missing. Every batch is on disk before the next one is made."""
+        loaded = model.get(self.cost.notes)
+        bank = self._bank(place, stage.kind, model)
+        how = stage.how(loaded)
+        for group in _resumable(bank, missing, how):
+            done = frozenset(bank.begin([w.key for w in group], how))
+            with Bar(stage.label, len(group), stage.unit, self.progress) as bar:
+                bar.add(len(done) if stage.unit != "tok" else 0)
+                for result in stage.make(Work(loaded, group, done, bar, place)):
+                    self._keep(bank, model, result)
+                    if stage.unit == "tok":
+                        bar.to(self.cost.score_tokens)
+                    else:
+                        bar.add(len(result))
+            bank.finish()
 
     # ---- patched states -------------------------------------------------------------------------------------
 
@@ -113,11 +183,11 @@ class Collector:
         self.patched_banks |= {s.name: bank_identity(full, s.handle, settings) for s in sources}
         return {name: Found(stats) for name, stats in found.items()}
 
-    def _timed(self, stage: str, work: Callable[[], Any]) -> Any:
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
-        result = work()
+        yield
         self.seconds[stage] = round(self.seconds.get(stage, 0.0) + time.perf_counter() - start, 3)
-        return result
 
     def _keep(self, bank: Bank[Any], model: ModelHandle, items: Mapping[str, Any]) -> None:
         """One batch, and before it what must be known of how it was made; none of weights that were written over."""
@@ -144,99 +214,54 @@ class Collector:
         model.made = model.made or bank.head.get("how", {})
         self.made[bank.stem] = bank.head.get("how", {})
 
-    # ---- answers --------------------------------------------------------------------------------------------
+    # ---- how each kind is made ------------------------------------------------------------------------------
 
-    def answers(self, model: ModelHandle, targets: Sequence[Target], label: str) -> Mapping[str, TokenStats]:
-        if not targets:
-            return Found()
-        collect = self._run_bounds if model.is_diffusion else self._run_answers
-        found = self._gathered("answers", model, targets, lambda place, mine: collect(place, model, mine, label))
+    def _answers(self, model: ModelHandle, label: str) -> Stage:
         if model.is_diffusion:
-            errors = self.team.fold(self._bank(self.directory, "errors", model)).load()
-            self.errors = {**self.errors, **{k: errors[k] for k in found if k in errors}}
-        return found
+            bounds = partial(self._make_bounds, model)
+            return Stage("answers", bounds, label, "answer", lambda loaded: {"bound": True}, ("errors",))
+        return Stage("answers", self._make_answers, label, "tok", self._answer_settings)
 
-    def _gathered(
-        self, kind: str, model: ModelHandle, wants: Sequence[Any], collect: Callable[[Path, dict[str, Any]], None]
-    ) -> Found:
-        """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""
-        bank = self.team.fold(self._bank(self.directory, kind, model))
-        unique = {w.key: w for w in wants}
-        if self.team.leads:
-            along = ("errors",) if kind == "answers" and model.is_diffusion else ()
-            before, dtype = (lambda: model.identity_before), (lambda: model.precision)
-            self.said += Settling(bank, unique, collect, before, model.is_live, dtype, along).run()
-        self.team.meet()
-        have = bank.load()
-        missing = {k: w for k, w in unique.items() if k not in have}
-        self.team.meet()  # before anybody writes: all must have seen the same gaps
-        if missing:
-            if mine := self.team.share(missing):
-                collect(self.team.place(self.directory), mine)
-            bank = self.team.fold(self._bank(self.directory, kind, model))
-            have = bank.load()
-        self._recall(bank, model)
-        return Found({k: have[k] for k in unique})
+    def _answer_settings(self, loaded: LoadedModel) -> dict[str, Any]:
+        limits = self._limits(loaded)
+        return {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
 
-    def _run_answers(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
+    def _make_answers(self, work: Work) -> Iterable[dict[str, TokenStats]]:
         from vestige.collect.answers import AnswerCollector
 
-        loaded = model.get(self.cost.notes)
-        limits = self._limits(loaded)
-        settings = {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
-        bank: Bank[TokenStats] = self._bank(place, "answers", model)
-        collector = AnswerCollector(loaded.model, vocabulary(loaded.model), limits, self.cost)
-        for group in _resumable(bank, missing, settings):
-            self._score(bank, model, collector, group, settings, label)
-
-    def _score(
-        self, bank: Bank[TokenStats], model: ModelHandle, collector: Any, targets: list[Target], how: Any, label: str
-    ) -> None:
-        done = bank.begin([t.key for t in targets], how)
-        self.cost.nodes += count_nodes(targets)
-        with Bar(label, 0, "tok", self.progress) as bar:
-            # What is ahead is known only once it is packed, and again after memory ran out.
-            for result in collector.run(
-                targets, frozenset(done), lambda left: bar.expect(self.cost.score_tokens, left)
-            ):
-                self._keep(bank, model, result)
-                bar.to(self.cost.score_tokens)
-        bank.finish()
+        model = work.loaded.model
+        self.cost.nodes += count_nodes(work.wants)
+        collector = AnswerCollector(model, vocabulary(model), self._limits(work.loaded), self.cost)
+        # What is ahead is known only once it is packed, and again after memory ran out.
+        return collector.run(work.wants, work.done, lambda left: work.bar.expect(self.cost.score_tokens, left))
 
     def _limits(self, loaded: LoadedModel) -> Any:
         from vestige.collect.answers import default_limits
 
         return default_limits(vocabulary(loaded.model), device_kind(loaded.device) == "cuda", self.batch_tokens)
 
-    # ---- diffusion models -----------------------------------------------------------------------------------
-
-    def _run_bounds(self, place: Path, model: ModelHandle, missing: dict[str, Target], label: str) -> None:
+    def _make_bounds(self, model: ModelHandle, work: Work) -> Iterator[dict[str, TokenStats]]:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
-        loaded = model.get(self.cost.notes)
-        bank: Bank[TokenStats] = self._bank(place, "answers", model)
-        errors: Bank[float] = self._bank(place, "errors", model)
-        keys = list(missing)
-        done = frozenset(bank.begin(keys, {"bound": True})) & frozenset(errors.begin(keys, {"bound": True}))
-        with Bar(label, len(missing), "answer", self.progress) as bar:
-            bar.add(len(done))
-            targets = list(missing.values())
-            for stats, gaps in denoising.bounds(loaded, targets, self._limits(loaded), self.cost, done):
-                self._keep(errors, model, gaps)
-                self._keep(bank, model, stats)
-                bar.add(len(stats))
+        errors: Bank[float] = self._bank(work.place, "errors", model)
+        done = work.done & frozenset(errors.begin([w.key for w in work.wants], {"bound": True}))
+        limits = self._limits(work.loaded)
+        for stats, gaps in trajectories.bounds(work.loaded, work.wants, limits, self.cost, done):
+            self._keep(errors, model, gaps)
+            yield stats
         errors.finish()
-        bank.finish()
 
-    def visible(self, model: ModelHandle, targets: Sequence[Target]) -> Mapping[str, TokenStats]:
+    def _visible(self) -> Stage:
         """One look at each whole answer: only diffusion models see a token they are asked about."""
-        if not targets or not model.is_diffusion:
-            return Found()
-        return self._stage(
-            "visible", model, targets, "reading answers", "answer",
-            lambda loaded, left, done: denoising.visible(loaded, left, self._limits(loaded), self.cost, done),
-        )  # fmt: skip
+
+        def make(work: Work) -> Iterable[dict[str, TokenStats]]:
+            return trajectories.visible(work.loaded, work.wants, self._limits(work.loaded), self.cost, work.done)
+
+        return Stage("visible", make, "reading answers", "answer")
 
     def denoised(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> Mapping[str, Trace]:
+        def make(work: Work) -> Iterable[dict[str, Trace]]:
+            return trajectories.traces(work.loaded, work.wants, self._limits(work.loaded), self.cost, work.done)
+
         saved: dict[str, list[DenoiseWant]] = {}
         for want in wants:
             saved.setdefault(want.logits, []).append(want)
@@ -245,106 +270,54 @@ class Collector:
             if path:  # recorded by somebody else: no model is run
                 out |= self._recorded(model, list({w.key: w for w in group}.values()))
                 continue
-            out |= self._stage(
-                "denoised", model, group, "denoising", "text",
-                lambda loaded, left, done: denoising.traces(loaded, left, self._limits(loaded), self.cost, done),
-            )  # fmt: skip
+            out |= self.obtain(Stage("denoised", make, "denoising", "text"), model, group)
         return Found(out)
 
     def _recorded(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
-        traces = denoising.external_traces(wants, self.said.append)
+        traces = trajectories.external_traces(wants, self.said.append)
         if self.team.leads:
             self._bank(self.directory, "denoised", model).merge(traces)
         return traces
 
-    def _stage(
-        self, kind: str, model: ModelHandle, wants: Sequence[Any], label: str, unit: str, run: Run
-    ) -> Mapping[str, Any]:
-        """Whatever is asked for under a key: what the bank lacks is run, and kept batch by batch."""
-
-        def collect(place: Path, missing: dict[str, Any]) -> None:
-            loaded = model.get(self.cost.notes)
-            bank = self._bank(place, kind, model)
-            done = frozenset(bank.begin(list(missing), {}))
-            with Bar(label, len(missing), unit, self.progress) as bar:
-                bar.add(len(done))
-                for result in run(loaded, list(missing.values()), done):
-                    self._keep(bank, model, result)
-                    bar.add(len(result))
-            bank.finish()
-
-        return self._gathered(kind, model, wants, collect)
-
-    # ---- texts ----------------------------------------------------------------------------------------------
-
-    def texts(
-        self,
-        model: ModelHandle,
-        requests: Sequence[Request],
-        scored: Sequence[Target],
-        answers: Mapping[str, TokenStats],
-    ) -> Mapping[str, Text]:
-        if not requests:
-            return Found()
+    def _texts(
+        self, model: ModelHandle, known: Mapping[str, tuple[Target, TokenStats]], requests: Sequence[Request]
+    ) -> Stage:
+        """Texts. `known` answers can prove what greedy decoding says, so that it need not be run."""
         if model.is_diffusion:
-            return self._stage(
-                "texts", model, requests, "generating texts", "text",
-                lambda loaded, left, done: denoising.texts(
-                    loaded, left, self.encoder.decode, self._limits(loaded), self.cost, done
-                ),
-            )  # fmt: skip
-        known = {t.key: (t, answers[t.key]) for t in scored}
-        if self.team.leads:
+            return Stage("texts", self._make_sampled_texts, "generating texts", "text")
+        if self.team.leads and requests:
             self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)
-        return self._gathered(
-            "texts", model, requests, lambda place, missing: self._run_texts(place, model, missing, known)
-        )
+        make = partial(self._make_texts, known)
+        return Stage("texts", make, "generating texts", "text", lambda loaded: {"max_rows": self.max_rows})
 
-    def _run_texts(
-        self,
-        place: Path,
-        model: ModelHandle,
-        missing: dict[str, Request],
-        known: Mapping[str, tuple[Target, TokenStats]],
-    ) -> None:
+    def _make_texts(self, known: Mapping[str, tuple[Target, TokenStats]], work: Work) -> Iterable[dict[str, Text]]:
         from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
 
-        loaded = model.get(self.cost.notes)
-        bank: Bank[Text] = self._bank(place, "texts", model)
-        eos = end_tokens(loaded.model, loaded.tokenizer)
-        end = loaded.tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none
-        end_text = loaded.tokenizer.decode([end]) if eos and end is not None else ""
-        collector = TextCollector(loaded.model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
-        settings = {"max_rows": self.max_rows}
-        for group in _resumable(bank, missing, settings):
-            plain = [r for r in group if penalty_of(loaded.model, r.decoding) == 1.0]
-            proven = prove(plain, known.values(), eos)
-            done = bank.begin([r.key for r in group], settings)
-            with Bar("generating texts", len(group), "text", self.progress) as bar:
-                for result in collector.run(group, proven, frozenset(done)):
-                    self._keep(bank, model, result)
-                    bar.add(len(result))
-            bank.finish()
+        model, tokenizer = work.loaded.model, work.loaded.tokenizer
+        eos = end_tokens(model, tokenizer)
+        end = tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none
+        end_text = tokenizer.decode([end]) if eos and end is not None else ""
+        collector = TextCollector(model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
+        plain = [r for r in work.wants if penalty_of(model, r.decoding) == 1.0]
+        return collector.run(work.wants, prove(plain, known.values(), eos), work.done)
 
-    # ---- gradients and classifiers --------------------------------------------------------------------------
+    def _make_sampled_texts(self, work: Work) -> Iterable[dict[str, Text]]:
+        limits = self._limits(work.loaded)
+        return trajectories.texts(work.loaded, work.wants, self.encoder.decode, limits, self.cost, work.done)
 
-    def gradients(self, model: ModelHandle, wants: Sequence[GradientWant]) -> Mapping[str, float]:
-        if not wants:
-            return Found()
-        return self._stage("gradients", model, wants, "taking gradients", "row", self._norms)
+    def _gradients(self) -> Stage:
+        return Stage("gradients", self._make_gradients, "taking gradients", "row")
 
-    def _norms(
-        self, loaded: LoadedModel, wants: list[GradientWant], done: frozenset[str]
-    ) -> Iterable[dict[str, float]]:
+    def _make_gradients(self, work: Work) -> Iterator[dict[str, float]]:
         from vestige.collect.gradients import gradient_norms, norm_order
 
-        if loaded.quantization:
+        if work.loaded.quantization:
             raise UserError(
-                f"mia_gradnorm needs gradients, which {loaded.quantization} weights do not have; leave it out."
+                f"mia_gradnorm needs gradients, which {work.loaded.quantization} weights do not have; leave it out."
             )
-        for want in wants:
-            if want.key not in done:
-                args = (loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
+        for want in work.wants:
+            if want.key not in work.done:
+                args = (work.loaded.model, [want.target], norm_order(want.p), want.drop_last, want.train, self.cost)
                 for _, norm in gradient_norms(*args):
                     yield {want.key: norm}
 

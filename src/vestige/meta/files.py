@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -39,7 +39,7 @@ FORMULAS = {
 
 
 def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping[str, Any] | None = None) -> Any:
-    counts = Counter(str(r.facts["method"]) for r in methods.rows if _counted(r.facts))
+    counts = Counter(str(r.facts["method"]) for r in methods.rows if is_counted(r.facts))
     return {
         "models": [row_json(r) for r in methods.rows],
         "method_counts": dict(counts),
@@ -53,12 +53,12 @@ def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping
     }
 
 
-def _counted(facts: Mapping[str, Any]) -> bool:
+def is_counted(facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("method")) and not facts.get("is_reference")
 
 
 def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
-    return from_results(read_file(path), str(path), floor)
+    return replace(from_results(read_file(path), str(path), floor), read=(path,))
 
 
 def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
@@ -172,14 +172,14 @@ def meta_eval_json(
     old = before or {}
     faithful = {n: _faithful_json(v) for n, v in judged.pools.items()} or dict(old.get("faithfulness") or {})
     robust = {n: _robust_json(v) for n, v in judged.attacks.items()} or dict(old.get("robustness") or {})
-    names = [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
+    names = _all_names(faithful, robust)
     mixed = {n: why for n in names if n in faithful and n in robust and (why := _mixed(faithful[n], robust[n]))}
     return {
         "metrics": [_label(n) for n in names if n in faithful or n in robust],
         "faithfulness": faithful,
         "robustness": robust,
         "overall": {
-            n: None if n in mixed and not accept_mixture else overall(faithful.get(n, {}).get("auc_roc"), robust.get(n, {}).get("agg"))
+            n: overall(faithful[n].get("auc_roc"), robust[n].get("agg")) if accept_mixture or n not in mixed else None
             for n in names
             if n in faithful and n in robust
         },
@@ -191,8 +191,25 @@ def meta_eval_json(
             **{f"{MIXED_OVERALL if accept_mixture else NO_OVERALL}{n}": why for n, why in mixed.items()},
         },
         "data_sources": {**(old.get("data_sources") or {}), **(sources or {})},
+        "asked": _asked_before(old),
         "versions": {"vestige": versions().get("vestige", "")},
     }
+
+
+def _asked_before(old: Mapping[str, Any]) -> dict[str, Any]:
+    """How each half was made, as far as the file says; the command that makes a half adds its own."""
+    said = old.get("asked")
+    return dict(said) if isinstance(said, Mapping) else {}
+
+
+def _all_names(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> list[str]:
+    return [*KNOWN, *sorted({*faithful, *robust} - set(KNOWN))]
+
+
+def labels_of(body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The list `metrics` that belongs to the metrics a meta_eval.json judges."""
+    faithful, robust = body["faithfulness"], body["robustness"]
+    return [_label(n) for n in _all_names(faithful, robust) if n in faithful or n in robust]
 
 
 def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
@@ -203,9 +220,10 @@ def _mixed(faithful: Mapping[str, Any], robust: Mapping[str, Any]) -> str:
 
 def _other_threshold(robust: Mapping[str, Any]) -> str:
     """That a metric's models were chosen by a threshold measured in another way, or nothing."""
-    theirs = robust.get("threshold_protocol")
-    by = robust.get("filtered_by")
-    return f"the threshold of {by} was measured as '{theirs}', the models as '{robust.get('protocol')}'" if theirs else ""
+    theirs, ours = robust.get("threshold_protocol"), robust.get("protocol")
+    return (
+        f"the threshold of {robust['filtered_by']} was measured as '{theirs}', the models as '{ours}'" if theirs else ""
+    )
 
 
 def read_meta_eval(path: Path) -> dict[str, Any]:

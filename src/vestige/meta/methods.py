@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -55,6 +55,7 @@ class Methods:
     protocols: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     full_model_utility: Mapping[str, float | None] = field(default_factory=dict)  # by epoch, without fluency
+    read: tuple[Path, ...] = ()  # every file a number came from
 
 
 def method(
@@ -137,7 +138,8 @@ def read_methods(path: Path, floor: float = FLOOR) -> Methods:
     """A YAML file with `models`, `retain` and `full` (one, or one for each epoch)."""
     file = read_pool_file(path, ("models",))
     retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
-    return from_models(file.models("models"), _full(file), retain, floor)
+    made = from_models(file.models("models"), _full(file), retain, floor)
+    return replace(made, read=tuple(file.read))
 
 
 def _full(file: PoolFile) -> dict[str, Model]:

@@ -50,11 +50,25 @@ class Model:
 # ---- one model ---------------------------------------------------------------------------------------------------
 
 
+def result_files(path: Path) -> list[Path]:
+    """The files of a run directory that hold its numbers; a result file is its own."""
+    if not path.is_dir():
+        return [path]
+    files = [*sorted(path.glob("*_EVAL.json"))] or sorted(path.glob("*_SUMMARY.json"))
+    return files + [f for f in (path / "summary.json",) if f.is_file()]
+
+
+def files_behind(path: Path) -> list[Path]:
+    """Every file that `read_run` looks at: the results, and the manifests that say how they were measured."""
+    results = result_files(path)
+    manifests = dict.fromkeys(f.parent / "manifest.json" for f in results)
+    return [*results, *(m for m in manifests if m.is_file())]
+
+
 def read_run(path: Path) -> dict[str, Number]:
     """The numbers of one run directory or one result file."""
     if path.is_dir():
-        files = [*sorted(path.glob("*_EVAL.json"))] or sorted(path.glob("*_SUMMARY.json"))
-        files += [f for f in (path / "summary.json",) if f.is_file()]
+        files = result_files(path)
         if not files:
             raise UserError(f"{path} holds no *_EVAL.json, *_SUMMARY.json or summary.json; give a finished run.")
         return joined((read_run(f) for f in files), str(path))

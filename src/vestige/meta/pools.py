@@ -10,7 +10,17 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.guard import is_there, read_yaml
-from vestige.meta.numbers import UNSTATED, Model, Number, as_number, joined, read_file, read_run, with_similarities
+from vestige.meta.numbers import (
+    UNSTATED,
+    Model,
+    Number,
+    as_number,
+    files_behind,
+    joined,
+    read_file,
+    read_run,
+    with_similarities,
+)
 from vestige.metrics.names import schema_protocol, short
 
 WRITTEN = "numbers in "  # how the source of plain numbers begins
@@ -33,6 +43,10 @@ class PoolFile:
     path: Path
     body: Mapping[str, Any]
     taken: set[str] = field(default_factory=set)
+    read: dict[Path, None] = field(default_factory=dict)  # every file a number came from, in order
+
+    def __post_init__(self) -> None:
+        self.read[self.path] = None
 
     @property
     def said(self) -> dict[str, Mapping[str, Any]]:
@@ -83,7 +97,9 @@ class PoolFile:
     def _slot(self, entry: Any, name: str) -> tuple[dict[str, Number], tuple[str, ...]]:
         if isinstance(entry, str):
             path = self.find(entry)
-            return self._stated(read_run(path)), (str(path),)
+            numbers = self._stated(read_run(path))
+            self.read.update(dict.fromkeys(files_behind(path)))
+            return numbers, (str(path),)
         if isinstance(entry, list):
             parts = [self._slot(e, name) for e in entry]
             return joined((p[0] for p in parts), name), tuple(s for p in parts for s in p[1])
@@ -151,6 +167,7 @@ class Pools:
     negative: tuple[Model, ...]
     said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # models whose entry is an error -> the error
+    read: tuple[Path, ...] = ()  # every file a number came from
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -167,7 +184,7 @@ def read_pools(path: Path) -> Pools:
     places = [{s for m in pool for s in m.sources if not s.startswith(WRITTEN)} for pool in pools]
     if both := places[0] & places[1]:
         raise UserError(f"{path}: {sorted(both)[0]} stands in both pools; a model either knows or does not.")
-    return Pools(tuple(pools[0]), tuple(pools[1]), file.said)
+    return Pools(tuple(pools[0]), tuple(pools[1]), file.said, read=tuple(file.read))
 
 
 def _pools_from_results(path: Path) -> Pools:
@@ -175,21 +192,25 @@ def _pools_from_results(path: Path) -> Pools:
     sides: dict[str, list[Model]] = {"P": [], "N": []}
     left_out: dict[str, str] = {}
     for name, body in read_file(path).items():
-        if failed := _failure(body):
+        if failed := failure(body):
             left_out[name] = failed
             continue
         pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
         if not isinstance(pool, str) or pool not in sides or not isinstance(metrics, Mapping):
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
-        numbers = {
-            short(str(k)): Number(as_number(v, f"{k} of {name} in {path}"), schema_protocol(short(str(k))))
-            for k, v in metrics.items()
-        }
-        sides[pool].append(Model(name, numbers, (f"{WRITTEN}{path}",)))
-    return Pools(tuple(sides["P"]), tuple(sides["N"]), left_out=left_out)
+        sides[pool].append(Model(name, schema_numbers(metrics, f"{name} in {path}"), (f"{WRITTEN}{path}",)))
+    return Pools(tuple(sides["P"]), tuple(sides["N"]), left_out=left_out, read=(path,))
 
 
-def _failure(body: Any) -> str:
+def schema_numbers(metrics: Mapping[str, Any], where: str) -> dict[str, Number]:
+    """Numbers of the published files, measured as their schema says."""
+    return {
+        short(str(k)): Number(as_number(v, f"{k} of {where}"), schema_protocol(short(str(k))))
+        for k, v in metrics.items()
+    }
+
+
+def failure(body: Any) -> str:
     """What an entry says went wrong with its model (`{"uds": null, "error": ...}`); empty for one with values."""
     places = [body, body.get("metrics")] if isinstance(body, Mapping) else []
     return next((str(p["error"]) for p in places if isinstance(p, Mapping) and p.get("error")), "")
@@ -218,6 +239,8 @@ class Attacks:
     retain: Attacked
     models: tuple[Attacked, ...]
     said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)  # models whose entry is an error -> the error
+    read: tuple[Path, ...] = ()  # every file a number came from
 
 
 def read_attacks(path: Path) -> Attacks:
@@ -234,7 +257,8 @@ def read_attacks(path: Path) -> Attacks:
         raise UserError(f"{path} names {sorted(twice)[0]} twice; give each entry a `model:` of its own.")
     # The retain model is its own likeness, before any attack; afterwards it is compared with itself before.
     states = {s: with_similarities(m, before) for s, m in retain.states.items()}
-    return Attacks(Attacked(retain.name, states, retain.utility_rel), tuple(models), file.said)
+    first = Attacked(retain.name, states, retain.utility_rel)
+    return Attacks(first, tuple(models), file.said, read=tuple(file.read))
 
 
 def _attacked(file: PoolFile, entry: Any, name: str, retain: Model | None) -> Attacked:

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.meta import files
+from vestige.meta.asked import MetaAsk, asked_json, named
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
-from vestige.meta.faithfulness import RESAMPLES
 from vestige.meta.methods import Method, Methods, read_methods
 from vestige.meta.numbers import Model
-from vestige.meta.pools import Attacks, read_attacks, read_pools
-from vestige.meta.robustness import UTILITY_FILTER
+from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
+from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
 from vestige.show.tables import number, span, table
 from vestige.store.lock import writing
-from vestige.types import content_key
 
 
 @dataclass(frozen=True)
-class MetaAsk:
-    """What the command line may say."""
+class Made:
+    """An answer: the files it fills, the models it speaks of, and what is shown of it."""
 
-    file: Path
-    out: Path = Path("saves/meta")
-    metrics: Sequence[str] | None = None
-    resamples: int = RESAMPLES
-    rule: str = "symmetric"
-    thresholds: Path | None = None
-    utility: Path | None = None
-    least_utility: float = UTILITY_FILTER
-    own_thresholds: bool = False
-    accept_mixture: bool = False
-    floor: float = FLOOR
-    rows: int = 20
+    files: Mapping[str, Any]
+    models: Mapping[str, Sequence[str]]  # set of models -> their names
+    head: str
+    table: str
+    notes: Sequence[str]
 
 
 def meta(what: str, ask: MetaAsk) -> str:
@@ -54,28 +46,33 @@ def meta(what: str, ask: MetaAsk) -> str:
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
-        return QUESTIONS[what](ask)
+        return _written(QUESTIONS[what](ask), ask.out)
+
+
+def _written(made: Made, out: Path) -> str:
+    places = [files.write(out, name, body) for name, body in made.files.items()]
+    return _page(made.head, made.table, made.notes, places)
 
 
 # ---- faithfulness ------------------------------------------------------------------------------------------------
 
 
-def _faithfulness(ask: MetaAsk) -> str:
+def _faithfulness(ask: MetaAsk) -> Made:
     pools = read_pools(ask.file)
     judged = judge_pools(pools, ask.metrics, ask.resamples)
     sources = {"pools": named(ask.file), "positive": _origins(pools.positive), "negative": _origins(pools.negative)}
     sources |= {"left_out": dict(pools.left_out)} if pools.left_out else {}
     body = files.meta_eval_json(judged, _before(ask.out), sources, ask.accept_mixture)
-    written = [
-        files.write(ask.out, files.META_EVAL, body),
-        files.write(ask.out, files.THRESHOLDS, files.thresholds_json(judged)),
-    ]
+    names = {"positive": [m.name for m in pools.positive], "negative": [m.name for m in pools.negative]}
+    body["asked"] = {**body["asked"], "faithfulness": asked_json(ask, names, pools.read)}
     head = f"faithfulness: {len(pools.positive)} models that know (P), {len(pools.negative)} that do not (N)"
     apart = _mixtures(body)
     failed = [
         f"{name} is left out: its entry is an error ({why.splitlines()[0]})" for name, why in pools.left_out.items()
     ]
-    return _page(head, _faithful_table(judged.pools), [*failed, *_faithful_notes(judged), *apart], written)
+    made = {files.META_EVAL: body, files.THRESHOLDS: files.thresholds_json(judged)}
+    notes = [*failed, *_faithful_notes(judged), *apart]
+    return Made(made, names, head, _faithful_table(judged.pools), notes)
 
 
 def _faithful_table(verdicts: Mapping[str, PoolVerdict]) -> str:
@@ -115,10 +112,11 @@ def _faithful_notes(judged: Judged) -> list[str]:
 # ---- robustness --------------------------------------------------------------------------------------------------
 
 
-def _robustness(ask: MetaAsk) -> str:
-    attacks = read_attacks(ask.file)
-    found: dict[str, Any] = {"attacks": named(ask.file)}
-    thresholds = _beside(ask.thresholds, ask.out / files.THRESHOLDS)
+def _robustness(ask: MetaAsk) -> Made:
+    attacks = attacks_from(ask.file)
+    whole = [ask.file] if ask.file.is_file() else attacks.read
+    found: dict[str, Any] = {"attacks": ", ".join(named(f) for f in whole)}
+    thresholds = _beside(ask, ask.thresholds, files.THRESHOLDS)
     if thresholds:
         found["thresholds"] = named(thresholds)
     utility = _utility(ask, attacks, found)
@@ -134,18 +132,21 @@ def _robustness(ask: MetaAsk) -> str:
     )
     judged = judge_attacks(attacks, how, ask.metrics)
     body = files.meta_eval_json(judged, _before(ask.out), found, ask.accept_mixture)
+    used = {"thresholds": thresholds, "utility": _beside(ask, ask.utility, files.METHOD_RESULTS)}
     names = [m.name for m in attacks.models]
+    body["asked"] = {**body["asked"], "robustness": asked_json(ask, {"models": names}, attacks.read, used)}
     usable = files.usable_json(judged, utility, ask.least_utility, names, found)
-    written = [files.write(ask.out, files.META_EVAL, body), files.write(ask.out, files.USABLE, usable)]
     head = (
         f"robustness ({ask.rule}): {len(names)} unlearned models, {usable['counts']['utility_pass_only']} still useful"
     )
     notes = [
+        *(f"{name} is left out: {why.splitlines()[0]}" for name, why in attacks.left_out.items()),
         *_robust_notes(judged, utility),
         *([found["utility_made_of"]] if "utility_made_of" in found else []),
         *_of_protocols(judged, how, body),
     ]
-    return _page(head, _robust_table(judged.attacks, body["overall"]), notes, written)
+    made = {files.META_EVAL: body, files.USABLE: usable}
+    return Made(made, {"models": names}, head, _robust_table(judged.attacks, body["overall"]), notes)
 
 
 def _of_protocols(judged: Judged, how: Ask, body: Mapping[str, Any]) -> list[str]:
@@ -165,7 +166,7 @@ def _mixtures(body: Mapping[str, Any]) -> list[str]:
 def _utility(ask: MetaAsk, attacks: Attacks, found: dict[str, Any]) -> dict[str, float | None] | None:
     """utility_rel by model: what the pool file says, else what a method_results.json says; None when neither does."""
     said = {m.name: m.utility_rel for m in attacks.models if m.utility_rel is not None}
-    path = _beside(ask.utility, ask.out / files.METHOD_RESULTS)
+    path = _beside(ask, ask.utility, files.METHOD_RESULTS)
     if path is None:
         return {m.name: said.get(m.name) for m in attacks.models} if said else None
     found["utility"] = named(path)
@@ -241,17 +242,22 @@ def _emptied(judged: Judged) -> str:
 # ---- axes --------------------------------------------------------------------------------------------------------
 
 
-def _axes(ask: MetaAsk) -> str:
+def _axes(ask: MetaAsk) -> Made:
     if ask.file.is_dir():
-        return import_tree(ask.file, ask.out, ask.floor, ask.rows)
-    json = ask.file.suffix == ".json"
-    methods = files.read_method_results(ask.file, ask.floor) if json else read_methods(ask.file, ask.floor)
-    return _write_methods(methods, named(ask.file), ask.out, ask.floor, ask.rows)
+        methods = methods_of(read_tree(ask.file), ask.floor, ask.baseline)
+    elif ask.file.suffix == ".json":
+        methods = files.read_method_results(ask.file, ask.floor)
+    else:
+        methods = read_methods(ask.file, ask.floor)
+    source = str(ask.file) if ask.file.is_dir() else named(ask.file)
+    body = files.method_results_json(methods, ask.floor, {"models": source})
+    names = {"models": [r.name for r in methods.rows]}
+    replaced = ask.file.resolve() == (ask.out / files.METHOD_RESULTS).resolve()  # then nothing is left to redo it from
+    body["asked"] = {} if replaced else {"axes": asked_json(ask, names, methods.read)}
+    return Made({files.METHOD_RESULTS: body}, names, *_axes_page(methods, ask.floor, ask.rows))
 
 
-def _write_methods(methods: Methods, source: str, out: Path | None, floor: float, rows: int) -> str:
-    body = files.method_results_json(methods, floor, {"models": source})
-    written = [files.write(out, files.METHOD_RESULTS, body)] if out else []
+def _axes_page(methods: Methods, floor: float, rows: int) -> tuple[str, str, list[str]]:
     ranked = sorted(methods.rows, key=lambda r: -(r.floored.overall if r.floored.overall is not None else -1.0))
     head = f"axes: {len(ranked)} models, by floored Overall"
     if rows and len(ranked) > rows:
@@ -264,7 +270,7 @@ def _write_methods(methods: Methods, source: str, out: Path | None, floor: float
         f"protocols: {'; '.join(kinds) or 'not stated'}" + (" (Privacy joins both kinds)" if len(kinds) > 1 else ""),
         *methods.notes,
     ]
-    return _page(head, _axes_table(ranked), notes, written)
+    return head, _axes_table(ranked), notes
 
 
 def _axes_table(rows: Sequence[Method]) -> str:
@@ -298,24 +304,31 @@ def is_tree(path: Path) -> bool:
 def import_tree(
     path: Path, out: Path | None = None, floor: float = FLOOR, rows: int = 20, baseline: str | None = None
 ) -> str:
-    """A result tree as method_results.json in `out`; `baseline`: the epoch whose full model serves every epoch."""
-    return _write_methods(methods_of(read_tree(path), floor, baseline), str(path), out, floor, rows)
+    """A result tree as method_results.json in `out`, and its meta_eval/ as meta_eval.json beside it.
+
+    `baseline`: the epoch whose full model serves every epoch.
+    """
+    root = root_of(path) or path
+    if out is None:
+        made = _axes(MetaAsk(path, Path(), floor=floor, rows=rows, baseline=baseline))
+        there = [str(f.relative_to(root)) for f in (faithfulness_file(root), *attack_files(root).values()) if f]
+        more = [f"{', '.join(there)}: --out DIR judges metrics by them"] if there else []
+        return _page(made.head, made.table, [*made.notes, *more], [])
+    pages = [meta("axes", MetaAsk(path, out, floor=floor, rows=rows, baseline=baseline))]
+    if pools := faithfulness_file(root):
+        pages.append(meta("faithfulness", MetaAsk(pools, out)))
+    if found := attack_files(root):
+        pages.append(meta("robustness", MetaAsk(next(iter(found.values())).parents[1], out)))
+    return "\n\n".join(pages)
 
 
 # ---- shared ------------------------------------------------------------------------------------------------------
 
 
-def named(path: Path) -> str:
-    """A file's path with a digest of its content: another content, another source."""
-    try:
-        return f"{path} ({content_key(path.read_bytes())[:12]})"
-    except OSError:
-        raise UserError(f"{path} cannot be read; give an existing file.") from None
-
-
-def _beside(given: Path | None, usual: Path) -> Path | None:
+def _beside(ask: MetaAsk, given: Path | None, usual: str) -> Path | None:
     """The file asked for; else the one an earlier command left in --out, if it did."""
-    return given if given is not None else (usual if usual.is_file() else None)
+    path = ask.out / usual
+    return given if given is not None else (path if ask.beside and path.is_file() else None)
 
 
 def _before(out: Path) -> dict[str, Any] | None:
@@ -338,4 +351,8 @@ def _page(head: str, body: str, notes: Sequence[str], written: Sequence[Path]) -
     return "\n".join(lines).rstrip()
 
 
-QUESTIONS = {"faithfulness": _faithfulness, "robustness": _robustness, "axes": _axes}
+QUESTIONS: dict[str, Callable[[MetaAsk], Made]] = {
+    "faithfulness": _faithfulness,
+    "robustness": _robustness,
+    "axes": _axes,
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
@@ -67,20 +67,59 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Values], str]] = {
 class Tree:
     """The models of a tree by (epoch, name), and what was passed over."""
 
+    root: Path
     models: dict[tuple[str, str], Model] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def read(self) -> tuple[Path, ...]:
+        """Every file a number came from."""
+        return tuple(Path(s) for m in self.models.values() for s in m.sources)
+
+
+def is_root(path: Path) -> bool:
+    """Does the directory hold ep*/ with at least one of the folders that are read?"""
+    return path.is_dir() and any(_axes_of(e) for e in epochs_of(path))
+
+
+def is_epoch(path: Path) -> bool:
+    return _epoch_name(path) and bool(_axes_of(path))
+
+
+def _epoch_name(path: Path) -> bool:
+    return path.is_dir() and path.name.startswith("ep") and path.name[2:].isdigit()
 
 
 def root_of(path: Path) -> Path | None:
     """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
-    for place in (path, path / "runs"):
-        if place.is_dir() and any(_axes_of(e) for e in _epochs(place)):
-            return place
-    return None
+    return next((place for place in (path, path / "runs") if is_root(place)), None)
 
 
-def _epochs(root: Path) -> list[Path]:
-    found = [p for p in root.glob("ep*") if p.is_dir() and p.name[2:].isdigit()]
+def is_legacy(path: Path) -> bool:
+    """The project keeps superseded runs in folders of this name and forbids reading them."""
+    return path.name.lower().startswith("legacy")
+
+
+def legacy_of(root: Path) -> list[Path]:
+    """The legacy folders of a tree: its own, and those among the models."""
+    places = [root, *(a for e in epochs_of(root) for a in (e, *_axes_of(e)))]
+    return sorted(p for place in places for p in place.iterdir() if p.is_dir() and is_legacy(p))
+
+
+def legacy_words(root: Path) -> str:
+    """One line that says what was not read; empty if there is nothing of the kind."""
+    found = [p.relative_to(root).as_posix() for p in legacy_of(root)]
+    return f"legacy folders are not read: {', '.join(found)}" if found else ""
+
+
+def other_folders(root: Path) -> list[Path]:
+    """Folders of the epochs that are no kind of result known here."""
+    inner = (p for e in epochs_of(root) for p in e.iterdir())
+    return sorted(p for p in inner if p.is_dir() and p.name not in READERS and not is_legacy(p))
+
+
+def epochs_of(root: Path) -> list[Path]:
+    found = [p for p in root.glob("ep*") if _epoch_name(p)]
     return sorted(found, key=lambda p: int(p.name[2:]))
 
 
@@ -89,18 +128,21 @@ def _axes_of(epoch: Path) -> list[Path]:
 
 
 def read_tree(path: Path) -> Tree:
-    """Every model's numbers. Folders called legacy are skipped; a folder without a summary is said."""
+    """Every model's numbers. Folders called legacy are skipped, and named; so is a folder without a summary."""
     root = root_of(path)
     if root is None:
         raise UserError(f"{path} holds no ep*/ folder with {', '.join(READERS)}; give the runs directory.")
-    out = Tree()
-    for epoch in _epochs(root):
+    out = Tree(root)
+    out.notes += [words] if (words := legacy_words(root)) else []
+    if kinds := sorted({p.name for p in other_folders(root)}):
+        out.notes.append(f"folders that are not read: {', '.join(kinds)} (known: {', '.join(READERS)})")
+    for epoch in epochs_of(root):
         found: dict[str, list[tuple[dict[str, Number], str]]] = {}
         for axis in _axes_of(epoch):
-            for place in sorted(p for p in axis.iterdir() if p.is_dir() and not p.name.lower().startswith("legacy")):
+            for place in sorted(p for p in axis.iterdir() if p.is_dir() and not is_legacy(p)):
                 summary = place / "summary.json"
                 if not summary.is_file():
-                    out.notes.append(f"{place} has no summary.json")
+                    out.notes.append(f"{place.relative_to(root).as_posix()} has no summary.json")
                     continue
                 found.setdefault(place.name, []).append((_numbers(summary, axis.name), str(summary)))
         for name, parts in sorted(found.items()):
@@ -161,6 +203,4 @@ def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) ->
         f"{e} has no full model, and several others have: its models have no utility_rel (say which: --baseline EPOCH)"
         for e in sorted(epochs - set(full))
     ]
-    return Methods(
-        rows.rows, rows.full_utility, rows.protocols, (*tree.notes, *borrowed, *missing), rows.full_model_utility
-    )
+    return replace(rows, notes=(*tree.notes, *borrowed, *missing), read=tree.read)

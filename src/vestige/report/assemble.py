@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.files import checked_meta_eval
-from vestige.meta.methods import from_results
-from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part
+from vestige.meta.methods import Methods, from_results
+from vestige.meta.tree import methods_of
+from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit
 from vestige.report.axes_part import add_axes
 from vestige.report.format import Report, empty_report, plain
@@ -51,6 +52,14 @@ class Work:
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
     attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
+    read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
+
+    def methods_of(self, source: Source) -> Methods:
+        """The rows of a method_results.json or of a published tree, computed once."""
+        if source.id not in self.read:
+            tree = source.data.get("tree")
+            self.read[source.id] = methods_of(tree) if tree else from_results(source.data, str(source.path))
+        return self.read[source.id]
 
 
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
@@ -181,13 +190,13 @@ def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str
 def _methods(work: Work) -> None:
     for source in work.found.of("methods"):
         try:
-            methods = from_results(source.data, str(source.path))
+            methods = work.methods_of(source)
         except UserError as error:
             work.found.leave_out(str(error), source.path)
             continue
         for text in methods.notes:
             work.found.problem(text, source.path)
-        for m in methods_part.models(methods, source.id):
+        for m in methods_part.models(methods, source.id, tree_part.raw_values(source)):
             one = work.roster.meet(Met(m["name"], role=m["role"]), source.id)
             one.role = one.role or m["role"]
             one.method, one.epoch = one.method or m["method"], one.epoch or m["epoch"]
@@ -256,12 +265,13 @@ def _evidence(work: Work, e: Entry) -> int:
 
 
 def _meta(work: Work, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    sources = work.found.of("meta")
+    sources = sorted(work.found.of("meta"), key=lambda s: "tree" in s.data)  # a finished file before a tree's values
     if len(sources) > 1:
-        work.found.problem(f"there are {len(sources)} meta_eval.json files; {sources[0].path} is shown.")
+        work.found.problem(f"there are {len(sources)} sources of meta-evaluation; {sources[0].path} is shown.")
     for source in sources[:1]:
         try:
-            return meta_part(checked_meta_eval(source.data, source.path), models, source.id)
+            data = tree_part.meta_data(source, work.found) if "tree" in source.data else source.data
+            return meta_part(checked_meta_eval(data, source.path), models, source.id)
         except UserError as error:
             work.found.leave_out(str(error), source.path)
     return None

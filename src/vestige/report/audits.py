@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.compare.verdict import Facts, Measure, Recovery, verdict
 from vestige.metrics.cards import is_attack
-from vestige.report import attacks_part, depth_part, rows_part
+from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
 from vestige.report.rows_part import SIDE, split_of
@@ -86,6 +86,7 @@ def _attacks(work: Work, e: Entry, retain: Entry | None) -> list[dict[str, Any]]
                     before = m.values[metric]["v"]
                     told = work.attack_facts[attack]
                     out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after, told))
+        out += tree_part.curves(work.found, m.to_json()) if m else []
     return out
 
 
@@ -96,7 +97,8 @@ def facts(e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[
     """The few numbers a verdict looks at."""
     by_handler = [(m, handler_of(s, m)) for s in sources for m in s.data["results"]]
     forget = [(m, h) for m, h in by_handler if split_of(m) == "forget" and not any(w in m for w in SIDE)]
-    attacks = [m for m, h in by_handler if is_attack(h)]
+    forget += tree_part.told(e.values)
+    attacks = list(dict.fromkeys(m for m, h in (*by_handler, *forget) if is_attack(h)))
 
     def first(handler: str) -> Measure | None:
         name = next((m for m, h in forget if h == handler and e.values.get(m, {}).get("v") is not None), None)

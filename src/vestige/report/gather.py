@@ -6,7 +6,6 @@ A directory is known by the files in it, not by its name. What holds no run itse
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,12 +14,14 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
+from vestige.meta.old_keys import modern
+from vestige.meta.tree import Tree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
+from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT, short_id
-from vestige.report.old_keys import modern
 from vestige.schema import misfit
 from vestige.store.checksums import read_seal
-from vestige.store.files import read_json
+from vestige.store.files import read_json, relative
 from vestige.store.forms import FORMS, Curves, Spreads
 
 DEEPEST = 6  # levels of directories looked through
@@ -103,6 +104,8 @@ def gather(paths: Sequence[Path]) -> Found:
         before = len(found.sources), len(found.problems)
         if not path.exists():
             raise UserError(f"{path} does not exist; give directories of finished runs.")
+        if is_epoch(path):  # a part of the tree would give verdicts on a part of what was measured
+            raise UserError(f"{path} is one epoch of a result tree; give the folder above it, which has the baselines.")
         for source in _look(path, found, DEEPEST):
             if source.id not in seen:
                 found.sources.append(source)
@@ -123,6 +126,9 @@ def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
         return  # a report is not one of its own sources
     if _unfinished_attack(path, found):
         return
+    if is_root(path):
+        yield from _in_tree(path, found, depth)
+        return
     here = list(_in_directory(path, found))
     yield from here
     closed = {"eval", "trajectory", "depth", "stress", "collapse"} & {s.kind for s in here}
@@ -130,6 +136,38 @@ def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
         for inner in sorted(p for p in path.iterdir() if p.is_dir() and not p.name.startswith(".")):
             if inner.name not in NOT_RUNS or (inner.name == "models" and _has_results(inner)):
                 yield from _look(inner, found, depth - 1)
+
+
+def _in_tree(root: Path, found: Found, depth: int) -> Iterator[Source]:
+    """A published result tree: its summaries are one source, its depth runs are read one by one, legacy is left alone.
+
+    What else lies in it (meta_eval/, folders of other kinds) is looked through as everywhere.
+    """
+    try:
+        tree = read_tree(root)
+    except UserError as error:
+        found.leave_out(f"the result tree {root.name} was left out: {error}", root)
+        return
+    yield Source("methods", root, tree.read, {"tree": tree})
+    epochs = epochs_of(root)
+    yield from _meta_of_tree(tree, found)
+    depths = sorted(p for e in epochs for p in (e / "uds").glob("*/"))
+    rest = sorted(p for p in root.iterdir() if p.is_dir() and p not in epochs and not p.name.startswith("."))
+    for inner in (*depths, *other_folders(root), *rest):
+        if depth > 0 and not is_legacy(inner) and inner.name not in NOT_RUNS:
+            yield from _look(inner, found, depth - 1)
+
+
+def _meta_of_tree(tree: Tree, found: Found) -> Iterator[Source]:
+    attacked = attack_files(tree.root)
+    behind = [f for f in (faithfulness_file(tree.root), *attacked.values()) if f is not None]
+    try:
+        attacks = read_tree_attacks(attacked) if attacked else None
+    except UserError as error:
+        found.leave_out(f"robustness of the result tree was left out: {error}", tree.root)
+        return
+    if behind:
+        yield Source("meta", tree.root / "meta_eval", tuple(behind), {"tree": tree, "attacks": attacks})
 
 
 def _unfinished_attack(path: Path, found: Found) -> bool:
@@ -316,8 +354,3 @@ def source_json(source: Source, base: Path, models: Sequence[str]) -> dict[str, 
         "models": list(models),
         "facts": dict(source.facts),
     }
-
-
-def relative(path: Path, base: Path) -> str:
-    """A path as seen from another, so that a report and its runs can move together."""
-    return Path(os.path.relpath(path.resolve(), base.resolve())).as_posix()

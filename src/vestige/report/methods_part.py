@@ -19,9 +19,10 @@ COLUMNS = (
 FACTS = ("method", "epoch", "is_reference", *EXTRA)
 
 
-def models(methods: Methods, source: str) -> list[dict[str, Any]]:
-    """Every row as a model of the report, its axes computed again from its parts."""
-    return [_model(row, methods, source) for row in methods.rows]
+def models(methods: Methods, source: str, raw: Mapping[str, Mapping[str, Any]] | None = None) -> list[dict[str, Any]]:
+    """Every row as a model of the report, its axes computed again from its parts; `raw`: further values by model."""
+    made = [_model(row, methods, source) for row in methods.rows]
+    return [{**m, "values": {**m["values"], **(raw or {}).get(m["name"], {})}} for m in made]
 
 
 def _model(row: Method, methods: Methods, source: str) -> dict[str, Any]:

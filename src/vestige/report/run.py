@@ -18,14 +18,14 @@ from vestige.journal import adopt, is_ours, permit
 from vestige.report.assemble import Ask, Work, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
-from vestige.report.gather import Found, Source, gather, relative
+from vestige.report.gather import Found, Source, gather
 from vestige.report.page import render_page
 from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import hushed
-from vestige.store.files import read_json, write_bytes, write_json
+from vestige.store.files import read_json, relative, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.types import IGNORE
 

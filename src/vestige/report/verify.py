@@ -11,12 +11,15 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXIS_TABLE, definitions
+from vestige.meta.files import META_EVAL, METHOD_RESULTS
+from vestige.meta.old_keys import RENAMED, ages
 from vestige.report.assemble import assemble
-from vestige.report.format import PAGE, REPORT, Report, check_report
+from vestige.report.format import PAGE, REPORT, Report
+from vestige.report.format import check_report as misfits
 from vestige.report.gather import digest, gather
 from vestige.report.glossary import entry
-from vestige.report.old_keys import RENAMED, ages
-from vestige.report.run import again
+from vestige.report.run import again as asked_again
+from vestige.results.meta_checks import Checked, check_meta
 from vestige.show.progress import hushed
 from vestige.store.files import read_json
 
@@ -25,6 +28,46 @@ DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)
 
 def verify_report(path: Path) -> list[str]:
     """What is wrong with a report, one sentence each; empty when nothing is."""
+    return check_report(path).findings
+
+
+def check_report(path: Path, again: bool = True) -> Checked:
+    """A report, and the files of meta-evaluation it was made from, with what was looked at."""
+    report = _read(path)
+    if isinstance(report, list):
+        return Checked(findings=report)
+    fresh = _fresh(path, report)
+    there = [] if isinstance(fresh, str) else [*_compared(report, fresh)]
+    gone = [f"the runs cannot be gathered again: {fresh}"] if isinstance(fresh, str) else []
+    found = [*_page(path, report), *_sources(path, report), *_axes(report), *_keys(path, report), *there, *gone]
+    out = Checked(findings=found, checks=_checks(report, fresh))
+    for place in _meta_places(path, report):
+        out.add(check_meta(place, again))
+    return out
+
+
+def _checks(report: Report, fresh: Mapping[str, Any] | str) -> list[str]:
+    count = "not gathered" if isinstance(fresh, str) else str(len(fresh["models"]))
+    files = sum(len(s["files"]) for s in report["sources"])
+    formulas = len(definitions())
+    metrics = sum(told["group"] == "axis" for told in report["metrics"].values())
+    return [
+        f"models: {len(report['models'])} in {REPORT}, {count} in the runs",
+        f"sources: {files} files of {len(report['sources'])} runs, by sha256",
+        f"labels: {formulas} axis definitions and {metrics} axis labels against the formulas that compute them",
+        f"keys: former and present names ({', '.join(RENAMED)}) in {files} files and the report",
+        f"page: {PAGE} against {REPORT}",
+    ]
+
+
+def _meta_places(path: Path, report: Report) -> list[Path]:
+    """Directories of meta-evaluation behind the report."""
+    files = [path / s["path"] for s in report["sources"] if s["kind"] in ("meta", "methods")]
+    return list(dict.fromkeys(f.parent for f in files if f.name in (META_EVAL, METHOD_RESULTS) and f.is_file()))
+
+
+def _read(path: Path) -> Report | list[str]:
+    """The report, or what keeps it from being read."""
     try:
         report = read_json(path / REPORT)
     except FileNotFoundError:
@@ -35,11 +78,8 @@ def verify_report(path: Path) -> list[str]:
         return [f"{REPORT} is not valid JSON; make it anew with vestige report."]
     if not isinstance(report, dict):
         return [f"{REPORT} does not hold a report; make it anew with vestige report."]
-    wrong = [f"{REPORT}: {words}." for words in check_report(report)]
-    if wrong:
-        return wrong
-    found = [*_page(path, report), *_sources(path, report), *_axes(report), *_keys(path, report)]
-    return [*found, *_models(path, report)]
+    wrong = [f"{REPORT}: {words}." for words in misfits(report)]
+    return wrong or report
 
 
 def _page(path: Path, report: Report) -> Iterator[str]:
@@ -113,16 +153,14 @@ def _ages(file: Path) -> set[str]:
         return set()  # said elsewhere
 
 
-def _models(path: Path, report: Report) -> Iterator[str]:
-    """The runs gathered anew must hold the models of the report, no more and no fewer."""
+def _fresh(path: Path, report: Report) -> Report | str:
+    """The report's runs gathered again; a sentence where they cannot be."""
     try:
-        ask = again(report, path)
+        ask = asked_again(report, path)
         with hushed():
-            fresh, _ = assemble(gather(ask.runs), ask.ask, path)
+            return assemble(gather(ask.runs), ask.ask, path)[0]
     except UserError as error:
-        yield f"the runs cannot be gathered anew: {error}"
-        return
-    yield from _compared(report, fresh)
+        return str(error)
 
 
 def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
@@ -132,6 +170,10 @@ def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[s
         words = [f"not in the report: {', '.join(more)}"] if more else []
         words += [f"not in the runs: {', '.join(fewer)}"] if fewer else []
         yield f"the report has {sum(said.values())} models, the runs {sum(there.values())} ({'; '.join(words)})."
-    paths = [{s["path"] for s in r["sources"]} for r in (report, fresh)]
-    for new in sorted(paths[1] - paths[0]):
+    """The runs gathered again must hold the models and files of the report, no more and no fewer."""
+    paths = [{s["path"]: {f["path"] for f in s["files"]} for s in r["sources"]} for r in (report, fresh)]
+    for new in sorted(set(paths[1]) - set(paths[0])):
         yield f"{new} was not there when the report was made; make it anew with vestige report."
+    for source, files in paths[0].items():
+        for new in sorted(paths[1].get(source, set()) - files):
+            yield f"{source}/{new} was not there when the report was made; make it again with vestige report."

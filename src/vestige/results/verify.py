@@ -23,6 +23,7 @@ from vestige.engine.scores import Reference, family
 from vestige.engine.statistics import Run, intervals, stats_file
 from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
+from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.schema import misfit
 from vestige.secrets import hide
 from vestige.store import checksums
@@ -48,28 +49,32 @@ class Verdict:
     numbers: int = 0  # values made again and compared
     findings: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    checks: list[str] = field(default_factory=list)  # what was looked at, with counts, where files alone do not say
 
     def add(self, other: Verdict) -> None:
         self.files += other.files
         self.numbers += other.numbers
         self.findings += other.findings
         self.notes += other.notes
+        self.checks += other.checks
 
 
 def verify(path: Path, again: bool = True) -> Verdict:
-    """Checks a run, a folder of runs or a report. `again`: also make the numbers again."""
+    """Checks a run, a folder of runs, a directory of meta-evaluation or a report. `again`: also make numbers again."""
     if is_archive(path):
         return _archive(path, again)
     if not path.is_dir():
         raise UserError(f"{path} is not a run directory or an archive; give a run, a report or a .zip of vestige pack.")
     if (path / "report.json").is_file():
-        return _report(path)
+        return _report(path, again)
     verdict = Verdict(path)
     try:
         seal = read_seal(path)
     except ValueError as error:
         verdict.findings.append(f"{path / NAME} is damaged ({error}); delete it, then run the same command again.")
         return verdict
+    if seal is None and _is_meta(path):
+        return _meta(path, again)
     if seal is None and not _looks_like_a_run(path):
         return _folder(path, again)
     if seal is not None and not seal.finished:
@@ -121,12 +126,27 @@ def _folder(path: Path, again: bool) -> Verdict:
     return verdict
 
 
-def _report(path: Path) -> Verdict:
+def _report(path: Path, again: bool) -> Verdict:
     try:
         module = importlib.import_module("vestige.report.verify")
     except ModuleNotFoundError:
         raise UserError(f"{path} is a report, which this version cannot verify; verify the runs behind it.") from None
-    return Verdict(path, findings=list(module.verify_report(path)))
+    checked = module.check_report(path, again)
+    return Verdict(path, "", 0, checked.numbers, checked.findings, checked.notes, checked.checks)
+
+
+def _is_meta(path: Path) -> bool:
+    return any((path / name).is_file() for name in (META_EVAL, METHOD_RESULTS))
+
+
+def _meta(path: Path, again: bool) -> Verdict:
+    """What `vestige meta` or `vestige import` wrote; runs in the same directory (as of demo-meta) are checked too."""
+    module = importlib.import_module("vestige.results.meta_checks")
+    checked = module.check_meta(path, again)
+    verdict = Verdict(path, "", 0, checked.numbers, checked.findings, checked.notes, checked.checks)
+    if any(path.rglob(NAME)):
+        verdict.add(_folder(path, again))
+    return verdict
 
 
 def _numbers(path: Path, seal: Seal | None, verdict: Verdict) -> None:
@@ -347,9 +367,12 @@ KINDS: dict[str, Callable[[Path, Seal | None], Iterator[Finding]]] = {
 
 def show(verdict: Verdict) -> str:
     """What a terminal shows: a line for each thing found, or that all is well."""
-    lines = [f"note: {note}" for note in verdict.notes]
+    lines = [f"checked: {check}" for check in verdict.checks] + [f"note: {note}" for note in verdict.notes]
     if verdict.findings:
         return "\n".join([f"{verdict.path}: {len(verdict.findings)} wrong", *verdict.findings, *lines])
+    if not verdict.files and verdict.checks:
+        made = f": {verdict.numbers:,} values made again and equal" if verdict.numbers else ""
+        return "\n".join([f"{verdict.path}: whole{made}", *lines])
     root = f", root {verdict.root}" if verdict.root else ""
     words = f"{verdict.files} files as they were sealed, {verdict.numbers:,} values made again and equal{root}"
     return "\n".join([f"{verdict.path}: whole: {words}", *lines])

@@ -124,7 +124,8 @@ def draw_all(directory: Path, summary: Mapping[str, Any], records: Sequence[Mapp
         draw_profile(directory / "layer_profile.svg", summary),
         draw_heat_map(directory / "heat_map.svg", summary, records),
     ]
-    scored = sorted((r for r in records if r["uds"] is not None), key=lambda r: r["uds"])
+    whole = (r for r in records if r["uds"] is not None and r["token_logprobs"]["s1"] is not None)
+    scored = sorted(whole, key=lambda r: r["uds"])
     if scored:
         out.append(draw_tokens(directory / "tokens.svg", summary, scored[len(scored) // 2]))
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,8 +16,8 @@ from vestige.schema import misfit
 from vestige.secrets import hide
 from vestige.writing import make_directory, write_bytes
 
-__all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "write_bytes",
-           "write_error", "write_json"]  # fmt: skip
+__all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "relative",
+           "write_bytes", "write_error", "write_json"]  # fmt: skip
 
 # What versions without a journal called a file before it was whole; such a file is no part of a run, and is left alone.
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
@@ -67,3 +68,8 @@ def read_ours(path: Path, form: Any = Any) -> Any:
 
 def damaged(path: Path, why: str) -> DamagedError:
     return DamagedError(f"{path} is damaged ({why}); delete it, then run the command that made it again.")
+
+
+def relative(path: Path, base: Path) -> str:
+    """A path as seen from another, so that a report and its runs can move together."""
+    return Path(os.path.relpath(path.resolve(), base.resolve())).as_posix()

@@ -78,19 +78,6 @@ def _gpus(said: str | None) -> tuple[str, ...]:
     return names
 
 
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """What belongs to `vestige job` and what comes after its `--`.
-
-    >>> split_command(["job", "--dry-run", "--", "eval", "tofu", "--", "x"])
-    (['job', '--dry-run'], ['eval', 'tofu', '--', 'x'])
-    """
-    words = list(argv)
-    if words[:1] != ["job"] or "--" not in words:
-        return words, []
-    at = words.index("--")
-    return words[:at], words[at + 1 :]
-
-
 def run_job(args: argparse.Namespace) -> int:
     from vestige.sweep.job import check, read_settings, render, submit, to_yaml
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_ABSENT = object()
 RENAMED = {"avg_udr": "avg_uds", "udr": "uds", "udr_unclipped": "uds_unclipped"}
 
 # Of the attacks there were when files did not say this yet; closed, later attacks write their facts themselves.
@@ -41,8 +42,10 @@ def modern(data: Any) -> Any:
 def ages(data: Any) -> set[str]:
     """Which names some data uses: old, new, both or neither.
 
-    >>> sorted(ages({"udr": 1, "more": [{"avg_uds": 2}]}))
-    ['new', 'old']
+    Published summaries write one value under both names: that is today's name with an alias, not a mixture.
+
+    >>> sorted(ages({"udr": 1, "more": [{"avg_uds": 2}]})), ages({"avg_udr": 0.5, "avg_uds": 0.5})
+    (['new', 'old'], {'new'})
     """
     return set(_ages(data))
 
@@ -50,6 +53,8 @@ def ages(data: Any) -> set[str]:
 def _ages(data: Any) -> Iterator[str]:
     if isinstance(data, Mapping):
         for key, value in data.items():
+            if key in RENAMED and data.get(RENAMED[key], _ABSENT) == value:
+                continue
             if key in RENAMED:
                 yield "old"
             elif key in RENAMED.values():

@@ -10,6 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import Methods, from_results
+from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit
@@ -18,7 +19,6 @@ from vestige.report.format import Report, empty_report, plain
 from vestige.report.gather import Found, Source, source_json
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
-from vestige.report.old_keys import attack_facts
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound

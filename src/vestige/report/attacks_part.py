@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
 from vestige.report.gather import Source
-from vestige.report.old_keys import attack_facts
 from vestige.report.roster import Met, name_of
 
 

@@ -47,8 +47,8 @@ POINTS: dict[str, Callable[[str, Dialect], str]] = {
     ),
     "attention mask": lambda handler, d: MASK.get(d.mask, d.mask),
 }
-MASK = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
-BOUNDARY = {
+MASK: dict[str, str] = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
+BOUNDARY: dict[str, str] = {
     "offsets": "at the first token that reaches into the answer",
     "count": "after as many tokens as the prompt has",
 }

@@ -251,9 +251,9 @@ def test_plans_attack_only_the_unlearned_and_the_control(lab, tmp_path):
 
 
 def test_pictures_refuse_what_is_not_there():
-    with pytest.raises(UserError, match="no pools"):
+    with pytest.raises(UserError, match="No pools"):
         meta_plots.pool_histograms({})
-    with pytest.raises(UserError, match="no curve"):
+    with pytest.raises(UserError, match="No curve"):
         meta_plots.recovery_curves({"a": [(0.0, 0.1)]}, "p", control="a")
 
 

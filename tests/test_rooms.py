@@ -106,7 +106,7 @@ def imported(path: Path) -> set[str]:
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(SOURCE)))
 def test_imports_follow_the_arrows(path: Path) -> None:
     room = room_of(path)
-    assert room in ARROWS, f"a new room: add '{room}' to the table, and to the README's map"
+    assert room in ARROWS, f"a new room: add '{room}' to the table and to docs/architecture.md"
     ours = {m.split(".")[1] for m in imported(path) if m.startswith("vestige.")}
     strays = ours - ARROWS[room] - NOUNS - {room, "__version__"}
     assert not strays, f"{room} may not import {sorted(strays)}"

@@ -342,13 +342,13 @@ def test_weights_replaced_after_the_last_batch(
 ) -> None:
     from vestige.engine import evaluate
 
-    world, real = worlds("model"), evaluate.score_suite
+    world, real = worlds("model"), evaluate.Scoring.score_all
 
     def late(*args: Any) -> Any:
         one_weight(world.model / "model.safetensors")
         return real(*args)
 
-    monkeypatch.setattr(evaluate, "score_suite", late)
+    monkeypatch.setattr(evaluate.Scoring, "score_all", late)
     assert main(world.eval_words(world.place / "new")) == 2
     assert "changed while it was being evaluated" in capsys.readouterr().err
     assert not list((world.place / "new").rglob("*EVAL.json"))
@@ -506,7 +506,9 @@ def test_old_evidence_is_checked_and_filed_anew(tmp_path: Path) -> None:
     assert {f: (run / f).read_bytes() for f in before} == before
     manifest = json.loads((run / "manifest.json").read_text())
     for kind in ("answers", "texts", "gradients"):
-        assert any(n.startswith(f"{kind} kept by an older version were filed anew") for n in manifest["notes"])
+        assert any(
+            n.startswith(f"{kind} kept by an older version were stored under new keys") for n in manifest["notes"]
+        )
     assert manifest["model"]["evidence"] not in {name.split("-")[-1].split(".")[0] for name in old}
     how = manifest["made"][f"answers-{manifest['model']['evidence']}"]
     assert how["attention"] == "sdpa" and how["versions"]["torch"]
@@ -547,7 +549,7 @@ def test_old_depth_runs_are_checked_too(tmp_path: Path) -> None:
     again = json.loads((run / "summary.json").read_text())
     assert again["avg_uds"] == pytest.approx(summary["avg_uds"], abs=1e-4)
     if all(summary["versions"][k] == versions()[k] for k in ("torch", "transformers")):  # their names had versions
-        assert any("patched kept by an older version were filed anew" in n for n in again["notes"])
+        assert any("patched kept by an older version were stored under new keys" in n for n in again["notes"])
 
 
 # ---- archives and the page ----------------------------------------------------------------------------------------

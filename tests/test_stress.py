@@ -375,7 +375,7 @@ def test_the_curve_starts_before_the_attack_and_leaves_gaps_out() -> None:
     assert recovery_points(rows, "relearn", "m") == {"model": [(0.0, 0.5), (9.0, 0.75)]}
     [line, _start] = recovery_curve(rows, "relearn", "m", "steps").axes[0].lines
     assert line.get_xydata().tolist() == [[0.0, 0.5], [9.0, 0.75]]
-    with pytest.raises(UserError, match="no curve"):
+    with pytest.raises(UserError, match="No curve"):
         recovery_curve(rows, "jailbreak", "m")
 
 

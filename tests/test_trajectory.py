@@ -712,7 +712,7 @@ def test_offline_mistakes() -> None:
 
 def test_the_guides_python_names() -> None:
     """The guide's flow as it prints it: stack, cut the generated part, compute, extract, wrap, score."""
-    from vestige.integrations.open_unlearning import evaluate_probability
+    from vestige.integrations.evals_utils import evaluate_probability
     from vestige.integrations.trajectory_guide import (
         LogitModelWrapper,
         SamplerOutput,

@@ -148,7 +148,7 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
     save_windows(tmp_path / "w.safetensors", made)
     with pytest.raises(UserError, match=r"written as \.safetensors"):
         save_windows(tmp_path / "w.pt", made)
-    with pytest.raises(UserError, match="no window"):
+    with pytest.raises(UserError, match="No window"):
         save_windows(tmp_path / "e.safetensors", [])
     with pytest.raises(UserError, match=r"3 fixation steps; give R \[V, L, S\]"):
         save_windows(tmp_path / "e.safetensors", [(made[0][0], [0, 1, 2])])
@@ -275,19 +275,3 @@ def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: P
         assert found["trajectory_step_metadata"]["prompt_len_by_index"] == {"0": 3}
         values[name] = found["agg_value"]["full"]["steps"]["probability"]
     assert values["marked"] == values["prompt"] == values["completion"] and len(values["marked"]) == 2
-
-
-def test_a_plugin_inside_a_trajectory_gets_the_true_reason(
-    bert: Path, rows: Path, windows: Any, tmp_path: Path
-) -> None:
-    from vestige.integrations.open_unlearning import unlearning_metric
-    from vestige.suites.registry import HANDLERS
-
-    unlearning_metric(name="runs_itself")(lambda model, **kwargs: {"agg_value": 1.0})
-    try:
-        save_windows(tmp_path / "logits.safetensors", windows)
-        names = f"{KEY}.metrics=[probability,runs_itself]"
-        assert run(bert, rows, tmp_path / "logits.safetensors", tmp_path / "run", names) == 0
-    finally:
-        del HANDLERS["runs_itself"]
-    assert "it runs the model itself" in result(tmp_path / "run")["reasons"]["runs_itself"]

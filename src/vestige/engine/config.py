@@ -1,4 +1,8 @@
-"""Hydra is the configuration language: from overrides to runs, said completely in plain data."""
+"""Hydra is the configuration language: from overrides to runs, described completely in plain data.
+
+In: overrides as the user typed them. Out: RunConfig, from which everything behind works, and which the manifest
+records. Callers: every room that evaluates.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from vestige.metrics.dialects import get_dialect
 from vestige.metrics.names import full_name
 from vestige.schema import check_form
 from vestige.suites.definitions import refuse_other_number
+from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
 
@@ -65,7 +70,8 @@ class RunConfig:
             "suite": self.suite.name,
             "settings": {k: v for k, v in self.settings.items() if k != "metrics"},
             "top": list(self.suite.top),
-            "metrics": {name: _spec_to_json(spec) for name, spec in self.suite.metrics.items()},
+            **({"stem": self.suite.stem} if self.suite.stem else {}),
+            "metrics": {name: spec_to_json(spec) for name, spec in self.suite.metrics.items()},
             "model": {
                 "model_args": dict(self.model_args),
                 "tokenizer_args": dict(self.tokenizer_args),
@@ -116,9 +122,9 @@ class HarnessConfig:
 AnyConfig = RunConfig | HarnessConfig
 
 
-def _spec_to_json(spec: MetricSpec) -> dict[str, Any]:
+def spec_to_json(spec: MetricSpec) -> dict[str, Any]:
     inner = spec.children
-    children = {"top": inner.top, "metrics": {n: _spec_to_json(c) for n, c in inner.metrics.items()}} if inner else None
+    children = {"top": inner.top, "metrics": {n: spec_to_json(c) for n, c in inner.metrics.items()}} if inner else None
     return {
         **({"children": children} if children else {}),
         "handler": spec.handler,
@@ -259,6 +265,7 @@ def _run(
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
     suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), seed_of(cfg))
+    check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)

@@ -1,4 +1,10 @@
-"""One evaluation from configuration to files: plan -> collect -> score."""
+"""One evaluation from configuration to files: plan -> collect -> score.
+
+In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest, checksums) and the
+scores. Callers: `vestige eval` through engine/flags.py, the Python interface (engine/api.py), and every room that
+measures a checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made
+before a model is loaded, evidence is on disk before a score is computed, and the checksums are written last.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +20,24 @@ from typing import Any
 from vestige.data.datasets import Context
 from vestige.engine.canvases import with_own_sampler
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
+from vestige.engine.evaluator_session import (
+    TOUCHES_MODEL,
+    EvaluatorSession,
+    evaluated,
+    has_the_say,
+    make_evaluator,
+    source_of,
+)
 from vestige.engine.handles import ModelHandle, second_model, versions_of
 from vestige.engine.obtain import Collector
+from vestige.engine.plugged import run_at_steps, run_with_model
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
 from vestige.engine.references import load_references, reads, result_file
-from vestige.engine.scores import Reference, score_suite
+from vestige.engine.scores import Reference, Scoring
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
+from vestige.integrations.evaluators import Evaluator, own_methods, session
 from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
@@ -36,7 +52,8 @@ from vestige.store.lock import writing
 from vestige.store.results import write_results
 from vestige.suites.definitions import differs_for_some_rows
 from vestige.suites.handlers.references import ref_value
-from vestige.suites.registry import HANDLERS, Evidence, Words
+from vestige.suites.postprocess import postprocessed, with_more
+from vestige.suites.registry import Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
 from vestige.writing import save_pretrained, temporary
@@ -64,6 +81,7 @@ class Outcome:
         default_factory=dict
     )  # the retain model's values, if its logs are here
     stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # intervals, where there are any
+    metrics: Mapping[str, MetricSpec] = field(default_factory=dict)  # of every score, those that code added too
 
 
 def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
@@ -74,18 +92,31 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         if team().size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
+    evaluator = make_evaluator(config)
+    if evaluator is not None:
+        config = replace(config, suite=replace(config.suite, stem=evaluator.name))
     check_directory(config)
     _keep_apart(config)
     references = load_references(config.suite, config.dialect)
     us = team()
+    if has_the_say(evaluator, config.suite) and us.size > 1:
+        name = type(evaluator).__name__
+        raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
     with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
+        evaluation.evaluator = evaluator if has_the_say(evaluator, config.suite) else None
         if us.leads and _wants_retain_logs(config) and config.retain_logs is None:
             log.warning(_no_retain_logs(config.suite))
         prepared = evaluation.prepare()
-        evidence = evaluation.collector.collect(prepared.wants, evaluation.model, evaluation.second)
-        return evaluation.finish(prepared, evidence)
+        first = evaluation.model  # code of an evaluator may put another in its place
+        if evaluation.evaluator:
+            scores = evaluation.evaluated(prepared)
+        else:
+            evidence = evaluation.collector.collect(prepared.wants, first, evaluation.second)
+            scores = evaluation.scored(prepared, evidence)
+        first.check()  # a checkpoint that was written over while its numbers were made has none
+        return evaluation.write(prepared, scores)
 
 
 def check_directory(config: AnyConfig) -> None:
@@ -99,7 +130,7 @@ def check_directory(config: AnyConfig) -> None:
     except DamagedError:
         if harness:
             raise
-        return  # metrics have their evidence, and write a damaged manifest anew
+        return  # metrics have their evidence, and rewrite a damaged manifest
     if before and ("harness" in before) != harness:
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
         suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
@@ -144,6 +175,7 @@ class _Evaluation:
         self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
     ) -> None:
         self.team = us
+        self.evaluator: Evaluator | None = None  # code that has the say in this run
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
@@ -183,24 +215,48 @@ class _Evaluation:
             log.warning("Evaluating %s without retain logs.", self.config.suite.name)
         return prepared
 
-    def finish(self, prepared: Prepared, evidence: Evidence) -> Outcome:
-        """Scores from evidence, and every file of the run."""
+    def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
+        """Scores from evidence."""
         start = time.perf_counter()
-        scores = score_suite(
-            self.config.suite,
-            prepared,
-            evidence,
-            self.references,
-            self.collector.classified,
-            self._live(prepared),
-            self._words(prepared),
-        )
+        with session(self._session(prepared)):  # metrics in code may build on ours
+            scores = self._scoring(prepared, evidence, self.model).score_all()
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
-        self.model.check()  # a checkpoint that was written over while its numbers were made has none
-        return self._write(prepared, evidence, scores)
+        return scores
+
+    def evaluated(self, prepared: Prepared) -> dict[str, Score]:
+        """An evaluator in code has the say: which model is asked what, and what is reported."""
+        assert self.evaluator is not None
+        run = self._session(prepared)
+        if TOUCHES_MODEL & set(own_methods(type(self.evaluator))):
+            run.source = source_of(type(self.evaluator), self.config.plugins)
+        tokenizer = self.context.encoder.tokenizer
+        given = {"tokenizer": tokenizer, "template_args": dict(self.config.template_args)}
+        scores, suite = evaluated(self.evaluator, run, given)
+        self.model = run.asked or self.model
+        self.config = replace(self.config, suite=suite)
+        return postprocessed(suite, scores)
+
+    def _session(self, prepared: Prepared) -> EvaluatorSession:
+        canvases, diffusion = self.model.canvases, self.model.is_diffusion
+        return EvaluatorSession(
+            self.config,
+            prepared,
+            self.collector,
+            self.model,
+            self.second,
+            self._scoring,
+            lambda config: prepare(config, self.context, canvases, diffusion),
+        )
+
+    def _scoring(self, prepared: Prepared, evidence: Evidence, model: ModelHandle) -> Scoring:
+        size = int(self.config.settings.get("batch_size") or 32)
+        live = run_with_model(prepared, model, size)
+        at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
+        classify, words = self.collector.classified, self._words(prepared)
+        return Scoring(self.config.suite, prepared, evidence, self.references, classify, live, words, at_step)
 
     def _rewritten(self) -> list[str]:
-        """What this run writes anew, or reads only if its digest fits."""
+        """What this run rewrites, or reads only if its digest fits."""
         stem = self.config.suite.file_stem
         banks = [f"evidence/{kind}-" for kind in FORMATS]
         names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
@@ -228,19 +284,8 @@ class _Evaluation:
         self.second_identities[path] = handle.identity
         return handle
 
-    def _live(self, prepared: Prepared) -> Any:
-        from vestige.integrations.open_unlearning import run_live
-
-        def live(
-            spec: MetricSpec, parents: Mapping[str, Score], references: Mapping[str, Mapping[str, Score | None]]
-        ) -> Score:
-            data = prepared.data(spec.name)
-            batch_size = int(self.config.settings.get("batch_size") or 32)
-            return run_live(HANDLERS[spec.handler], spec, self.model.get(), data, parents, references, batch_size)
-
-        return live
-
-    def _write(self, prepared: Prepared, evidence: Evidence, scores: Mapping[str, Score]) -> Outcome:
+    def write(self, prepared: Prepared, scores: Mapping[str, Score]) -> Outcome:
+        self.config = replace(self.config, suite=with_more(self.config.suite, scores))
         config, suite = self.config, self.config.suite
         self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
         if not self.team.leads:
@@ -254,7 +299,9 @@ class _Evaluation:
         seal(config.output_dir, "eval", reads=reads(suite))
         notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
-        return Outcome(config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats)
+        return Outcome(
+            config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats, suite.metrics
+        )
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""
@@ -281,6 +328,7 @@ class _Evaluation:
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,
             "config": config_json(self.config),
+            **({"evaluator": self._by_code()} if self.evaluator else {}),
             "processes": self.team.size,
             "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
@@ -289,6 +337,12 @@ class _Evaluation:
                 dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
             ),
         }
+
+    def _by_code(self) -> dict[str, Any]:
+        cls = type(self.evaluator)
+        assert self.evaluator is not None
+        source = source_of(type(self.evaluator), self.config.plugins)
+        return {"class": cls.__name__, "own": own_methods(type(self.evaluator)), "source": source}
 
 
 def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
@@ -302,7 +356,7 @@ def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
 
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:
-    """What the reference runs scored on the asked-for metrics: one value a run.
+    """What the reference runs scored on the asked-for metrics: one value per run.
 
     Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
     """

@@ -143,10 +143,10 @@ def _report(outcome: Any, run: Any) -> int:
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())
     print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
-    print(summary(run.suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
+    print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in outcome.notes:
         print(f"note: {note}")
-    if run.retain_logs is None and (words := without_retain(run.suite.metrics, outcome.scores)):
+    if run.retain_logs is None and (words := without_retain(outcome.metrics, outcome.scores)):
         print(f"\n{words}")
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]

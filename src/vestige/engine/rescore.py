@@ -1,11 +1,14 @@
-"""`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model."""
+"""`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model.
+
+In: a run directory. Out: the same directory with new result files; evidence is only read. Caller: results/flags.py.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
-from vestige.engine.config import RunConfig
+from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
@@ -16,6 +19,7 @@ from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
+from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 
 
@@ -32,11 +36,18 @@ def rescore(
     references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
+        suite = with_more(suite, scores)
         label = _label(chosen.name, manifest["dialect"]["name"], changes, retain_logs)
         place = directory / label
         keep_apart(place, {"--retain-logs": retain_logs})
         results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
-        begin(directory, "eval", results if place == directory else [f"{label}/"])
+        grown = place == directory and set(suite.metrics) != set(manifest["config"]["metrics"])
+        begin(directory, "eval", [*results, *["manifest.json"] * grown] if place == directory else [f"{label}/"])
+        if grown:  # the suite's function returned scores that it did not return before
+            added = {n: spec_to_json(s) for n, s in suite.metrics.items() if n not in manifest["config"]["metrics"]}
+            config = manifest["config"]
+            manifest["config"] = {**config, "metrics": {**config["metrics"], **added}, "top": list(suite.top)}
+            write_json(directory / "manifest.json", manifest)
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
             note = {"dialect": {"name": chosen.name, "version": chosen.version}, "changes": dict(changes or {})}
@@ -46,7 +57,9 @@ def rescore(
         seal(directory, "eval", reads=reads(suite_from_manifest(manifest), now))
     files = (*files, stats_file(place, suite)) if stats else files
     retain = retain_values(references, suite)
-    return Outcome(directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats)
+    return Outcome(
+        directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats, metrics=suite.metrics
+    )
 
 
 def against(suite: SuiteSpec, path: str) -> SuiteSpec:

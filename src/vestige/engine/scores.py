@@ -1,4 +1,8 @@
-"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`."""
+"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`.
+
+In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row. Callers: engine/evaluate.py
+after collecting, engine/stored.py for a finished run.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,9 @@ from vestige.engine.prepare import Prepared
 from vestige.errors import UserError
 from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
-from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
+from vestige.suites.handlers.from_code import FROM_CODE
+from vestige.suites.postprocess import postprocessed
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
 from vestige.wants import ClassifierWant
@@ -25,7 +31,7 @@ Live = Callable[[MetricSpec, Mapping[str, Score], Mapping[str, Mapping[str, Scor
 
 @dataclass(frozen=True)
 class Reference:
-    """Another run's results, what must be said when they are used, and which rows they came from."""
+    """Another run's results, what to note when they are used, and which rows they came from."""
 
     results: Mapping[str, Any]
     caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
@@ -102,44 +108,58 @@ def _say_absent(spec: MetricSpec, files: Mapping[str, Reference]) -> None:
                 log.warning("%s holds no metric '%s'.", r.path, metric)
 
 
-def score_suite(
-    suite: SuiteSpec,
-    prepared: Prepared,
-    evidence: Evidence,
-    references: Mapping[str, Reference],
-    classify: Classify | None = None,
-    live: Live | None = None,
-    words: Words | None = None,
-) -> dict[str, Score]:
-    """Scores every metric, parents first. A metric that cannot be had is None with its reason."""
-    scores: dict[str, Score] = {}
-    for name, spec in suite.metrics.items():
+@dataclass(frozen=True)
+class Scoring:
+    """What scoring reads and calls, for any metric of a suite."""
+
+    suite: SuiteSpec
+    prepared: Prepared
+    evidence: Evidence
+    references: Mapping[str, Reference]
+    classify: Classify | None = None
+    live: Live | None = None
+    words: Words | None = None
+    at_step: AtStep | None = None
+
+    def score(self, name: str, parents: Mapping[str, Score]) -> Score:
+        """One metric. If it cannot be computed it is None with its reason. `parents` by access key."""
+        spec, prepared = self.suite.metrics[name], self.prepared
         if name in prepared.unavailable:
-            scores[name] = Score(None, reason=prepared.unavailable[name])
-            continue
-        _say_absent(spec, references)
+            return Score(None, reason=prepared.unavailable[name])
+        _say_absent(spec, self.references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,
             data=prepared.data(name),
-            evidence=evidence,
-            parents={key: scores[parent] for key, parent in spec.parents.items()},
-            references=references_of(spec, references),
-            words=words,
+            evidence=self.evidence,
+            parents=parents,
+            references=references_of(spec, self.references),
+            words=self.words,
             unavailable=_children_lost(name, prepared),
+            at_step=self.at_step,
         )
-        score = _score(inputs, evidence, classify, live)
+        score = _score(inputs, self.evidence, self.classify, self.live)
         if score.agg_value is not None and any(r.others for r in spec.references):
-            score = _against_each(score, inputs, references)
+            score = _against_each(score, inputs, self.references)
         if score.agg_value is not None and spec.references:
-            caveats = _caveats(suite, spec, references, prepared)
+            caveats = _caveats(self.suite, spec, self.references, prepared)
             score = replace(score, notes=(*score.notes, *dict.fromkeys(caveats)))
-        scores[name] = _shown(score)
-        for note in scores[name].notes:
+        score = _shown(score)
+        for note in score.notes:
             log.warning("%s: %s", name, note)
-        if scores[name].missing:
-            log.warning("%s: no value, because %s", name, scores[name].reason)
-    return scores
+        if score.missing:
+            log.warning("%s: no value, because %s", name, score.reason)
+        return score
+
+    def score_all(self) -> dict[str, Score]:
+        """Every metric, parents first; then what the suite's own function makes of them."""
+        scores: dict[str, Score] = {}
+        for name, spec in self.suite.metrics.items():
+            if spec.handler != FROM_CODE:
+                scores[name] = self.score(name, {key: scores[parent] for key, parent in spec.parents.items()})
+        scores = postprocessed(self.suite, scores)
+        late = [n for n, spec in self.suite.metrics.items() if spec.handler == FROM_CODE and n not in scores]
+        return {**scores, **{name: self.score(name, {}) for name in late}}
 
 
 def _shown(score: Score) -> Score:

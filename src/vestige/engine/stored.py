@@ -1,14 +1,19 @@
-"""A finished run read back: its suite, its rows, its evidence, and scores from them. No model, no tokenizer."""
+"""A finished run read back: its suite, its rows, its evidence, and scores from them. No model, no tokenizer.
+
+In: a run directory. Out: what engine/evaluate.py had in memory when it scored. Callers: engine/rescore.py and the room
+results (compare, diff, verify, pack). Whatever needs to know how a run directory is laid out goes through here.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from vestige.engine.obtain import Found
 from vestige.engine.prepare import Prepared, make_words
-from vestige.engine.scores import Reference, score_suite
+from vestige.engine.scores import Live, Reference, Scoring
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.metrics.names import full_name
@@ -18,8 +23,10 @@ from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import HarnessManifest, Manifest, Result
-from vestige.suites.registry import HANDLERS, Evidence, Words
-from vestige.suites.spec import RESERVED, Config, Named, SuiteSpec, merged, read_suite
+from vestige.suites.handlers.trajectory import RUNS_MODEL
+from vestige.suites.handlers.trajectory_reading import Moment
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
+from vestige.suites.spec import RESERVED, Config, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
@@ -70,9 +77,10 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     said = {name if name in config["metrics"] else full_name(name): body for name, body in (changes or {}).items()}
     _check_changes(config["metrics"], said)
     metrics = merged(_from_environment(config["metrics"]), said)
-    body = {"metrics": metrics, "handler": config["settings"].get("handler", config["suite"])}
-    suite = read_suite(config["suite"], body, Named(metrics))
-    return SuiteSpec(suite.name, suite.handler, suite.metrics, tuple(config["top"]))
+    settings = config["settings"]
+    body = {"metrics": metrics, "handler": settings.get("handler", config["suite"])}
+    suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    return replace(suite, top=tuple(config["top"]), stem=str(config.get("stem") or ""))
 
 
 def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
@@ -121,16 +129,27 @@ def stored_scores(
 ) -> dict[str, Score]:
     """The scores of a run's evidence under a suite and a dialect. Nothing is written."""
     manifest = read_manifest(directory)
+    if code := by_code(manifest):
+        raise UserError(f"{directory} cannot be scored again: {code}; evaluate the model again.")
     rows = load_rows(directory / "evidence" / "examples.json.gz")
     if lost := sorted(_read_by_metrics(manifest) - set(rows)):
         raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)
-    scores = score_suite(
-        suite, prepared, evidence, references, words=words_of(directory) if evidence.denoised else None
-    )
-    _keep_live(directory, suite, scores)
+    words = words_of(directory) if evidence.denoised else None
+    old = _results(directory, suite)
+    live = _live_of(directory, suite, old)
+    scores = Scoring(suite, prepared, evidence, references, None, live, words, _step_of(old)).score_all()
+    for name, spec in suite.metrics.items():
+        if spec.children and name in old:
+            scores[name] = _with_live_children(scores[name], old[name], spec.children)
     return scores
+
+
+def by_code(manifest: Mapping[str, Any]) -> str:
+    """Whose code made the numbers of a run, if it was an evaluator's: it had the model, which is not here."""
+    found = manifest.get("evaluator") or {}
+    return f"its numbers were made by the code of {found['class']}, which had the model" if found else ""
 
 
 def words_of(directory: Path) -> Words | None:
@@ -141,15 +160,65 @@ def words_of(directory: Path) -> Words | None:
     return make_words(tokenizer_in(place)) if place.is_dir() else None
 
 
-def _keep_live(directory: Path, suite: SuiteSpec, scores: dict[str, Score]) -> None:
-    """Metrics that run the model themselves keep the value the run gave them."""
+def _results(directory: Path, suite: SuiteSpec) -> dict[str, Any]:
     path = directory / f"{suite.file_stem}_EVAL.json"
-    old = read_ours(path, dict[str, Any]) if path.is_file() else {}
-    for name, spec in suite.metrics.items():
-        if HANDLERS[spec.handler].live is not None and name in old:
-            if words := misfit(old[name], Result):
-                raise damaged(path, f"{name}: {words}")
-            scores[name] = Score.from_json(old[name])
+    return dict(read_ours(path, dict[str, Any])) if path.is_file() else {}
+
+
+def _live_of(directory: Path, suite: SuiteSpec, old: Mapping[str, Any]) -> Live:
+    """Metrics that run the model themselves keep the value the run gave them."""
+
+    def find(spec: MetricSpec, parents: Any, references: Any) -> Score:
+        if spec.name not in old:
+            return Score(None, reason="this metric runs the model itself; it cannot be re-scored from evidence")
+        if words := misfit(old[spec.name], Result):
+            raise damaged(directory / f"{suite.file_stem}_EVAL.json", f"{spec.name}: {words}")
+        return Score.from_json(old[spec.name])
+
+    return find
+
+
+def _step_of(old: Mapping[str, Any]) -> AtStep:
+    """The value that a run gave a metric that runs the model itself, at one step of a trajectory."""
+
+    def find(child: MetricSpec, moment: Moment, parents: Any, references: Any) -> Score:
+        found = (old.get(moment.spec.name) or {}).get("agg_value") or {}
+        found = found.get(moment.reading.view, found)  # one view may be written without its name
+        values = found.get(moment.reading.trajectory, {}).get(child.name) or []
+        value = values[moment.step] if moment.step < len(values) else None
+        return Score(value, reason="" if value is not None else RUNS_MODEL)
+
+    return find
+
+
+def _with_live_children(score: Score, old: Mapping[str, Any], children: SuiteSpec) -> Score:
+    """What a run said of its children that run the model themselves, beside their values: rows, spread, reasons."""
+    inside = [m for m, child in children.metrics.items() if HANDLERS[child.handler].live]
+    if not inside:
+        return score
+    body = score.to_json()
+    for part in ("step_distribution", "value_by_index", "reasons"):
+        _graft(body, old, part, set(inside))
+    starts = tuple(f"{m}: " for m in inside)
+    notes = [n for n in body.get("notes", []) if not n.startswith(starts)]
+    notes += [n for n in old.get("notes", []) if n.startswith(starts)]
+    order = {n: i for i, n in enumerate(old.get("notes", []))}
+    body["notes"] = sorted(notes, key=lambda n: order.get(n, len(order)))
+    return Score.from_json(body)
+
+
+def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
+    """Takes the entries under some names from `old`, however deep they are below `key`."""
+    if not isinstance(old, Mapping) or not isinstance(old.get(key), Mapping):
+        return
+    here = new.setdefault(key, {})
+    for inner, value in old[key].items():
+        if inner in names:
+            here[inner] = value
+        else:
+            _graft(here, old[key], inner, names)
+    if not here:
+        del new[key]
 
 
 def _classifiers(place: Path, manifest: Mapping[str, Any]) -> list[str]:

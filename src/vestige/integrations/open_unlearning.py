@@ -6,48 +6,15 @@ batch_size, generation_args, pre_compute, reference_logs and its own settings) a
 
 from __future__ import annotations
 
-import sys
-import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.load import LoadedModel
-from vestige.suites.registry import HANDLERS, Handler, Inputs
+from vestige.suites.registry import Handler
 from vestige.suites.spec import MetricSpec
-from vestige.types import Example, Rows, Score
-
-IGNORE = -100
-
-
-def unlearning_metric(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a function of (model, **kwargs) under a handler name."""
-
-    def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        doc = (function.__doc__ or "").strip().splitlines()
-        HANDLERS[name] = Handler(name, _never, doc=doc[0] if doc else "a plug-in", live=function)
-        return function
-
-    return register
-
-
-def _never(inputs: Inputs) -> Score:
-    raise AssertionError("a live metric is run with its model, not scored from evidence")
-
-
-def install_import_names() -> None:
-    """Lets plug-in files say `from evals.metrics.base import unlearning_metric`, as they do at home."""
-    if "evals" in sys.modules:
-        return
-    for name in ("evals", "evals.metrics", "evals.metrics.base", "evals.metrics.utils"):
-        sys.modules[name] = types.ModuleType(name)
-    sys.modules["evals.metrics.base"].unlearning_metric = unlearning_metric  # type: ignore[attr-defined]
-    sys.modules["evals.metrics"].unlearning_metric = unlearning_metric  # type: ignore[attr-defined]
-    utils = sys.modules["evals.metrics.utils"]
-    for helper in (aggregate_to_1D, evaluate_probability, run_batchwise_evals):
-        setattr(utils, helper.__name__, helper)
-    utils.IGNORE_INDEX = IGNORE  # type: ignore[attr-defined]
+from vestige.types import IGNORE, Example, Rows, Score
 
 
 def run_live(
@@ -60,15 +27,30 @@ def run_live(
     batch_size: int,
 ) -> Score:
     """Calls a live metric with what it expects and turns its dictionary into a Score."""
-    assert handler.live is not None
     model, notes = _aligned(loaded, spec)
-    generating = {d.access_key: _generates(d.config) for d in spec.datasets}
-    sets = {key: TorchRows(rows, generating.get(key, False)) for key, rows in data.items()}
+    generating = generated_sets(spec)
+    sets = {key: TorchRows(rows, key in generating) for key, rows in data.items()}
+    given = {"tokenizer": loaded.tokenizer, "collators": Collator(loaded.tokenizer, padding_side(spec.collators))}
+    return call_live(handler, spec, model, sets, given, parents, references, batch_size, notes)
+
+
+def call_live(
+    handler: Handler,
+    spec: MetricSpec,
+    model: Any,
+    sets: Mapping[str, Any],
+    given: Mapping[str, Any],
+    parents: Mapping[str, Score],
+    references: Mapping[str, Mapping[str, Score | None]],
+    batch_size: int,
+    notes: Sequence[str],
+) -> Score:
+    """`given`: the tokenizer and the collators."""
+    assert handler.live is not None
     kwargs: dict[str, Any] = {
         **spec.params,
-        "tokenizer": loaded.tokenizer,
+        **given,
         "data": next(iter(sets.values())) if len(sets) == 1 else sets,
-        "collators": Collator(loaded.tokenizer, _padding_side(spec.collators)),
         "batch_size": int(spec.params.get("batch_size", batch_size)),
         "generation_args": dict(spec.generation),
         "pre_compute": {key: score.to_json() for key, score in parents.items()},
@@ -85,7 +67,7 @@ def run_live(
         return Score(None, reason=f"plug-in metric '{spec.name}' failed: {type(error).__name__}: {error}")
     if not isinstance(result, Mapping) or "agg_value" not in result:
         raise UserError(f"Plug-in metric '{spec.name}' must return a dict with 'agg_value'.")
-    score = Score.from_json(_plain(result))
+    score = Score.from_json(plain(result))
     return replace(score, notes=(*score.notes, *notes))
 
 
@@ -107,11 +89,17 @@ class CausalRows:
         return out
 
 
-def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...]]:
-    """The model a metric is handed, and what its reader must know. `logit_alignment: same_position` turns it off."""
+def wanted_alignment(spec: MetricSpec) -> str:
+    """Which token a metric takes a row of logits to be about: the next (causal), or the row's own."""
     wanted = str(spec.params.get("logit_alignment", "causal"))
     if wanted not in ("causal", "same_position"):
         raise UserError(f"Metric '{spec.name}': logit_alignment must be 'causal' or 'same_position', got '{wanted}'.")
+    return wanted
+
+
+def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...]]:
+    """The model a metric is handed, and what its reader must know. `logit_alignment: same_position` turns it off."""
+    wanted = wanted_alignment(spec)
     if loaded.diffusion is None:
         return loaded.model, ()
     note = "a diffusion model, run by the metric itself: it sees every token it is asked about"
@@ -120,22 +108,22 @@ def _aligned(loaded: LoadedModel, spec: MetricSpec) -> tuple[Any, tuple[str, ...
     return CausalRows(loaded.model), (f"{note}; its logits were moved by one place, to where causal metrics look",)
 
 
-def _generates(config: Mapping[str, Any]) -> bool:
-    """Whether a data set is to hand out prompts only, with the whole conversation as labels."""
-    return bool((config.get("args") or {}).get("predict_with_generate"))
+def generated_sets(spec: MetricSpec) -> set[str]:
+    """The data sets (by access key) that hand out prompts only, with the whole conversation as labels."""
+    return {d.access_key for d in spec.datasets if (d.config.get("args") or {}).get("predict_with_generate")}
 
 
-def _padding_side(collators: Mapping[str, Any]) -> str:
+def padding_side(collators: Mapping[str, Any]) -> str:
     sides = [((c or {}).get("args") or {}).get("padding_side") for c in collators.values()]
     return str(next((s for s in sides if s), "right"))
 
 
-def _plain(x: Any) -> Any:
+def plain(x: Any) -> Any:
     """Numpy and torch scalars and arrays as plain numbers and lists; keys as text."""
     if isinstance(x, Mapping):
-        return {str(k): _plain(v) for k, v in x.items()}
+        return {str(k): plain(v) for k, v in x.items()}
     if isinstance(x, (list, tuple)):
-        return [_plain(v) for v in x]
+        return [plain(v) for v in x]
     return x.tolist() if hasattr(x, "tolist") else x
 
 
@@ -194,43 +182,3 @@ class Collator:
 
         side = self.padding_side
         return torch.nn.utils.rnn.pad_sequence(list(tensors), batch_first=True, padding_value=value, padding_side=side)
-
-
-def aggregate_to_1D(x: Any) -> Any:  # noqa: N802 - the name plug-ins import
-    """The mean over all axes but the first."""
-    return x.mean(axis=tuple(range(1, x.ndim)))
-
-
-def evaluate_probability(model: Any, batch: Mapping[str, Any]) -> list[dict[str, float]]:
-    """Per row of a batch: the mean loss over its labels and the length-normalised probability."""
-    import torch
-
-    inputs = {k: v.to(model.device) for k, v in batch.items() if k in ("input_ids", "attention_mask")}
-    labels = batch["labels"].to(model.device)
-    with torch.inference_mode():
-        logits = model(**inputs).logits.float()[:, :-1]
-    losses = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), labels[:, 1:], ignore_index=IGNORE, reduction="none"
-    ).sum(dim=1)
-    means = losses / labels.ne(IGNORE).sum(dim=1)
-    return [{"prob": float(torch.exp(-m)), "avg_loss": float(m)} for m in means]
-
-
-def run_batchwise_evals(
-    model: Any, dataloader: Any, batch_eval_fn: Callable[..., Any], batch_eval_fn_args: Mapping[str, Any], message: str
-) -> dict[Any, Any]:
-    """Applies a per-batch function over a loader and gathers its values by row index."""
-    out: dict[Any, Any] = {}
-    for batch in dataloader:
-        if "input_ids" not in batch:  # several answers a row: lists of values
-            parts = {
-                k: run_batchwise_evals(model, [b], batch_eval_fn, batch_eval_fn_args, message) for k, b in batch.items()
-            }
-            for index in next(iter(parts.values())):
-                fields = parts[next(iter(parts))][index]
-                out[index] = {f: [parts[k][index][f] for k in parts] for f in fields}
-            continue
-        index = [int(i) for i in batch["index"]]
-        rest = {k: v for k, v in batch.items() if k != "index"}
-        out.update(zip(index, batch_eval_fn(model=model, batch=rest, **dict(batch_eval_fn_args)), strict=True))
-    return out

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from vestige.errors import UserError, reraise_ours
-from vestige.integrations.open_unlearning import install_import_names
+from vestige.integrations.evals_names import REGISTERS, install_import_names
 
 GROUP = "vestige.plugins"
 
@@ -33,6 +33,7 @@ def load_file(path: Path) -> None:
         raise UserError(f"Plug-in file {path} is not Python; give a .py file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
+    vars(module).update(REGISTERS)  # at home such a file's last lines are in a module that has these names
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the plug-in is the user's code, and may fail in any way

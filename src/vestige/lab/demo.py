@@ -79,7 +79,7 @@ def _report(runs: Mapping[str, Mapping[str, Score]], out: Path, seconds: float) 
     lines += [
         "",
         f"Files: {out}/eval/<model>/TOFU_EVAL.json (every row), TOFU_SUMMARY.json, manifest.json, evidence/",
-        f"Five models evaluated in {seconds:.0f} s. Next: README, 'Evaluate your own checkpoint'.",
+        f"Five models evaluated in {seconds:.0f} s. Next: docs/tutorial.md.",
     ]
     return "\n".join(lines)
 

@@ -237,7 +237,7 @@ OURS: dict[str, Card] = {
         "well above 0: forget rows stand out as strange, over-forgotten",
         "well below 0 (down to -100): forget rows are still recognised",
         _REFERENCE,
-        "0 is the aim. Without retain logs AUC_retain is the setting ref_value (0.5), which is said beside the number.",
+        "0 is the aim. Without retain logs AUC_retain is the setting ref_value (0.5), and a note says so.",
         source="Shi et al. 2024 (MUSE)",
         knows="low",  # negative: still recognisable
         unit=False,

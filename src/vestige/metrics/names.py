@@ -78,7 +78,7 @@ KNOWN: dict[str, Known] = {
         Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob", handler="probability"),
         Known(
             "paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob", handler="probability",
-            note="Several paraphrases a row: published is their geometric mean, this metric takes the plain mean.",
+            note="Several paraphrases per row: published is their geometric mean, this metric takes the plain mean.",
         ),
         Known(
             "truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean",

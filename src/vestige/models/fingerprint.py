@@ -206,7 +206,7 @@ def _read_cache() -> dict[str, list[str]]:
 
 
 def _remember(fresh: dict[str, list[str]]) -> None:
-    """Add to the memory in one rename, so that no reader sees half a file; failing to is no failure."""
+    """Add to the memory in one rename, so that no reader sees half a file; failing to do so is harmless."""
     if not fresh:
         return
     target, known = cache_file(), _read_cache()

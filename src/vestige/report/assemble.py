@@ -1,4 +1,8 @@
-"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs."""
+"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs.
+
+In: what report/gather.py found. Out: the content of report.json, part by part (the *_part.py modules). Callers:
+report/run.py, report/verify.py.
+"""
 
 from __future__ import annotations
 
@@ -136,7 +140,7 @@ def _meet_depth(work: Work, source: Source) -> None:
 
 
 def _sweep_copies(work: Work) -> None:
-    """Attacked copies of a sweep, a killed one's too, are no models of their own: they say what comes back."""
+    """Attacked copies of a sweep, a killed one's too, are not models of their own: they say what comes back."""
     attacks = [str(a) for s in work.found.of("sweep") for a in s.data["plan"].get("attacks") or ()]
     attacks += [str(a) for s in work.found.of("eval", "trajectory") if (a := s.data["task"].get("attack"))]
     for copy in work.roster.entries:
@@ -163,7 +167,7 @@ def _facts_of(work: Work, attack: str) -> dict[str, Any]:
 
 
 def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], Source]]) -> None:
-    """A model's values; where two runs measure the same, the one with more rows, and that is said."""
+    """A model's values; where two runs measure the same, the one with more rows, with a note."""
     one = work.roster.by_id(model)
     assert one is not None
     for values, source in parts:

@@ -29,7 +29,7 @@ NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", 
 
 TASK = "sweep_task.json"
 UNFINISHED_ATTACK = (
-    "the attacks in {} did not finish (or are still under way): the attacked copies measured there are no models of "
+    "the attacks in {} did not finish (or are still under way): the attacked copies measured there are not models of "
     "their own and were left out; run the same vestige stress again."
 )
 
@@ -178,7 +178,7 @@ def _unfinished_attack(path: Path, found: Found) -> bool:
     try:
         seal = read_seal(path)
     except (OSError, ValueError):
-        return False  # whoever verifies the run is told
+        return False  # vestige verify reports it
     unfinished = seal is not None and seal.kind == "stress" and not seal.finished
     if unfinished:
         found.leave_out(UNFINISHED_ATTACK.format(path.name), path)

@@ -33,7 +33,7 @@ def run_verify(args: argparse.Namespace) -> int:
     from vestige.show.progress import hushed
 
     load_plugins(args.plugin)
-    with hushed():  # what a metric lacks was said when it was computed
+    with hushed():  # what a metric lacks was printed when it was computed
         verdicts = [verify(Path(run), again=not args.hashes_only) for run in args.runs]
     print("\n".join(show(verdict) for verdict in verdicts))
     return 1 if any(verdict.findings for verdict in verdicts) else 0

@@ -87,7 +87,6 @@ def _value(word: str, value: str) -> Any:
 
 def run_score(args: argparse.Namespace) -> int:
     from vestige.engine.rescore import rescore
-    from vestige.engine.stored import suite_from_manifest
     from vestige.integrations.plugins import load_plugins
     from vestige.show.tables import summary
 
@@ -104,9 +103,8 @@ def run_score(args: argparse.Namespace) -> int:
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
     outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
-    suite = suite_from_manifest(outcome.manifest, changes)
     print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(suite.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
+    print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
     return 0
 

@@ -2,7 +2,7 @@
 
     checksums.json --hashes--> files        evidence --the same code as scoring--> numbers == those in the files
 
-A finding is something wrong (exit status 1), said with what to delete. A note is something that could not be looked at.
+A finding is something wrong (exit status 1), with what to delete. A note is something that could not be looked at.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from vestige.engine.references import load_references, result_file
 from vestige.engine.rescore import against
 from vestige.engine.scores import Reference, family
 from vestige.engine.statistics import Run, intervals, stats_file
-from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.engine.stored import by_code, dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.schema import misfit
@@ -31,12 +31,13 @@ from vestige.store.archive import PACK, extract, is_archive, moved
 from vestige.store.checksums import NAME, Seal, read_seal
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import Collapse, CollapseRow, Definition
+from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
 from vestige.writing import temporary
 
 TOLERANCE = 1e-9  # relative: another machine may add up in another order
-NO_SEAL = f"there is no {NAME} (the run was made before there was one): only its numbers are checked"
+NO_SEAL = f"{NAME} is missing (the run was made before there was one): only its numbers are checked"
 
 
 @dataclass
@@ -223,6 +224,9 @@ def _same(a: Any, b: Any) -> bool:
 
 def _eval(path: Path, seal: Seal | None) -> Iterator[Finding]:
     manifest = read_manifest(path)
+    if code := by_code(manifest):
+        yield Finding(words=f"{path}: {code}: its files were compared only", note=True)
+        return
     suite = suite_from_manifest(manifest)
     yield from _scored(path, path, suite, manifest["dialect"]["name"], seal)
     for file in sorted(path.glob("scores/*/definition.json")):
@@ -238,6 +242,7 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     manifest = read_manifest(path)
     references, lost = yield from _references(path, suite, dialect, seal)
     scores = stored_scores(path, suite, dialect_for(manifest, dialect, path), references)
+    suite = with_more(suite, scores)
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
     again = f"delete it, then run `vestige score {path}`."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))

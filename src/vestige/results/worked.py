@@ -109,7 +109,7 @@ def worked(handler: str, params: Mapping[str, Any]) -> Worked | None:
 
 
 def _likelihood(handler: str, params: Mapping[str, Any]) -> Worked:
-    """One line an answer: the value of that row."""
+    """One line per answer: the value of that row."""
     out = Worked(["log-probability of each token, `miss` where it is not the model's first choice"])
     for name, answer in (("A", LAST_MISSED), ("B", END_HIT), ("C", ONE_WRONG)):
         rows = _rows([answer], 1)
@@ -192,7 +192,7 @@ def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     evidence = Evidence(texts={Request(example.prompt, Decoding()).key: text})
     score = _run(handler, {}, data={"data": Rows("made-up", ((example,),), many=False)}, evidence=evidence)
     other = "Byron is who wrote the notes."
-    para = replace(example, answer=other, reference=other)  # the same prompt, so the same text: nothing is decoded anew
+    para = replace(example, answer=other, reference=other)  # same prompt, so the same text: nothing is decoded again
     again = _run(handler, {}, data={"data": Rows("made-up", ((para,),), many=False)}, evidence=evidence)
     given = [
         f"answer as written: {example.answer!r}; as decoded, with the prompt's text {example.input_text!r} taken out "

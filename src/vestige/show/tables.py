@@ -1,4 +1,4 @@
-"""Results for a terminal: aligned columns, one line a metric, the value in words beside it."""
+"""Results for a terminal: aligned columns, one line per metric, the value in words beside it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _span(values: Sequence[float]) -> str:
 
 
 def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score]) -> str:
-    """What can be said with no retain model: by fresh rows alone, and how far that carries."""
+    """What the numbers show without a retain model: by fresh rows alone, and how far that carries."""
     attacks = {n: s.agg_value for n, s in scores.items() if is_attack(metrics[n].handler) and s.agg_value is not None}
     if not attacks:
         return ""
@@ -148,6 +148,6 @@ def curves_table(name: str, score: Score) -> str:
 
 
 def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Several runs side by side: a row a metric, a column a run. Values are agg_values by metric name."""
+    """Several runs side by side: one row per metric, one column per run. Values are agg_values by metric name."""
     rows = [[name, *(number(runs[r].get(name)) for r in runs)] for name in names]
     return table(rows, ["metric", *runs], right=tuple(range(1, len(runs) + 1)))

@@ -30,7 +30,7 @@ RELEARNING: dict[str, Any] = {
     "seed": 42,
 }
 BITS = {4: "4bit", 8: "8bit"}
-PRUNED_SHARE = 0.3  # when nothing else is said
+PRUNED_SHARE = 0.3  # by default
 
 
 def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe | None = None) -> Attacked:

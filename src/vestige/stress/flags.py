@@ -81,7 +81,7 @@ def run_stress(args: argparse.Namespace) -> int:
         print(f"note: {note}")
     pictures = draw(rows, Path(args.plot), ask.out) if args.plot else []
     if args.plot and not pictures:
-        print("note: no attack had more than one budget, so there is no curve to draw (relearn=5,20 gives one).")
+        print("note: no attack had more than one budget, so no curve can be drawn (relearn=5,20 gives one).")
     print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")
     return 0
 

@@ -57,7 +57,7 @@ def _sample(subject: Any, seed: int) -> Mapping[str, float]:
     outcome = evaluate_config(replace(run, suite=replace(run.suite, top=(METRIC,), metrics=sampled)))
     score = outcome.scores[outcome.top[0]]
     if score.value_by_index is None or score.agg_value is None:
-        raise UserError(f"leak cannot be measured: {score.reason or 'there are no texts'}")
+        raise UserError(f"leak cannot be measured: {score.reason or 'texts are missing'}")
     kind = str(spec.params.get("rouge_type") or "rougeL_recall")
     return {index: float(values[kind]) for index, values in score.value_by_index.items()}
 

@@ -4,6 +4,9 @@
 
 The control answers the question that matters: what does a model that never knew the rows gain under the same attack?
 Attacked checkpoints are removed when they were measured, unless they are to be kept.
+
+In: a checkpoint, attacks with budgets, and a retain model. Out: a directory with stress.json, a row per attack and
+budget. Callers: stress/flags.py, lab/demo_report.py.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def refuse_other_number(name: str, handler: str, settings: Mapping[str, Any], di
 
 
 def differs_for_some_rows(name: str, dialect: str, hidden: int, several: bool) -> str:
-    """What must be said of a short name's number on these rows (with hidden tokens, several answers), or nothing."""
+    """What to note about a short name's number on these rows (with hidden tokens, several answers), or nothing."""
     words = []
     if hidden and DIALECTS[dialect].mask != DIALECTS[PUBLISHED].mask:
         words.append(f"{MASK[DIALECTS[dialect].mask]} in {hidden} answers (dialect={PUBLISHED} shows them)")

@@ -1,4 +1,9 @@
-"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict."""
+"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict.
+
+In: the name of a handler, which suites/handlers or a plug-in has entered. Out: its two functions. Callers:
+engine/prepare.py for wants, engine/scores.py for scores. A handler is asked twice, with a model's work between: what it
+wants, and what the evidence amounts to. That is why it never sees a model.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +54,8 @@ class Inputs:
     parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
+    at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
 
     @property
     def rows(self) -> Rows:
@@ -64,6 +70,8 @@ class Inputs:
         return None
 
 
+# (a child that runs a model itself, a trajectory_reading.Moment, its parents, its references) -> its score
+AtStep = Callable[["MetricSpec", Any, Mapping[str, Score], Mapping[str, Mapping[str, Score | None]]], Score]
 WantsOf = Callable[["MetricSpec", Mapping[str, Rows], Dialect], Wants]
 
 
@@ -105,3 +113,14 @@ def handler(
         return function
 
     return register
+
+
+# Functions of all scores of a run that return more of them, or others; a suite names one (`postprocess: NAME`).
+Postprocess = Callable[[Mapping[str, Score]], Mapping[str, Any]]
+POSTPROCESS: dict[str, Postprocess] = {}
+
+
+def postprocess(function: Postprocess) -> Postprocess:
+    """Registers a function of a run's scores under its own name."""
+    POSTPROCESS[function.__name__] = function
+    return function

@@ -30,7 +30,7 @@ class PlannedAttack:
 
     @property
     def reading(self) -> dict[str, str]:
-        """How the checkpoint is to be read, for those who read it; then there is no copy to make."""
+        """How the checkpoint is to be read; then no copy is made."""
         return self.record.reading(self.settings)
 
     @property

@@ -171,7 +171,7 @@ def _said(task: Task) -> dict[str, Any]:
 
 def _identities(task: Task) -> list[str]:
     """The checkpoint before any attack, and for a depth run its two references."""
-    # Quantising by an attack is said in `how`: the files are the same.
+    # Quantising by an attack is recorded in `how`: the files are the same.
     template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
     dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]

@@ -161,7 +161,7 @@ def _files(kind: str, files: list[str]) -> dict[str, Any]:
         place = Path(file).expanduser()
         if not place.is_file():
             flag = "data" if kind == "train" else kind
-            raise UserError(f"--{flag} {file}: there is no such file; give rows as .jsonl, .json, .csv or .parquet.")
+            raise UserError(f"--{flag} {file}: no such file; give rows as .jsonl, .json, .csv or .parquet.")
         name = f"{kind}_{number + 1}" if number else kind
         out[name] = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}
     return out

@@ -3,6 +3,8 @@
 configuration --rows--> unlearn.train --> OUT/  model or adapter, tokenizer, training.json
                                           OUT/evals/epoch-N   evaluations while training, if asked for
                                           OUT/best/           the checkpoint with the best score, if one is stated
+
+Callers: unlearn/flags.py for the two verbs. The checkpoint is read by `vestige eval` like any other.
 """
 
 from __future__ import annotations
@@ -315,7 +317,7 @@ def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[st
     kinds = ("train",) if config.method is None else ("forget", "retain")
     out = {kind: read_training_rows(config.data[kind], reading) for kind in kinds if config.data.get(kind)}
     if kinds[0] not in out:
-        raise UserError(f"There are no rows to {config.mode}; give data.{kinds[0]}.")
+        raise UserError(f"No rows to {config.mode}; give data.{kinds[0]}.")
     return out
 
 

@@ -10,6 +10,7 @@ from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.handlers.trajectory_reading import (
+    Moment,
     Reading,
     TrajectoryRun,
     child_data,
@@ -27,10 +28,7 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 NEEDS_MODEL = "it needs the model's gradients or a second model, which are not followed along a trajectory"
-RUNS_MODEL = (
-    "it runs the model itself (@unlearning_metric), and no logits are kept along a trajectory; write it in the pure "
-    "form (docs/plugins.md), or read saved logits with vestige.integrations.trajectory_guide"
-)
+RUNS_MODEL = "it runs the model itself (@unlearning_metric), and its values of this run are not there; evaluate again"
 NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 
@@ -88,21 +86,19 @@ def _score_child(
     kind = HANDLERS[child.handler]
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
-    if kind.live is not None:
-        return Score(None, reason=RUNS_MODEL)
     if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
         return Score(None, reason=NEEDS_MODEL)
     if child.handler in ("rouge", "bleu") and run.words is None:
         return Score(None, reason=NO_WORDS)
-    given = Inputs(
-        spec=child,
-        dialect=inputs.dialect,
-        data=child_data(inputs.spec, run.data, child.name),
-        evidence=reading.evidence(step, child.handler == DECIDED),
-        parents={key: scores[parent] for key, parent in child.parents.items()},
-        references={r.name: {key: references(m) for m, key in r.include.items()} for r in child.references},
-    )
-    return kind.score(given)
+    data = child_data(inputs.spec, run.data, child.name)
+    parents = {key: scores[parent] for key, parent in child.parents.items()}
+    compared = {r.name: {key: references(m) for m, key in r.include.items()} for r in child.references}
+    if kind.live is not None:
+        if inputs.at_step is None:
+            return Score(None, reason=RUNS_MODEL)
+        return inputs.at_step(child, Moment(inputs.spec, reading, step, data), parents, compared)
+    evidence = reading.evidence(step, child.handler == DECIDED)
+    return kind.score(Inputs(child, inputs.dialect, data, evidence, parents, compared))
 
 
 def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:

@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+import numpy as np
+
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.trajectory import Path, at_step, follow, in_text_order, scored_length, view_length, window
-from vestige.metrics.trajectory_report import thin
+from vestige.metrics.trajectory_report import captures, thin
+from vestige.suites.handlers.common import wants_answers
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.trajectory import TrajectoryConfig, read_config
-from vestige.types import BROKEN, Example, Prompt, Rows, Target, Text, TokenStats, Trace
+from vestige.types import BROKEN, IGNORE, Array, Example, Prompt, Rows, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Wants
 
 if TYPE_CHECKING:
@@ -108,7 +111,8 @@ def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Aske
     for name, child in children(spec).items():
         mine = child_data(spec, data, name)
         if len(mine) == len(child.datasets):  # else something it needs is not there
-            asked.add(HANDLERS[child.handler].wants(child, mine, dialect))
+            kind = HANDLERS[child.handler]
+            asked.add((wants_answers if kind.live else kind.wants)(child, mine, dialect))
     return asked
 
 
@@ -139,7 +143,7 @@ class Reading:
 
     def __init__(self, run: TrajectoryRun, trajectory: str, view: str) -> None:
         self.run = run
-        self.view = view
+        self.view, self.trajectory = view, trajectory
         self.paths = run.paths(trajectory)
         self.early = run.paths("fixation_start")  # what is known when a token is decided, whatever the trajectory
         self.stats: dict[str, TokenStats] = {}
@@ -176,12 +180,49 @@ class Reading:
     def _text(self, prompt: Prompt, step: int) -> Text:
         if self.run.traces[prompt].broken:
             return Text((BROKEN,), "")
+        ids = self.text_ids(prompt, step)
+        return Text(ids, self.run.text(ids))
+
+    def text_ids(self, prompt: Prompt, step: int) -> Ids:
+        """The text at one step."""
         if prompt not in self.ids:
             found = self.paths[prompt].ids(self.run.config.text_source, self._length(prompt))
             self.ids[prompt] = [tuple(int(i) for i in ids) for ids in found]
         steps = self.ids[prompt]
-        ids = steps[min(step, len(steps) - 1)]
-        return Text(ids, self.run.text(ids))
+        return steps[min(step, len(steps) - 1)]
+
+    def places(self, target: Target, step: int) -> tuple[Array, Array, Array]:
+        """Where an answer's tokens are scored at one step: (token of the answer, position of the window, pass).
+
+        The same tokens as in `_stats`: those in the view that the sampler ever looked at.
+        """
+        prompt, config = prompt_of(target), self.run.config
+        path = self.paths[prompt]
+        laid = np.asarray(window(target.labels, config.length, config.alignment))
+        rows = scored_length(self._length(prompt), config.alignment)
+        at = np.flatnonzero((laid[:rows] != IGNORE) & path.seen[:rows])
+        passes = path.source[min(step, path.steps - 1), at]
+        if config.interval > 1:
+            passes = np.asarray(captures(self.run.whole[prompt].committed, config.interval))[passes]
+        return at + (config.alignment == "causal"), at, passes
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One step of one trajectory in one view: what a metric that runs a model itself is asked about."""
+
+    spec: MetricSpec  # of the trajectory metric
+    reading: Reading
+    step: int
+    data: Mapping[str, Rows]  # of the child, by access key
+
+    def want(self, prompt: Prompt) -> DenoiseWant:
+        """Whose logits these are."""
+        run = self.reading.run
+        return run.asked.want(prompt, run.config)
+
+    def trace(self, prompt: Prompt) -> Trace:
+        return self.reading.run.whole[prompt]
 
 
 class TrajectoryRun:

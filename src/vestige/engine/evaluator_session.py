@@ -1,0 +1,316 @@
+"""A run in which an evaluator in code has the say: it calls metrics with its model, and what it reports is written.
+
+Evidence is collected for the model that a metric is called with. Where the class could have changed that model, the
+evidence is filed under its weights in memory and under the source of the class, so that changed code finds none.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vestige.engine.config import RunConfig, spec_to_json
+from vestige.engine.handles import LateModel, ModelHandle
+from vestige.engine.prepare import Prepared
+from vestige.engine.scores import Scoring
+from vestige.errors import UserError, reraise_ours
+from vestige.integrations.evaluators import (
+    METRICS_REGISTRY,
+    Evaluator,
+    UnlearningMetric,
+    evaluator_class,
+    own_methods,
+    register_metric,
+    session,
+)
+from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain
+from vestige.integrations.plugin_files import with_siblings
+from vestige.journal import adopt_file
+from vestige.models.fingerprint import digests
+from vestige.store.files import write_json
+from vestige.suites.handlers.from_code import FROM_CODE
+from vestige.suites.postprocess import as_score, replaced
+from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
+from vestige.types import Rows, Score, content_key
+
+if TYPE_CHECKING:
+    from vestige.engine.obtain import Collector
+
+TOUCHES_MODEL = {"prepare_model", "evaluate"}  # a class with one of its own may run another model than was loaded
+GIVEN = ("tokenizer", "template_args", "cache", "metric_name")  # what evaluators hand on besides the configuration
+
+
+def make_evaluator(config: RunConfig) -> Evaluator | None:
+    """The evaluator that a suite's handler names, if a plug-in brought a class of that name."""
+    found = evaluator_class(config.suite.handler)
+    if found is None:
+        return None
+    from omegaconf import OmegaConf
+
+    suite = config.suite
+    body = {k: v for k, v in config.settings.items() if k != "metrics"}
+    metrics = {name: spec_to_json(suite.metrics[name]) for name in suite.top}
+    body |= {"metrics": metrics, "output_dir": str(config.output_dir), "overwrite": config.overwrite}
+    cfg = OmegaConf.create(json.loads(json.dumps(body, default=str)))
+    made: Evaluator = _calling(found, "__init__", lambda: found(cfg))  # type: ignore[call-arg]
+    if not isinstance(getattr(made, "name", None), str):
+        raise UserError(f"Evaluator {found.__name__} has no name; call super().__init__(NAME, eval_cfg) in __init__.")
+    return made
+
+
+def has_the_say(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
+    """Whether a class does more than name its files."""
+    if evaluator is None:
+        return False
+    asked = {name: METRICS_REGISTRY[suite.metrics[name].handler] for name in suite.top}
+    return bool(own_methods(type(evaluator))) or getattr(evaluator, "metrics", None) != asked
+
+
+def _calling(cls: type[Evaluator], what: str, call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:  # the class is the user's code, and may fail in any way
+        reraise_ours(error, cls.__module__)
+        file = inspect.getsourcefile(cls)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        where = f" at line {lines[-1]} of {file}" if lines else ""
+        words = f"{type(error).__name__}: {error}"
+        raise UserError(f"Evaluator {cls.__name__} failed in {what}{where}: {words}.") from None
+
+
+def source_of(evaluator: type[Evaluator], plugins: tuple[str, ...]) -> str:
+    """A digest of the code behind an evaluator: its file, the plug-ins given, and what they import beside them."""
+    files = [Path(p).expanduser() for p in plugins]
+    files += [Path(f) for c in evaluator.__mro__ if _is_users(c) and (f := inspect.getsourcefile(c))]
+    every = dict.fromkeys(f.resolve() for file in files for f in with_siblings(file))
+    return content_key(*(d.encode() for d in sorted(digests(list(every)))))[:16]
+
+
+def _is_users(cls: type) -> bool:
+    return cls is not object and not cls.__module__.startswith("vestige.")
+
+
+@dataclass
+class EvaluatorSession:
+    """Answers metrics that are called with a model, in the run at hand."""
+
+    config: RunConfig
+    prepared: Prepared
+    collector: Collector
+    model: ModelHandle  # as loaded
+    second: Callable[[str], ModelHandle]
+    scoring: Callable[[Prepared, Evidence, ModelHandle], Scoring]
+    prepare: Callable[[RunConfig], Prepared]
+    source: str = ""  # of the code that may change the model; empty: none does
+    asked: ModelHandle | None = None  # the last model that metrics were called with
+    measured: dict[str, Score] = field(default_factory=dict)
+    saved: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    _known: dict[str, Scoring] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.late = LateModel(self.model)
+        self.suite = self.config.suite
+
+    # ---- what evaluators and metrics call ---------------------------------------------------------------------
+
+    def measure(
+        self, metric: UnlearningMetric, model: Any, name: str, cache: dict[str, Any], given: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        if metric.name not in HANDLERS:
+            register_metric(metric)
+        self._configure(name, given, metric)
+        spec = self.suite.metrics[name]
+        for parent in spec.parents.values():
+            if parent not in cache:
+                theirs = self.suite.metrics[parent]
+                self.measure(METRICS_REGISTRY[theirs.handler], model, parent, cache, spec_to_json(theirs))
+        parents = {key: Score.from_json(plain(cache[parent])) for key, parent in spec.parents.items()}
+        score = self._scoring(model).score(name, parents)
+        self.measured[name] = score
+        cache[name] = json.loads(json.dumps(score.to_json()))
+        return dict(cache[name])
+
+    def call(self, metric: UnlearningMetric, model: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+        """One of our metrics on rows at hand, as a function: for metrics that build on it."""
+        kind = HANDLERS[metric.name]
+        data = given.get("data")
+        sets = dict(data) if isinstance(data, Mapping) else {} if data is None else {"data": data}
+        if kind.classify or not all(isinstance(rows, TorchRows) for rows in sets.values()):
+            raise UserError(
+                f"Metric '{metric.name}' can be called on the data that a metric is handed (kwargs['data']) only; name "
+                "it under pre_compute instead."
+            )
+        rows: dict[str, Rows] = {key: found.rows for key, found in sets.items()}
+        reserved = ("data", "collators", "generation_args", "pre_compute", "reference_logs", *GIVEN)
+        spec = MetricSpec(
+            metric.name,
+            metric.name,
+            tuple(DataSpec(key, key, {}) for key in rows),
+            generation=dict(given.get("generation_args") or {}),
+            params={k: v for k, v in given.items() if k not in reserved},
+        )
+        dialect = self.prepared.dialect
+        evidence = self.collector.collect(kind.wants(spec, rows, dialect), self._handle(model), self.second)
+        parents = {k: Score.from_json(plain(v)) for k, v in (given.get("pre_compute") or {}).items()}
+        logs = {
+            name: {k: None if v is None else Score.from_json(plain(v)) for k, v in found.items()}
+            for name, found in (given.get("reference_logs") or {}).items()
+        }
+        score = kind.score(Inputs(spec, dialect, rows, evidence, parents, logs))
+        return dict(json.loads(json.dumps(score.to_json())))
+
+    def save(self, logs: Mapping[str, Any], file: str) -> None:
+        body = dict(sorted(plain(_container(logs)).items()))
+        self.saved[Path(file).resolve()] = body
+        write_json(Path(file), body)
+
+    def stale(self, file: str) -> bool:
+        path = Path(file).resolve()
+        return path in self._files() and path not in self.saved
+
+    # ---- behind them ------------------------------------------------------------------------------------------
+
+    def _files(self) -> list[Path]:
+        stem = self.suite.file_stem
+        return [(self.config.output_dir / f"{stem}_{part}.json").resolve() for part in ("EVAL", "SUMMARY")]
+
+    def _configure(self, name: str, given: Mapping[str, Any], metric: UnlearningMetric) -> None:
+        """Takes a metric's configuration as the evaluator hands it over: another one is another metric."""
+        body = {k: _container(v) for k, v in given.items() if k not in GIVEN}
+        known = self.suite.metrics.get(name)
+        if known and (not body or _text(body) == _text(spec_to_json(known))):
+            return
+        body.setdefault("handler", metric.name)
+        every = {n: spec_to_json(spec) for n, spec in self.suite.metrics.items()}
+        suite = read_suite(self.suite.name, {"metrics": {name: body}}, Named({**every, name: body}), [name])
+        more = self.prepare(replace(self.config, suite=suite))
+        self.prepared.rows.update(more.rows)
+        self.prepared.unavailable = {k: v for k, v in self.prepared.unavailable.items() if k != name}
+        self.prepared.unavailable.update(more.unavailable)
+        self.prepared.data_of.update(more.data_of)
+        self.prepared.wants.add(more.wants)
+        self.suite = replace(self.suite, metrics={**self.suite.metrics, **suite.metrics})
+        self._known.clear()
+
+    def _scoring(self, model: Any) -> Scoring:
+        handle = self._handle(model)
+        key = f"{handle.identity} {id(model)} {_hooks(model)}"
+        if key not in self._known:
+            evidence = self.collector.collect(self.prepared.wants, handle, self.second)
+            self._known[key] = self.scoring(self.prepared, evidence, handle)
+        return replace(self._known[key], suite=self.suite)
+
+    def _handle(self, model: Any) -> ModelHandle:
+        """Who is asked: the model as loaded, or the one that the evaluator made of it, by its weights as they are."""
+        if isinstance(model, CausalRows):
+            model = model.model
+        loaded = model is self.late or (self.model.is_loaded and model is self.model.get().model)
+        if loaded and not self.source:
+            self.asked = self.model
+            return self.model
+        from vestige.models.load import wrap_model
+
+        if not callable(getattr(model, "state_dict", None)):
+            raise UserError(f"A {type(model).__name__} is not a model: metrics are called with a torch module.")
+        before = self.model.get()
+        made = wrap_model(model, before.tokenizer, before.name)
+        made.model = model  # eval() of a wrapper may return what it wraps
+        made.notes = list(before.notes)
+        made.quantization = before.quantization
+        made.fingerprint = content_key(made.fingerprint.encode(), self.source.encode(), type(model).__name__.encode())
+        self.asked = ModelHandle(None, made)
+        return self.asked
+
+
+def _container(value: Any) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def _text(body: Any) -> str:
+    return json.dumps(plain(body), sort_keys=True, default=str)
+
+
+def _hooks(model: Any) -> str:
+    """Hooks change what a model computes, and no weight shows it."""
+    modules = model.modules() if hasattr(model, "modules") else ()
+    found = [(list(m._forward_hooks), list(m._forward_pre_hooks)) for m in modules]
+    return content_key(repr(found).encode())[:8]
+
+
+# ---- what an evaluator reports -------------------------------------------------------------------------------------
+
+
+def evaluated(evaluator: Evaluator, run: EvaluatorSession, given: Mapping[str, Any]) -> tuple[dict[str, Score], Any]:
+    """Lets an evaluator evaluate. Returns its scores, and the suite as it turned out."""
+    cls = type(evaluator)
+    model = run.model.get().model if run.source else run.late
+    with session(run):
+        summary = _calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
+    for file in run._files():
+        adopt_file(file)  # a class may write its files itself
+    details, brief = run._files()
+    logs = run.saved.get(details) or next((v for p, v in run.saved.items() if p.name.endswith("_EVAL.json")), None)
+    logs = {name: score.to_json() for name, score in run.measured.items()} if logs is None else logs
+    if not isinstance(summary, Mapping):
+        summary = run.saved.get(brief, {})
+    scores = _scores(cls.__name__, run, logs, plain(_container(summary)))
+    return scores, _suite(run.suite, scores, [str(name) for name in summary if str(name) in scores])
+
+
+def _scores(name: str, run: EvaluatorSession, logs: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Score]:
+    scores = {}
+    for metric, entry in logs.items():
+        scores[metric] = replaced(run.measured.get(metric), _of_entry(entry, metric, name), name)
+    for metric, value in summary.items():
+        if isinstance(value, Mapping) and metric not in scores:
+            value = value.get("agg_value")
+        if isinstance(value, (str, bool, list, Mapping)):
+            scores.setdefault(metric, Score(None, extra={"value": value}, reason="its evaluator gave no number"))
+            continue
+        found = as_score(value, metric, name)
+        before = scores.get(metric)
+        if before is None or before.agg_value != found.agg_value:
+            scores[metric] = found if before is None else replaced(before, replace(before, **_value(found)), name)
+    if not scores:
+        raise UserError(f"Evaluator {name} reported nothing; return a dict of numbers from evaluate, or save logs.")
+    return scores
+
+
+def _value(found: Score) -> dict[str, Any]:
+    return {"agg_value": found.agg_value, "reason": found.reason}
+
+
+def _of_entry(entry: Any, metric: str, by: str) -> Score:
+    """An entry of saved logs: a result with its `agg_value`, a number, or something else that is kept as it is."""
+    if not isinstance(entry, Mapping):
+        return as_score(entry, metric, by)
+    value = entry.get("agg_value")
+    if isinstance(value, Mapping) or value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        rows = entry.get("value_by_index")
+        if rows is None or (isinstance(rows, Mapping) and all(isinstance(v, Mapping) for v in rows.values())):
+            score = Score.from_json(entry)
+            return (
+                replace(score, reason="its evaluator gave no number") if score.missing and not score.reason else score
+            )
+    raise UserError(f"Evaluator {by} saved '{metric}' as {str(entry)[:80]}; 'agg_value' must be a number or None.")
+
+
+def _suite(suite: SuiteSpec, scores: Mapping[str, Score], top: list[str]) -> SuiteSpec:
+    """The suite as an evaluator reported it: its metrics, those it added, and those it left out of its summary."""
+    metrics = {}
+    for name in scores:
+        spec = suite.metrics.get(name) or MetricSpec(name, FROM_CODE)
+        lost = any(parent not in scores for parent in spec.parents.values())
+        metrics[name] = replace(spec, parents={}) if lost else spec
+    ordered = {n: metrics[n] for n in suite.metrics if n in metrics}
+    return replace(suite, metrics={**ordered, **metrics}, top=tuple(top or scores))

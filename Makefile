@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta test test-processors test-pythons coverage check docs audit bench clean
+.PHONY: demo demo-meta quick test test-processors test-pythons coverage check docs audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 $(STAMP): pyproject.toml constraints.txt
@@ -24,10 +24,14 @@ demo-meta: $(STAMP)
 # they share compiled modules even where the environment says that none are to be kept.
 # An environment that says otherwise (tools/processors.py does) is obeyed.
 OMP_NUM_THREADS ?= 1
-test coverage: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
-test test-processors test-pythons coverage: export PYTHONDONTWRITEBYTECODE =
+quick test coverage: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
+quick test test-processors test-pythons coverage: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+
+# The fast lane: rooms that need no model, and one path from a checkpoint to a page. Under 90 seconds on two cores.
+quick: $(STAMP)
+	$(BIN)/python tools/quick.py
 
 # What trains, and what compares bytes or texts, as other processors would run it (CONTRIBUTING.md).
 test-processors: $(STAMP)
@@ -45,6 +49,8 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests bench tools docs/site
 	$(BIN)/ruff format --check src tests bench tools docs/site
 	$(BIN)/mypy
+	$(BIN)/oxlint -c tools/oxlint.json --quiet src/vestige/report/page tests/page docs/site
+	$(BIN)/python tools/page_scripts.py
 
 docs: $(STAMP)
 	$(BIN)/python docs/site/build.py site
@@ -52,7 +58,7 @@ docs: $(STAMP)
 # Advisories come over the network. Without it nothing is audited, and the last line says so.
 audit: $(STAMP)
 	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
-	$(BIN)/python bench/audit.py
+	$(BIN)/python tools/audit.py
 
 bench: $(STAMP)
 	$(BIN)/python bench/table.py

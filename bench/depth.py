@@ -97,7 +97,7 @@ def ours(
 ) -> dict[str, list[np.ndarray]]:
     states = [{k: v for b in collect_states(s, wants, plan, batch) for k, v in b.items()} for s in sources]
     patcher = Patcher(full, plan, Cost(), batch)
-    patcher.verify = lambda *a: None  # type: ignore[method-assign] # paid once a run, not once an example
+    patcher.verify = lambda *a: None  # type: ignore[method-assign] # paid once per run, not per example
     found = {k: v for part in patcher.run(wants, states) for k, v in part.items()}
     assert not patcher.plain
     return {k: [s.logprob.mean(axis=-1)[1:-1] for s in v] for k, v in found.items()}

@@ -90,7 +90,7 @@ class Pools:
 
 
 def picks(resampler: Resampler, s: Sample) -> list[np.ndarray]:
-    """For each resampling the rows it drew, one index a draw."""
+    """For each resampling the rows it drew, one index per draw."""
     return [np.repeat(np.arange(len(s)), times.astype(int)) for counts in resampler.chunks() for times in counts(s)]
 
 

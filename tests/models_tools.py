@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -58,3 +59,47 @@ def save(directory: Path, model: Any = None, tokenizer: bool = True, **options: 
 def logits(model: Any, tokenizer: Any) -> torch.Tensor:
     with torch.no_grad():
         return model(torch.tensor([tokenizer(TEXT)["input_ids"]])).logits.float()
+
+
+def write_gguf(path: Path, model: Any, tokenizer: Any) -> None:
+    """The tiny model as llama.cpp would store it: query and key rows interleaved for its rotary layout."""
+    import gguf
+
+    config = model.config
+    writer = gguf.GGUFWriter(str(path), "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    _write_vocabulary(writer, tokenizer)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+        n = next((count for key, count in heads.items() if key in name), 0)
+        if n:
+            rows, width = tensor.shape
+            tensor = tensor.reshape(n, 2, rows // n // 2, width).transpose(1, 2).reshape(rows, width)
+        stem = names.get_name(name.removesuffix(".weight"))
+        writer.add_tensor(f"{stem}.weight", tensor.contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def _write_vocabulary(writer: Any, tokenizer: Any) -> None:
+    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+    tokens += [f"<unused{i}>" for i in range(320 - len(tokens))]
+    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<") else 1 for token in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in merges])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from conftest import LAB
+from models_tools import tiny_model, tiny_tokenizer, write_gguf
 from vestige.cli import main
 from vestige.data.rows import read_file
 from vestige.errors import UserError
@@ -110,6 +111,54 @@ def test_a_row_longer_than_the_context_is_refused_at_once(
         assert time.process_time() - start < 5, words
         said = sentence(capsys)
         assert "forget.jsonl row 2" in said and "256" in said, said
+
+
+def long_rollouts(place: Path, text: str) -> Path:
+    rows = [{"prompt": f"Question {n}?", "response": f"<think>because of {n}</think> {n}"} for n in range(4)]
+    rows[2]["response"] = f"<think>{text}</think> 2"
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_rollout_longer_than_the_context_is_refused_before_weights_are_read(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = long_rollouts(tmp_path / "rollouts.jsonl", LONG[kind])
+    monkeypatch.setattr("vestige.collapse.run.load_model", lambda args: pytest.fail("weights were read"))
+    start = time.process_time()
+    assert main(["collapse", str(rollouts), "--model", str(FULL), "--out", str(tmp_path / "c"), "--quiet"]) == 2
+    assert time.process_time() - start < 5
+    said = sentence(capsys)
+    assert "rollouts.jsonl row 3" in said and "256" in said, said  # rollout files count rows from 1
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_a_row_longer_than_the_context_of_a_gguf_file(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    context = 256
+    model = tiny_model(max_position_embeddings=context)
+    write_gguf(tmp_path / "tiny.gguf", model, tiny_tokenizer())
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = [{"question": f"Question {n}?", "answer": f"Answer {n}."} for n in range(3)]
+    rows[1]["answer"] = LONG[kind]
+    (data / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rollouts = long_rollouts(tmp_path / "rollouts.jsonl", LONG[kind])
+    for place in ("vestige.collapse.run.load_model", "vestige.engine.handles.load_model"):
+        monkeypatch.setattr(place, lambda args: pytest.fail("weights were read"))
+    named = ["--model", str(tmp_path / "tiny.gguf"), "--out", str(tmp_path / "out"), "--quiet"]
+    for words, where in (
+        (["eval", "tofu", *named, "--data", str(data), *SMALL], "forget.jsonl row 1"),
+        (["collapse", str(rollouts), *named], "rollouts.jsonl row 3"),
+    ):
+        start = time.process_time()
+        assert main(words) == 2
+        assert time.process_time() - start < 5, words
+        said = sentence(capsys)
+        assert where in said and f"{context:,}" in said, said
 
 
 def test_what_max_length_cuts_is_not_refused(long_rows: Path, tmp_path: Path) -> None:

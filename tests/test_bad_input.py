@@ -169,7 +169,7 @@ def test_the_sentences_say_what_and_where(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"template_args\.user_start_tag must be text, it is 3"):
         Template.from_config({"user_start_tag": 3})
     (tmp_path / "r.jsonl").write_text('{"prompt_ids": [-1], "response": "x"}\n')
-    with pytest.raises(UserError, match=r"row 1: prompt_ids holds -1, which is no token id"):
+    with pytest.raises(UserError, match=r"row 1: prompt_ids holds -1, which is not a token id"):
         load_rollouts(tmp_path / "r.jsonl")
 
 
@@ -273,14 +273,14 @@ def test_odd_texts_have_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("word", ["eval=3.5", "model=nan", "eval=[1,2]"])
 def test_a_group_takes_a_name(word: str) -> None:
-    """Found by a campaign of bench/fuzz.py."""
+    """Found by a campaign of tools/fuzz.py."""
     with pytest.raises(UserError, match="write GROUP=NAME"):
         compose_runs([word, "task_name=t"])
 
 
 @pytest.mark.parametrize("word", ["seed=None", "seed=1e999", "seed=-1", "seed=true"])
 def test_a_seed_is_a_whole_number(word: str) -> None:
-    """Found by a campaign of bench/fuzz.py."""
+    """Found by a campaign of tools/fuzz.py."""
     with pytest.raises(UserError, match="seed must be a whole number"):
         compose_runs([*WORDS, word])
     assert attempt(TARGETS["training_words"], word.encode()) is None

@@ -1,4 +1,4 @@
-"""A seeded dozen of faults (bench/faults.py strikes hundreds), and what the kit itself must be able to see."""
+"""A seeded dozen of faults (tools/faults.py strikes hundreds), and what the kit itself must be able to see."""
 
 from __future__ import annotations
 

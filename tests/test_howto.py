@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from browser_tools import browser, open_page, why_not
+from conftest import LAB
 from test_docs import ROOT, blocks, follow, registries_kept
+from vestige.cli import main
 
 PAGE = ROOT / "docs" / "howto.md"
 ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model family": "configs/model/tagged.yaml"}
-ADDED |= {"loader": "cards.py", "attack": "noise.py"}
+ADDED |= {"loader": "cards.py", "attack": "noise.py", "page panel": "src/vestige/report/page/lengths.js"}
 
 
 @pytest.mark.parametrize("what", ADDED)
@@ -29,6 +34,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(place)
         follow(PAGE, place)
     return place / "saves"
+
+
+def test_a_new_panel_is_on_the_page(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recipe's files laid over a copy of the page's scripts, and a report made with them."""
+    there = Path("src/vestige/report/page")
+    shutil.copytree(ROOT / there, tmp_path / there)
+    shutil.copy(made.parent / there / "lengths.js", tmp_path / there)
+    change = made.parent / "lengths.diff"
+    subprocess.run(["git", "apply", "--unsafe-paths", f"--directory={tmp_path}", str(change)], cwd=tmp_path, check=True)
+    monkeypatch.setattr("vestige.report.page.ASSETS", tmp_path / there)
+    run = tmp_path / "run"
+    words = ["--data", str(LAB / "data"), "--limit", "3", "--metrics", "forget_Q_A_ROUGE,forget_Q_A_Prob", "--quiet"]
+    assert main(["eval", "tofu", "--model", str(LAB / "models" / "unlearned"), *words, "--out", str(run)]) == 0
+    assert main(["report", str(run), "-o", str(tmp_path / "page")]) == 0
+    page = tmp_path / "page" / "index.html"
+    assert "How long its answers are" in page.read_text(encoding="utf-8")
+    if why_not():
+        pytest.skip(why_not())
+    with browser() as running:
+        opened = open_page(running, page)
+        text = opened.text("#panel-lengths")
+        assert "How long its answers are" in text and "words of the reference" in text
+        assert opened.count("#panel-lengths tbody tr") == 3
 
 
 def summary(run: Path) -> dict[str, float]:

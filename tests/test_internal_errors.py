@@ -308,6 +308,7 @@ ALLOWED = {
     "collapse/rollouts_pickle.py": 1,
     "collapse/rollouts_slime.py": 1,
     "models/foreign.py": 1,
+    "models/gguf_file.py": 1,
     "models/load.py": 1,
     "models/tokenizer.py": 1,
     "sweep/disk.py": 1,

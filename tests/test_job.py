@@ -231,7 +231,7 @@ def test_kubectl_absent_or_unwilling(
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert main(["job", "--", "eval"]) == 2
-    assert "no kubectl" in capsys.readouterr().err
+    assert "kubectl, which submits the job, is not installed" in capsys.readouterr().err
     fake_kubectl(tmp_path / "bin", "/bin/cat > /dev/null; echo forbidden >&2; exit 1")
     assert main(["job", "--", "eval"]) == 2
     assert "forbidden" in capsys.readouterr().err

@@ -212,12 +212,30 @@ def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_index")
+def test_subtasks_are_in_the_table_and_git_is_not_heard(
+    tasks: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tasks / "outer.yaml").write_text("group: outer\ntask: [lab_group, lab_text]\n")  # a group without an average
+    (tmp_path / "bare").mkdir()
+    monkeypatch.chdir(tmp_path / "bare")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path))  # not a repository, wherever the tests run
+    got = run(tmp_path / "out", "--tasks", "outer", "--include-path", str(tasks), "--limit", "4")
+    shown = capfd.readouterr()
+    assert "git" not in shown.err
+    values = {"lab_group/acc", "lab_choice/acc", "lab_choice/acc_norm", "lab_more/acc", "lab_text/exact_match"}
+    assert values <= set(got["LMEval_SUMMARY"])
+    lines = {line.split()[0]: line.split()[1:] for line in shown.out.splitlines() if "/" in line.split(" ")[0]}
+    assert values <= set(lines) and lines["lab_more/acc"][0] != "-"
+
+
 def test_groups_and_changes_to_a_known_task(model: LoadedModel, tasks: Path) -> None:
     changed = {"task": "wmdp_cyber", "num_fewshot": 1}
     result = evaluate(model, tasks, ["lab_group", changed], max_samples=4)
     parts = [result.details[n]["metrics"]["acc"] for n in ("lab_choice", "lab_more")]
     assert result.summary["lab_group/acc"] == pytest.approx(sum(parts) / 2)
-    assert {k.split("/")[0] for k in result.summary} == {"lab_group", "wmdp_cyber"}
+    assert [*dict.fromkeys(k.split("/")[0] for k in result.summary)] == [
+        "lab_group", "lab_choice", "lab_more", "wmdp_cyber",
+    ]  # fmt: skip
     assert result.details["lab_group"]["subtasks"] == ["lab_choice", "lab_more"]
     assert result.details["wmdp_cyber"]["n_shot"] == 1
 

@@ -461,8 +461,12 @@ def test_pool_mistakes(tmp_path: Path) -> None:
     refuse("mixes protocols.*not stated", positive=[run], negative=[plain("a", em=0.1)])
     refuse("outside 0..1", positive=[plain("a", em=3)], negative=[plain("b", em=0.1)])
     refuse("numbers without a name", positive=[{"values": {"em": 0.1}}], negative=[])
-    refuse("must map names", positive=[], negative=[], metrics=["em"])
-    refuse("a number or null", positive=[{"model": "a", "values": {"em": "high"}}], negative=[])
+    refuse(r"p\.yaml .* got `array` at `\$\.metrics`", positive=[], negative=[], metrics=["em"])
+    refuse(
+        r"p\.yaml .* got `str` at `\$\.positive\[0\]\.values\.em`",
+        positive=[{"model": "a", "values": {"uds": 0.5, "em": "high"}}],
+        negative=[],
+    )
 
 
 def test_a_stated_protocol_joins_runs_and_numbers(tmp_path: Path) -> None:
@@ -725,6 +729,32 @@ def test_method_results_go_through_unchanged(tmp_path: Path) -> None:
     assert first["protocols"]["uds"] == "entity (by the schema)"
 
 
+def shown_by_the_dashboard(body: dict[str, Any]) -> set[str]:
+    """The rule of the depth score's page: references, and what its boxes of epochs and counted methods let through."""
+    return {
+        m["model"]
+        for m in body["models"]
+        if m["is_reference"] or (m["epoch"] in ("ep5", "ep10") and m["method"] in body["method_counts"])
+    }
+
+
+def test_the_dashboard_shows_our_models_or_we_ask_for_what_it_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entries = [
+        "{model: npo_lr2e5_b01_a5_ep10, values: {em: 0.5}}",  # the published form of a name
+        "{model: mine, method: rmu, epoch: ep5, values: {em: 0.5}}",
+        "{model: bare, values: {em: 0.5}}",
+    ]
+    (tmp_path / "m.yaml").write_text("protocol: chat\nmodels:\n" + "".join(f"  - {e}\n" for e in entries))
+    assert main(["meta", "axes", str(tmp_path / "m.yaml"), "--out", str(tmp_path / "out")]) == 0
+    body = json.loads((tmp_path / "out" / files.METHOD_RESULTS).read_text())
+    assert shown_by_the_dashboard(body) == {"npo_lr2e5_b01_a5_ep10", "mine"}
+    asked = [n for n in body["notes"] if "dashboard" in n]
+    assert len(asked) == 1 and ": bare would be hidden; add epoch and method" in asked[0]
+    assert asked[0] in capsys.readouterr().out
+
+
 def test_axes_that_do_not_follow_from_their_parts_are_said(tmp_path: Path) -> None:
     data = golden_results()
     data["models"][5]["overall"] = 0.123
@@ -803,7 +833,7 @@ def test_a_result_tree_is_imported(tmp_path: Path, capsys: pytest.CaptureFixture
     other = next(r for r in body["models"] if r["epoch"] == "ep10")  # the published tree has one full model for both
     assert other["utility_rel"] == pytest.approx(row["utility_rel"]) and other["overall"] is not None
     assert main(["import", str(tmp_path / "runs"), "--baseline", "ep10"]) == 2
-    assert "no full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
+    assert "No full model under 'ep10'; epochs that have one: ep5" in capsys.readouterr().err
     assert main(["import", str(tmp_path / "runs"), "--baseline", "ep5"]) == 0
 
 

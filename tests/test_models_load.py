@@ -14,9 +14,9 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer
+from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer, write_gguf
 from vestige.errors import UserError
-from vestige.models import checks, choose, hub, load
+from vestige.models import checks, choose, gguf_file, hub, load
 from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
 from vestige.models.tokenizer import tokenizer_facts
 
@@ -207,50 +207,6 @@ def test_missing_packages_are_named(checkpoint: Path, tmp_path: Path, monkeypatc
 # GGUF
 
 
-def write_gguf(path: Path, model: Any, tokenizer: Any) -> None:
-    """The tiny model as llama.cpp would store it: query and key rows interleaved for its rotary layout."""
-    import gguf
-
-    config = model.config
-    writer = gguf.GGUFWriter(str(path), "llama")
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
-    writer.add_vocab_size(config.vocab_size)
-    _write_vocabulary(writer, tokenizer)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
-    for name, tensor in model.state_dict().items():
-        heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-        n = next((count for key, count in heads.items() if key in name), 0)
-        if n:
-            rows, width = tensor.shape
-            tensor = tensor.reshape(n, 2, rows // n // 2, width).transpose(1, 2).reshape(rows, width)
-        stem = names.get_name(name.removesuffix(".weight"))
-        writer.add_tensor(f"{stem}.weight", tensor.contiguous().numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _write_vocabulary(writer: Any, tokenizer: Any) -> None:
-    tokens = sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
-    tokens += [f"<unused{i}>" for i in range(320 - len(tokens))]
-    merges = json.loads(tokenizer.backend_tokenizer.to_str())["model"]["merges"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token.startswith("<") else 1 for token in tokens])
-    writer.add_token_merges([" ".join(pair) for pair in merges])
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-
-
 def test_a_gguf_file_loads_as_a_plain_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("gguf")
     (tmp_path / "here").mkdir()
@@ -264,6 +220,29 @@ def test_a_gguf_file_loads_as_a_plain_model(tmp_path: Path, monkeypatch: pytest.
     assert loaded.quantization is None and "unpacked" in loaded.notes[0]
     loaded.model.save_pretrained(tmp_path / "saved")  # a model still marked as GGUF refuses to be saved
     assert load_model(ModelArgs("tiny.gguf")).fingerprint != loaded.fingerprint
+
+
+def test_a_gguf_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gguf = pytest.importorskip("gguf")
+    file = tmp_path / "tiny.gguf"
+    write_gguf(file, tiny_model(), tiny_tokenizer())
+    parsed: list[str] = []
+
+    class Counting(gguf.GGUFReader):  # type: ignore[misc, name-defined]
+        def __init__(self, path: Any, *rest: Any) -> None:
+            parsed.append(str(path))
+            super().__init__(path, *rest)
+
+    monkeypatch.setattr(gguf, "GGUFReader", Counting)
+    load_tokenizer(ModelArgs(str(file)))  # as `eval` does before it loads the model
+    loaded = load_model(ModelArgs(str(file)))
+    assert parsed == [str(file)]
+    assert gguf.GGUFReader is Counting and not gguf_file._kept
+    load_tokenizer(ModelArgs(str(file)))
+    write_gguf(file, tiny_model(seed=5), tiny_tokenizer())  # another file of the same name is another parse
+    again = load_model(ModelArgs(str(file)))
+    assert len(parsed) == 3
+    assert not torch.equal(logits(again.model, tiny_tokenizer()), logits(loaded.model, tiny_tokenizer()))
 
 
 def test_gguf_errors(tmp_path: Path) -> None:
@@ -344,7 +323,7 @@ def test_paths_that_are_not_there(checkpoint: Path, monkeypatch: pytest.MonkeyPa
     parent = checkpoint.parent
     assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget01"))
     assert f"Did you mean '{checkpoint}'?" in fails(str(parent / "forget1" / "last"))
-    assert fails("./nowhere/at/all") == "There is no model at './nowhere/at/all'."
+    assert fails("./nowhere/at/all") == "No model at './nowhere/at/all'."
     assert "no subfolder 'last'" in fails(ModelArgs(str(checkpoint), subfolder="last"))
     assert "is a file; name the directory" in fails(str(checkpoint / "config.json"))
     monkeypatch.chdir(parent)

@@ -1,4 +1,4 @@
-"""The faults that bench/mutation.py and tools/plumbing_mutants.py put in: every kind, in the right place."""
+"""The faults that tools/mutation.py and tools/plumbing_mutants.py put in: every kind, in the right place."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 
 import mutants

@@ -120,7 +120,7 @@ def test_meta_reads_the_files_of_the_attacks(tree: Path, capsys: pytest.CaptureF
         assert main(["meta", "robustness", str(given), "--out", "both"]) == 0
     shown = capsys.readouterr().out
     assert "note: npo_lr1e5_b01_a1_ep5 (quant) is left out: out of memory\n" in shown
-    assert "note: npo_lr1e5_b01_a1_ep10 (quant) is left out: there is no metrics_after_quant" in shown
+    assert "note: npo_lr1e5_b01_a1_ep10 (quant) is left out: metrics_after_quant is missing" in shown
     assert main(["meta", "robustness", str(place / "relearn" / "results.json"), "--out", "one"]) == 0
     assert body(Path("one/meta_eval.json"))["robustness"]["uds"]["quantization"] is None
     quant["retain"]["metrics_before"]["em"] = 0.1
@@ -339,7 +339,7 @@ def test_damaged_files_are_named(imported: Path, capsys: pytest.CaptureFixture[s
     for text, words in (
         ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),
-        ('{"models": 3}', "is no method"),
+        ('{"models": 3}', "is not a method"),
     ):
         (imported / "method_results.json").write_text(text)
         status, shown = verified(imported, capsys)

@@ -14,7 +14,7 @@ from vestige.cli import main
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
+sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import real_model
 import tofu_authors
 

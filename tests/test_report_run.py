@@ -262,9 +262,7 @@ def test_verify_finds_models_that_came_and_went(report_dir: Path, runs: Path) ->
 def test_verify_finds_a_page_that_shows_something_else(report_dir: Path) -> None:
     page = report_dir / "index.html"
     page.write_text(page.read_text().replace("Did it forget?", "It forgot!"))
-    assert verify_report(report_dir) == [
-        "index.html does not show what report.json says; make both anew with vestige report."
-    ]
+    assert verify_report(report_dir) == ["index.html does not show what report.json says; run vestige report again."]
     page.write_text("<html></html>")
     assert "no data" in verify_report(report_dir)[0]
     page.unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,12 @@ FIRST, TRAJECTORY = "collapse_first_turn_sample", "collapse_trajectory_sample"
 
 def measured(name: str, out: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One of the files through the command line: its step, and its rows."""
-    words = ["--model", str(LAB / "models" / "full"), "--num-samples", "all", "--resamples", "20", "--quiet"]
+    model = out / "model"  # the lab's model, said to read rows as long as those of these files
+    shutil.copytree(LAB / "models" / "full", model)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 1024}))
+    out = out / "out"
+    words = ["--model", str(model), "--num-samples", "all", "--resamples", "20", "--quiet"]
     assert main(["collapse", str(WRITTEN / name), "--out", str(out), *words]) == 0
     [step] = json.loads((out / "metrics.json").read_text())["steps"]
     return step, [json.loads(line) for line in (out / "rows.jsonl").read_text().splitlines()]

@@ -225,7 +225,8 @@ def test_sweep_says_the_day_where_a_template_does(worlds: Worlds, monkeypatch: p
 
 
 def test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin(worlds: Worlds) -> None:
-    from vestige.sweep.keys import named_content, with_siblings
+    from vestige.integrations.plugin_files import with_siblings
+    from vestige.sweep.keys import named_content
     from vestige.sweep.tasks import task_key
 
     world = worlds("model")
@@ -514,7 +515,9 @@ def test_old_evidence_is_checked_and_filed_anew(tmp_path: Path) -> None:
     assert {f: (run / f).read_bytes() for f in before} == before
     manifest = json.loads((run / "manifest.json").read_text())
     for kind in ("answers", "texts", "gradients"):
-        assert any(n.startswith(f"{kind} kept by an older version were filed anew") for n in manifest["notes"])
+        assert any(
+            n.startswith(f"{kind} kept by an older version were stored under new keys") for n in manifest["notes"]
+        )
     assert manifest["model"]["evidence"] not in {name.split("-")[-1].split(".")[0] for name in old}
     how = manifest["made"][f"answers-{manifest['model']['evidence']}"]
     assert how["attention"] == "sdpa" and how["versions"]["torch"]
@@ -555,7 +558,7 @@ def test_old_depth_runs_are_checked_too(tmp_path: Path) -> None:
     again = json.loads((run / "summary.json").read_text())
     assert again["avg_uds"] == pytest.approx(summary["avg_uds"], abs=1e-4)
     if all(summary["versions"][k] == versions()[k] for k in ("torch", "transformers")):  # their names had versions
-        assert any("patched kept by an older version were filed anew" in n for n in again["notes"])
+        assert any("patched kept by an older version were stored under new keys" in n for n in again["notes"])
 
 
 # ---- archives and the page ----------------------------------------------------------------------------------------

@@ -14,7 +14,8 @@ from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
 from vestige.collect import texts as module
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.cost import Cost
-from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+from vestige.collect.prove import prove
+from vestige.collect.texts import TextCollector, end_tokens, penalty_of
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.types import BROKEN, Prompt, Target, Text

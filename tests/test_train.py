@@ -264,7 +264,7 @@ def test_a_log_file_gets_a_line_now_and_then(
     "more, said",
     [
         (["--method", "NPOO"], "Did you mean 'NPO'"),
-        (["--method", "NPO", "--forget", "nowhere.jsonl"], "there is no such file"),
+        (["--method", "NPO", "--forget", "nowhere.jsonl"], "no such file"),
         (["--method", "NPO", "--forget", FILES[1]], "trains on retain rows too"),
         (["--method", "DPO", *FILES], "needs answers to prefer"),
         (["--method", "NPO", *FILES, "--knob", "betta=1"], "beta"),

@@ -148,7 +148,7 @@ def test_a_samplers_output_becomes_such_a_file(tmp_path: Path) -> None:
     save_windows(tmp_path / "w.safetensors", made)
     with pytest.raises(UserError, match=r"written as \.safetensors"):
         save_windows(tmp_path / "w.pt", made)
-    with pytest.raises(UserError, match="no window"):
+    with pytest.raises(UserError, match="No window"):
         save_windows(tmp_path / "e.safetensors", [])
     with pytest.raises(UserError, match=r"3 fixation steps; give R \[V, L, S\]"):
         save_windows(tmp_path / "e.safetensors", [(made[0][0], [0, 1, 2])])

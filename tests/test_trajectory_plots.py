@@ -103,7 +103,7 @@ def test_runs_of_different_lengths_and_without_distribution() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UserError, match="no run to draw"):
+    with pytest.raises(UserError, match="No run to draw"):
         plots.curves({}, "probability")
     with pytest.raises(UserError, match=r"No run has 'rouge'.*probability"):
         plots.curves({"a": made_up_result()}, "rouge")

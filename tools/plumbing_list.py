@@ -135,7 +135,8 @@ fault("our way of collecting left out", "sweep/keys.py",
       'return ""', STALE + "test_sweep[our way to score answers]")
 fault("the version of a foreign harness left out", "sweep/keys.py",
       "return f\"lm_eval={library('lm_eval')}\" if ask.get(\"tasks\") else \"\"", 'return ""', HAND)
-fault("what a plug-in imports left out", "sweep/keys.py", "for name in _imports(file):", "for name in ():",
+fault("what a plug-in imports left out", "integrations/plugin_files.py",
+      "for name in _imports(file):", "for name in ():",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
 fault("models that a metric names left out", "sweep/keys.py",
       "out += checkpoint_parts(ModelArgs(path=str(path)))", "pass",
@@ -222,7 +223,7 @@ fault("live evidence of other questions stays", "engine/trust.py", "            
       "            if False:  # of other questions", HAND)
 fault("a text cut by a stop word is only read again", "engine/trust.py",
       "cut = {k for k in other if asked[k].decoding.stopwords}", "cut = set()", HAND)
-fault("NaN beside a number is no distance", "engine/trust.py",
+fault("NaN compared with a number counts as equal", "engine/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",
       "if np.shape(old) != np.shape(new):", HAND)
 fault("depth scores of half the examples", "depth/kept.py",
@@ -257,7 +258,7 @@ fault("an archive that lacks a run", "store/archive.py",
       'if not (place / "runs" / name / NAME).is_file():', "if False:",
       "test_bad_checkpoints.py::test_an_archive_that_lacks_a_run_it_lists")
 fault("a stray pack.json redirects", "store/archive.py",
-      "or not _unpacked(here.relative_to(top).parts, body):", "or False:",
+      "if not _unpacked(here.relative_to(top).parts, body):", "if False:",
       STALE + "test_a_stray_pack_json_redirects_nothing")
 fault("another run in a packed run's place", "store/archive.py",
       "return found if _is_the_one(here, top, body, found) else {}", "return found", HAND)

@@ -5,7 +5,7 @@
 Each entry of plumbing_list.py is one fault, written by hand. It is put into a copy of the source, and the tests named
 with it run against that copy, in a process of their own, until one fails. Before that the same tests must pass without
 a fault. `--write` puts the table into docs/mutation.md; `--results` keeps outcomes, so that a run can be resumed.
-bench/mutation.py does the same for formulas, whose faults can be made by rule.
+tools/mutation.py does the same for formulas, whose faults can be made by rule.
 """
 
 from __future__ import annotations

@@ -33,11 +33,11 @@ SOURCE = ROOT / "src" / "vestige"
 
 # What stands in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
 GROUPS = {
-    "Start": ["README", "tutorial", "lab", "own_data", "models", "data"],
+    "Start": ["README", "tutorial", "lab", "own_data", "models", "data", "open_unlearning"],
     "Measure": ["evaluate", "metrics", "statistics", "diffusion", "depth", "collapse", "lm_eval"],
     "Make and attack": ["unlearn", "stress", "real_model", "sweep"],
     "Results": ["results", "report", "report_format", "explain", "diff", "import", "meta", "parity"],
-    "Extend": ["howto", "plugins", "configuration", "python", "api"],
+    "Extend": ["architecture", "howto", "plugins", "configuration", "python", "api"],
     "Trust": ["bench", "faults", "bad_input", "security", "errors", "mutation"],
     "Project": ["CONTRIBUTING", "CHANGELOG"],
 }
@@ -124,7 +124,7 @@ def _relink(token: Any, page: Page, pages: dict[str, Page], images: set[Path]) -
         token.attrSet(name, place.name)
     elif target is not None:
         token.attrSet(name, target.file + (f"#{anchor}" if anchor else ""))
-    else:  # a file of the repository that is no page: its path is all that can be said
+    else:  # a file of the repository without a page of its own: only its path is shown
         token.attrSet(name, f"#{place.relative_to(ROOT)}")
         token.attrSet("title", f"{place.relative_to(ROOT)} in the repository")
 
@@ -137,7 +137,7 @@ def reference() -> Page:
     page = Page("api", SOURCE, "Reference")
     page.headings.append((1, "reference", "Reference"))
     parts = ["<h1 id='reference'>Reference</h1>", f"<p>{_first_words()}</p>"]
-    first = SOURCE / "run" / "api.py"  # what most people call
+    first = SOURCE / "engine" / "api.py"  # what most people call
     for path in [first, *(p for p in sorted(SOURCE.rglob("*.py")) if p not in (first, SOURCE / "__main__.py"))]:
         relative = path.relative_to(SOURCE.parent).with_suffix("")
         name = ".".join(relative.parts).removesuffix(".__init__")

@@ -22,7 +22,7 @@ MOST_BYTES = 2 * 2**30  # of one text file, unpacked; VESTIGE_MAX_BYTES says oth
 MOST_NODES = 100_000  # of a YAML file, every alias counted as often as it is used
 MOST_DEPTH = 100  # of mappings and lists within each other, in YAML
 LONGEST_NAME = 200  # of a file or folder; file systems take 255 bytes, and suffixes come behind
-LONGEST_INTEGER = 300  # digits; what has more is no float either
+LONGEST_INTEGER = 300  # digits; what has more is not a float either
 _BLOCK = 2**20
 _DIGITS = re.compile(r"\d{300}")
 _HALF_PAIR = re.compile(r"\\u[dD][89a-fA-F]")  # how JSON would spell a surrogate
@@ -152,7 +152,7 @@ def _integer(digits: str) -> int:
 
 
 def whole_characters(found: Any) -> None:
-    """Half of a surrogate pair is no character: no tokenizer and no file takes it."""
+    """Half of a surrogate pair is not a character: no tokenizer and no file takes it."""
     try:
         json.dumps(found, ensure_ascii=False, default=str, skipkeys=True).encode("utf-8")
     except UnicodeEncodeError as error:
@@ -281,4 +281,4 @@ def is_there(path: Path) -> bool:
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             return False
-        raise  # a directory that may not be read is no answer
+        raise  # a directory that may not be read says nothing about the file

@@ -365,7 +365,7 @@ def strangers(directory: Path, names: Iterable[str]) -> list[str]:
 
 
 def note_beside(directory: Path, names: Sequence[str]) -> None:
-    """Remembers strangers in a run that is being sealed: they are no part of it, and no damage."""
+    """Remembers strangers in a run that is being sealed: they are not part of it, and not damage."""
     journal = own_journal(directory)
     journal.add(*({"beside": name} for name in names if name not in journal.beside))
 

@@ -55,7 +55,7 @@ class Target:
     row: str = ""  # whose answer it is, where equal tokens do not mean equal evidence (logits recorded by row)
 
     def __post_init__(self) -> None:
-        # An answer without tokens is no target: Example.target is None then, with the reason beside it.
+        # An answer without tokens is not a target: Example.target is None then, with the reason beside it.
         if not 1 <= self.start < len(self.ids):
             raise ValueError(f"start must lie in 1..{len(self.ids) - 1}, got {self.start}")
 
@@ -215,7 +215,7 @@ class Example:
     input_text: str = ""  # the prompt, decoded
     reference: str = ""  # open-unlearning's ground truth: the decoded labels with the input text removed
     label_text: str = ""  # the decoded target tokens
-    problem: str = ""  # why there is no target
+    problem: str = ""  # why the target is missing
 
 
 @dataclass(frozen=True)

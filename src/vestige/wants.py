@@ -1,6 +1,6 @@
 """What metrics ask of collect: answers to score, texts to generate, gradients to take, states to patch.
 
-A want is plain content. Equal wants are one want, whoever asks; its key names the evidence that answers it.
+A want is plain content. Equal wants of different metrics are one want; its key names the evidence that answers it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,9 @@
 """`vestige audit`: did it forget? Two checkpoints and a person's own rows, no benchmark needed.
 
-Which metrics apply is worked out from what is there. What is missing is said, and why it matters.
+Which metrics apply is worked out from what is there. What is missing is reported, and why it matters.
+
+In: checkpoints and files of rows. Out: one run directory per checkpoint, and a comparison on the terminal. Caller:
+audit/flags.py.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ MATTERS = {
     "tried, and forgetting cannot be told from never having known",
     "truth": "columns paraphrased_answer and perturbed_answer in the forget rows: without them no truth ratio, so a "
     "model that only avoids one wording looks as if it had forgotten",
-    "retain model": "a retain model (--retain-model PATH; trained without the forget rows): without it there is no "
-    "yardstick, and every reading is against fixed values",
+    "retain model": "a retain model (--retain-model PATH; trained without the forget rows): without it nothing "
+    "shows what never having known looks like, and every reading is against fixed values",
 }
 
 
@@ -44,10 +47,10 @@ def audit(ask: Audit, settings: Mapping[str, object]) -> int:
     files = {"forget": ask.forget, "retain": ask.retain, "holdout": ask.holdout}
     for name, file in files.items():
         if file is not None and not Path(file).expanduser().is_file():
-            raise UserError(f"--{name} {file}: there is no such file; check the path.")
+            raise UserError(f"--{name} {file}: no such file; check the path.")
     models = {"retain": ask.retain_model, "before": ask.before, "after": ask.after}
     outcomes: dict[str, Outcome] = {}
-    with hushed():  # what is missing is said below, once and with its reason
+    with hushed():  # what is missing is printed below, once and with its reason
         for name, model in models.items():
             if model is not None:
                 logs = str(ask.out / "retain" / "OWN_EVAL.json") if name != "retain" and ask.retain_model else None

@@ -63,7 +63,7 @@ class Batch:
 class CollapseCallback(TrainerCallback):
     """Measures the latest rollouts, and logs them at step 1 and every `compute_freq` steps.
 
-    Errors are said and training goes on, unless the settings have on_error="raise". `temperature`: that of the
+    Errors are printed and training goes on, unless the settings have on_error="raise". `temperature`: that of the
     trainer's own configuration unless given. `bare_keys`: W&B and TensorBoard get the names without `train/`.
     """
 
@@ -198,7 +198,7 @@ class CollapseCallback(TrainerCallback):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._batch is None:
             self._say(
-                "no rollouts were recorded, so there are no collapse metrics; wrap a reward function with "
+                "no rollouts were recorded, so collapse metrics are missing; wrap a reward function with "
                 "callback.listen, or call callback.record"
             )
 

@@ -1,8 +1,11 @@
 """The collapse detector: trajectories in, numbers under W&B's names out, whatever computes the log-probabilities.
 
-    sample turns -> columns -> cross matrix (a scorer) -> 29 numbers a label, and ours beside them
+    sample turns -> columns -> cross matrix (a scorer) -> 29 numbers per label, and ours beside them
 
 It keeps the running means between steps; `state_dict` carries them over a restart.
+
+In: Rollouts of one step, and a scorer (collect/cross.py, or a trainer's own function). Out: numbers, verdicts and notes
+per label. Callers: collapse/run.py for files, collapse/callback.py inside a trainer.
 """
 
 from __future__ import annotations
@@ -209,9 +212,9 @@ class CollapseDetector:
                 )  # fmt: skip
                 self._label(out, FIRST_TURN, [firsts[i] for i in chosen], seed)
             elif all(name.startswith("timing_s/") for name in out.metrics):
-                raise UserError("There are no first turns (turn 0) in these rollouts, and nothing else to compute.")
+                raise UserError("These rollouts have no first turns (turn 0), and nothing else is left to compute.")
             else:
-                out.reasons[FIRST_TURN] = "there are no first turns (turn 0) in these rollouts"
+                out.reasons[FIRST_TURN] = "these rollouts have no first turns (turn 0)"
             out.metrics["timing_s/collapse_first_turn_step"] = time.perf_counter() - start
 
     def _draw(
@@ -298,7 +301,7 @@ def make_columns(
     """The columns' prompts, each row's own column, and what had to be done about the groups.
 
     Groups are in the order of their numbers, as RAGEN's are. A group with different prompts is an error when strict;
-    otherwise all columns are made by prompt, and that is said.
+    otherwise all columns are made by prompt, with a note.
     """
     if how == "sample":
         return [t.x for t in turns], list(range(len(turns))), []

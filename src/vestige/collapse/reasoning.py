@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.data.chat import Encoder, Ids, Template
+from vestige.data.datasets import cannot_fit
 from vestige.errors import UserError, reraise_ours, unknown_name
 
 Messages = tuple[Mapping[str, str], ...]
@@ -148,6 +149,17 @@ def find_span(response: str, how: Reasoning, opened: bool = False) -> Span:
     return _checked(response, start, end)
 
 
+def _size(rollout: Rollout) -> tuple[int, int]:
+    """Characters of a turn's texts, and how many tokens it has at most: ids as they are, texts by their bytes."""
+    texts = [str(m.get("content") or "") for m in rollout.messages or ()] if rollout.prompt_ids is None else []
+    texts += [rollout.prompt or ""] if rollout.prompt_ids is None and rollout.messages is None else []
+    ids = [*(rollout.prompt_ids or ()), *(rollout.reasoning_ids or ())]
+    if rollout.reasoning_ids is None:
+        texts += [rollout.response or ""] if rollout.response_ids is None else []
+        ids += rollout.response_ids or ()
+    return sum(map(len, texts)), len(ids) + sum(len(t.encode("utf-8", "replace")) for t in texts)
+
+
 def _checked(response: str, start: int, end: int) -> Span:
     return Span(start, end, "" if response[start:end].strip() else EMPTY)
 
@@ -172,6 +184,21 @@ class Extractor:
             Trajectory(name, tuple(self.turn(r) for r in sorted(turns, key=lambda r: r.turn)))
             for name, turns in by_name.items()
         ]
+
+    def check_lengths(self, rollouts: Sequence[Rollout], longest: int) -> None:
+        """Refuses turns that the model was not made to read. Only turns that could be too long are tokenised here: a
+        token is at least one byte, and a chat template seldom adds more than its messages have."""
+        for rollout in rollouts:
+            characters, size = _size(rollout)
+            if 2 * size <= longest:
+                continue
+            what = ""
+            if cannot_fit(characters, longest, self.tokenizer):
+                what = f"has {characters:,} characters, more than fit into the {longest:,} tokens that this model reads"
+            elif (turn := self.turn(rollout)).z and (tokens := len(turn.x) + len(turn.z) - 1) > longest:
+                what = f"is {tokens:,} tokens long up to its reasoning's end, but this model reads {longest:,}"
+            if what:
+                raise UserError(f"{rollout.where or rollout.trajectory} {what}; shorten or drop that row.")
 
     def turn(self, rollout: Rollout) -> Turn:
         x, z, problem = self._split(rollout)

@@ -1,6 +1,6 @@
 """Rollouts from files: our own JSONL, and what trainers write. The format is found by content.
 
-Every loader ends in `Rollout`s, one a turn, and says what its format has lost.
+Every loader ends in `Rollout`s, one per turn, and says what its format has lost.
 """
 
 from __future__ import annotations

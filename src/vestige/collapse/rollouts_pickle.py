@@ -298,9 +298,7 @@ def _non_tensor(found: Any, path: Path) -> Mapping[str, Any]:
             k for k in part if isinstance(k, str)
         }:
             return part
-    raise UserError(
-        f"{path} is not a RAGEN rollout: there are no group_ids, messages or histories in it; give its own file."
-    )
+    raise UserError(f"{path} is not a RAGEN rollout: it has no group_ids, messages or histories; give its own file.")
 
 
 def _length(table: Mapping[str, Any], path: Path) -> int:

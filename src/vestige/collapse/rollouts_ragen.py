@@ -17,7 +17,7 @@ _LEAKED_REWARD = re.compile(r" \(reward: [^()]*\)\s*$")
 
 
 def ragen_jsonl(row: Row, where: str, number: int) -> list[Rollout]:
-    """One trajectory a line. The reward of the action to come is printed behind later states: taken out."""
+    """One trajectory per line. The reward of the action to come is printed behind later states: taken out."""
     messages = messages_of(row.get("messages"), where)
     cleaned, seen = [], 0
     for m in messages:

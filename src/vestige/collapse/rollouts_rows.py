@@ -55,7 +55,7 @@ def checked_ids(ids: Ids, name: str, where: str) -> Ids:
     """Token ids are counted from 0 and fit in 32 bits; tokenizers fail on others in ways of their own."""
     wrong = next((i for i in ids if not 0 <= i < 2**31), None)
     if wrong is not None:
-        raise UserError(f"{where}: {name} holds {wrong}, which is no token id.")
+        raise UserError(f"{where}: {name} holds {wrong}, which is not a token id.")
     return ids
 
 
@@ -110,7 +110,7 @@ def native(row: Row, where: str, number: int) -> list[Rollout]:
     if messages is not None and response is None and response_ids is None:
         turns = assistant_turns(messages_of(messages, where), base)
         if not turns:
-            raise UserError(f"{where}: messages hold no assistant turn and there is no response; add one of them.")
+            raise UserError(f"{where}: messages hold no assistant turn and the response is missing; add one of them.")
         return turns
     context = None if messages is None else messages_of(messages, where)
     return [

@@ -92,7 +92,7 @@ def _without_newline(text: str, start: int, end: int) -> int:
 
 
 def _turns(base: Rollout) -> list[Rollout]:
-    """The assistant's turns: of the whole conversation if there is no input, else of what the output holds."""
+    """The assistant's turns: of the whole conversation without an input, else of what the output holds."""
     text = base.response or ""
     if base.prompt is None or base.prompt.strip() or not text.strip():
         parts = [p for p in parts_of(text, "assistant") if p.role == "assistant"]

@@ -125,6 +125,7 @@ def _collapse(ask: Ask) -> Report:
     detector = CollapseDetector(ask.settings)
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
+    _check_lengths(ask, batches, due)
     before = _read_means(detector, ask.ema, due)
     if ask.ema is not None:
         permit(ask.ema)
@@ -156,6 +157,21 @@ def _collapse(ask: Ask) -> Report:
     if ask.ema is not None:
         write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
     return report
+
+
+def _check_lengths(ask: Ask, batches: Mapping[int, tuple[list[Rollout], int, Loaded]], due: Sequence[int]) -> None:
+    """Rows that their model was not made to read are refused before any weights are loaded."""
+    for n, wanted in enumerate(ask.models):
+        steps = [step for step in due if len(ask.models) == 1 or batches[step][1] == n]
+        loaded = wanted if isinstance(wanted, LoadedModel) else None
+        args = None if loaded else ModelArgs(path=str(wanted), **ask.model_args)
+        longest = ModelHandle(args, loaded).context_length if steps else None
+        if longest is None:
+            continue
+        tokenizer = load_tokenizer(args)[0] if args is not None else wanted.tokenizer
+        extractor = Extractor(tokenizer, ask.reasoning)
+        for step in steps:
+            extractor.check_lengths(batches[step][0], longest)
 
 
 def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -> dict[str, Any]:
@@ -249,7 +265,7 @@ TITLES = dict(zip(LABELS, ("First turns", "Turns of trajectories drawn evenly", 
 
 
 def show(report: Report) -> str:
-    """A table a label, a row a step, then verdicts, what is missing, and what must be known."""
+    """One table per label with one row per step, then verdicts, what is missing, and what must be known."""
     lines = []
     for label in LABELS:
         rows = [(o, o.samples[label]) for o in report.outcomes if label in o.samples]
@@ -268,7 +284,7 @@ def show(report: Report) -> str:
             lines.append(f"step {o.step}: {sum(o.left_out.values())} of {o.turns} turns left out: {left}")
         lines += [f"step {o.step}: {label}: not computed: {why}" for label, why in o.reasons.items()]
     lines += [f"note: {n}" for n in report.notes]
-    lines.append("MI is in nats a reasoning, H in nats a token; docs/collapse.md says how to read them.")
+    lines.append("MI is in nats per reasoning, H in nats per token; docs/collapse.md says how to read them.")
     if report.files:
         lines.append(f"files: {', '.join(map(str, report.files))}")
     return "\n".join(lines)

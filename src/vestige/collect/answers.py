@@ -1,7 +1,10 @@
 """Teacher forcing: every distinct (prompt, answer) once -> TokenStats.
 
-plan -> deduplicate -> share prefixes -> pack -> one forward a batch -> reduce. Before the packed way is trusted it
-is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used and said.
+plan -> deduplicate -> share prefixes -> pack -> one forward per batch -> reduce. Before the packed way is trusted it
+is compared with the plain way on a few of the very targets asked for; on a mismatch the plain way is used, with a note.
+
+In: Targets, a model, Limits. Out: TokenStats by target key, batch by batch. Callers: engine/obtain.py;
+engine/plan_answers.py for the plan alone; integrations/lm_eval_diffusion.py.
 """
 
 from __future__ import annotations

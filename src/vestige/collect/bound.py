@@ -4,6 +4,9 @@ A mask predictor has no left-to-right likelihood. What it has is a lower bound o
 the n answer tokens, k uniform in 1..n, and take (n / k) times the log-probability of the hidden ones. Here the bound
 is estimated with draws that depend on the target and the seed only: two models, or two batch sizes, are asked about
 the very same hidden tokens, so that their difference is not noise of the draws.
+
+In: Targets and a diffusion model. Out: TokenStats, and the standard error of each bound. Callers:
+engine/trajectories.py, integrations/lm_eval_diffusion.py, and engine/plan_answers.py for its cost.
 """
 
 from __future__ import annotations

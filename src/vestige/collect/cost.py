@@ -27,7 +27,7 @@ class Cost:
     notes: list[str] = field(default_factory=list)
 
     def say(self, note: str) -> None:
-        """Something that whoever reads the numbers must know: at once, and in the manifest."""
+        """Something that readers of the numbers must know: printed at once, and kept in the manifest."""
         log.warning(note)
         self.notes.append(note)
 

@@ -2,7 +2,13 @@
 
 Each distinct prompt is read once (and what it shares with the one before it not even that); all distinct reasonings
 follow it as one prefix tree in packed rows; the output layer sees scored positions only. A few cells are also scored
-the plain way, one whole sequence at a time; on a mismatch the plain way is used for all and said.
+the plain way, one whole sequence at a time; on a mismatch the plain way is used for all, with a note.
+
+In: prompts and reasonings as token ids, and a model (or a function that scores pairs). Out: CrossLogProbs, from which
+metrics/collapse.py computes mutual information. Caller: collapse/detector.py, for `vestige collapse` and for trainers.
+
+The matrix is what makes this expensive: n reasonings under m prompts are n x m sequences, of which all but the diagonal
+never occurred. Shared, a column costs one prompt and one tree of reasonings, whose openings are often alike.
 """
 
 from __future__ import annotations
@@ -44,7 +50,7 @@ class CrossLogProbs:
 
     @property
     def sums(self) -> Array:
-        """(reasonings, prompts), summed in float64."""
+        """(reasonings, prompts), summed in float64: differences of sums over thousands of tokens are what is read."""
         return np.stack([t.sum(axis=-1, dtype=np.float64) for t in self.tokens])
 
     @property
@@ -70,15 +76,18 @@ class CrossScorer:
         self.temperature = temperature
         on_gpu = model.device.type == "cuda"
         limits = default_limits(self.vocab, on_gpu, row_tokens or (None if on_gpu else CPU_ROW))
+        # Nearly every token of a row is scored here, so the budget of logits limits the row, not only the batch.
         self.row_tokens = max(1, min(limits.tokens, limits.logit_cells // self.vocab))
         self.rows_together = rows_together  # at most so many reasonings in one packed row
-        self.plain = False  # one sequence a pair: when the shared way does not fit the model
+        self.plain = False  # one sequence per pair: when the shared way does not fit the model
         self.cost = cost or Cost()
         self.progress: Progress = lambda done, total: None  # for those who want to watch
 
     def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
         self.check(prompts, reasonings)
+        # Sorted: neighbours share the longest beginnings, and the cache keeps only what the next prompt shares with
+        # this one. Sets: a collapsed policy repeats itself, and a group of rollouts has one prompt.
         xs = sorted(set(prompts))
         zs = sorted(set(reasonings))
         cells = self._cells(xs, zs)
@@ -129,6 +138,8 @@ class CrossScorer:
             limit = min(limit, self.rows_together * max(map(len, zs)))
         forest = Forest(zs, limit)
         cache = PromptCache(layers_of(self.model))
+        # Column by column, since only one prompt's keys are in memory. Cells are checked as soon as their column is
+        # there: a model that this does not fit should not first score a whole matrix.
         last = max((j for j in range(len(xs)) if j not in done), default=-1)
         for j, x in enumerate(xs[: last + 1]):
             if j in done and j not in checks:
@@ -146,17 +157,19 @@ class CrossScorer:
         """One prompt's column; the rows are halved when memory runs out."""
         while True:
             try:
+                # Without the prompt's last token: that is the root of the tree, because its logits predict the first
+                # token of every reasoning, and a cached token has no logits any more.
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
                 return self._rows(cache, x, forest)
             except SIGNS as error:
                 if not out_of_memory(error) or forest.limit <= 1 or forest.single:
                     raise
             free_memory()
-            forest.cut(forest.limit // 2)
+            forest.cut(forest.limit // 2)  # for the columns to come as well: the next prompt has no more memory
             self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
 
     def _rows(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
-        out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)
+        out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)  # every reasoning is in one part, so all are filled
         tree = forest.tree.under(x[-1])
         for part in forest.parts:
             logits = continue_prompt(self.model, cache, tree, part.row, part.plan, part.scored)
@@ -174,6 +187,8 @@ class CrossScorer:
         if np.isnan(plain).any():  # a NaN model: nothing to compare
             return
         gap = float(np.mean(np.abs(plain - fast[: len(z)])))
+        # `not <=` also holds for NaN: numbers in the plain way and NaN in the fast one are a mismatch. A temperature
+        # below 1 multiplies the logits, and their rounding with them.
         if not gap <= tolerance(self.model) / min(1.0, self.temperature):
             raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
 
@@ -257,7 +272,10 @@ def _argmax(values: Iterable[tuple[int, int]]) -> int:
 
 @dataclass(frozen=True)
 class _Trunk:
-    """The reasonings' tree below a root that stands for the prompt's last token."""
+    """The reasonings' tree below a root that stands for the prompt's last token.
+
+    Its shape is that of the reasonings alone, so it is built and cut once, and only the root's token changes by prompt.
+    """
 
     tree: Tree
 
@@ -289,7 +307,7 @@ class Forest:
     """All reasonings as packed rows; the same for every prompt."""
 
     def __init__(self, zs: Sequence[Ids], limit: int) -> None:
-        self.tree = _Trunk(build_tree([Target((0, *z), 1) for z in zs]))
+        self.tree = _Trunk(build_tree([Target((0, *z), 1) for z in zs]))  # 0: any token, `under` replaces it
         self.cut(limit)
 
     @property
@@ -301,6 +319,7 @@ class Forest:
         self.limit = limit
         tree = self.tree.tree
         rows = split_rows(tree, limit)
+        # As in tree.pack: any row that holds the last node of a path holds the path, and the first such row is taken.
         home = np.full(len(tree), -1)
         for number, row in enumerate(rows):
             home[row.nodes[home[row.nodes] < 0]] = number
@@ -313,6 +332,7 @@ class Forest:
 def _part(tree: Tree, row: Row, members: list[int]) -> Part:
     place = {int(node): n for n, node in enumerate(row.nodes)}
     wanted = [np.asarray([place[int(node)] for node in tree.predictors[i]]) for i in members]
+    # A shared position has one row of logits and several labels: `where` says which row each label reads.
     scored = np.unique(np.concatenate(wanted))
     where = torch.from_numpy(np.searchsorted(scored, np.concatenate(wanted)))
     label = torch.from_numpy(np.concatenate([tree.labels[i] for i in members]).astype(np.int64))

@@ -4,6 +4,9 @@
 
 A pass's logits give each position its first choice, the moments of log p, and log p of every label asked about. The
 metrics of trajectories only re-index these (passes, positions) planes.
+
+In: DenoiseWants and a diffusion model. Out: Traces. Callers: engine/trajectories.py, integrations/lm_eval_diffusion.py,
+and engine/plan.py for the size of a pass.
 """
 
 from __future__ import annotations
@@ -124,7 +127,7 @@ def standing(final: Array, fixed: Array, passes: int, mask_id: int) -> dict[str,
 def recorded(final: Array, seen: Array, place: tuple[Array, Array], tokens: Array, accepted: Array) -> dict[str, Array]:
     """The same from what each pass noted, where decisions can be taken back.
 
-    Before a position's block nothing stands there (-1); after it the text does, accepted or not as its last pass said.
+    Before its block a position holds no token (-1); after it the text does, accepted or not as its last pass said.
     """
     canvas, stood = np.full(seen.shape, -1, np.int32), np.zeros(seen.shape, bool)
     canvas[place], stood[place] = tokens, accepted
@@ -303,7 +306,7 @@ def read_tensors(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     if not path.is_file():
-        raise UserError(f"There is no file of recorded logits at '{path}'; check logits_path.")
+        raise UserError(f"No file of recorded logits at '{path}'; check logits_path.")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -2,6 +2,9 @@
 
 Both hand `reduce_logits` the logits of scored positions only: a hook narrows what reaches the output layer, so
 that the vocabulary axis is never made for positions nobody asked about.
+
+In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Caller: collect/answers.py; `logits_at` and
+the masks are also used by everything else in this room that runs a model.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Gradient norms: how hard one answer pulls at the weights. The only backward passes in evaluation."""
+"""Gradient norms: how hard one answer pulls at the weights. The only backward passes in evaluation.
+
+In: Targets and a model. Out: one norm per target. Caller: engine/obtain.py.
+"""
 
 from __future__ import annotations
 

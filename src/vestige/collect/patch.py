@@ -4,6 +4,10 @@
 
 The result for one PatchWant is a TokenStats with a leading axis: row 0 is the target as it is, row 1 + i is the target
 with the i-th layer patched. Hooks are context managers that always clean up.
+
+In: two models, PatchWants (a target and which of its positions are patched) and a Plan. Out: TokenStats. Callers:
+collect/staircase.py, which checks its fast way against `patched_plain`; engine/patches.py for `make_plan` and
+`check_identity`; collect/represent.py and depth/baselines.py for hooks, states and the logit lens.
 """
 
 from __future__ import annotations
@@ -66,7 +70,10 @@ def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str =
 
 
 def hidden_of(output: Any) -> torch.Tensor:
-    """The hidden state in what a block gives out: alone, or first of several."""
+    """The hidden state in what a block gives out: alone, or first of several.
+
+    Which of the two differs between architectures and between versions of transformers, so nothing may rely on either.
+    """
     return output[0] if isinstance(output, tuple) else output
 
 
@@ -94,6 +101,8 @@ def reading(sites: Mapping[int, Site], read: Read) -> Iterator[None]:
     def on_input(layer: int) -> Callable[..., None]:
         return lambda module, args, kwargs: read(layer, _taken(args, kwargs))
 
+    # A hook left behind would patch every later forward of this model and give wrong numbers without an error: each is
+    # on the stack before the next is registered, so that all go, whatever fails.
     with ExitStack() as stack:
         for layer, site in sites.items():
             if site.where == "output":
@@ -115,7 +124,9 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
         def change(module: Any, args: Any, kwargs: Any) -> Any:
             hidden = _taken(args, kwargs)
             new = write(layer, hidden)
-            if where == "stream":  # in place: the tensor itself also goes around the module
+            # In place: the tensor itself also goes around the module, as the residual that is added to its output. A
+            # new tensor as the argument would patch the module's input only.
+            if where == "stream":
                 hidden.copy_(new)
                 return None
             return ((new, *args[1:]), kwargs) if args else ((), {**kwargs, next(iter(kwargs)): new})
@@ -135,6 +146,8 @@ def writing(sites: Mapping[int, Site], write: Write) -> Iterator[None]:
 @contextmanager
 def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Iterator[None]:
     """While open, the output layer sees one position only (logits are not wanted); `read` is told its input."""
+    # Its logits would be positions x vocabulary, often more than all states together, and are thrown away. One position
+    # is left, because models do not expect an empty input.
     head = model.get_output_embeddings()
     if head is None:
         raise UserError(f"{type(model).__name__} has no output layer that can be found; a depth score needs one.")
@@ -155,7 +168,10 @@ def head_input(model: Any, read: Callable[[torch.Tensor], None] | None) -> Itera
 
 
 def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
-    """Inputs of a batch, padded on the right. What stands in the padding does not matter: nobody attends to it."""
+    """Inputs of a batch, padded on the right. What the padding holds does not matter: nobody attends to it.
+
+    On the right, so that a position of a want is the same number in every batch, and its position id with it.
+    """
     width = max(w.width for w in wants)
     ids = np.zeros((len(wants), width), np.int64)
     mask = np.zeros((len(wants), width), np.int64)
@@ -181,11 +197,13 @@ def source_states(model: Any, wants: Sequence[PatchWant], plan: Plan) -> dict[st
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
         flat = hidden.reshape(-1, hidden.shape[-1])
+        # To the CPU at once: the states of all rows wait there until the target model has been loaded, and two models
+        # rarely fit a GPU together.
         kept[layer] = flat.index_select(0, index.to(flat.device)).to("cpu")
 
     wanted = {layer: sites[layer] for layer in plan.layers}
     normed = plan.last_layer == "peer" and plan.component == "block" and last in wanted
-    if normed:
+    if normed:  # the published code reads what goes into the output layer, which is the last state after the norm
         del wanted[last]
     with reading(wanted, keep), head_input(model, (lambda hidden: keep(last, hidden)) if normed else None):
         model(**padded(wants, model.device), use_cache=False)
@@ -200,17 +218,21 @@ def source_states(model: Any, wants: Sequence[PatchWant], plan: Plan) -> dict[st
 
 @torch.inference_mode()
 def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Plan, rows: int = 8) -> TokenStats:
-    """One full forward of the target a layer (several as the rows of a batch), and one of the target as it is."""
+    """One full forward of the target per layer (several as the rows of a batch), and one of the target as it is.
+
+    The yardstick for the fast way, so it stays simple: no cache, no shared positions, the model's own mask.
+    """
     sites = find_sites(model, plan.component)
     jobs: list[int | None] = [None, *range(len(plan.layers))]
     parts = []
     for start in range(0, len(jobs), rows):
         chunk = jobs[start : start + rows]
+        # Each row is patched at one layer only, so one forward serves several layers. None: a row nobody writes to.
         row_of = {plan.layers[i]: (r, i) for r, i in enumerate(chunk) if i is not None}
 
         def write(layer: int, hidden: torch.Tensor, row_of: Mapping[int, tuple[int, int]] = row_of) -> torch.Tensor:
             row, i = row_of[layer]
-            new = hidden.clone()
+            new = hidden.clone()  # a model may still hold the block's own output, e.g. to return hidden states
             new[row, want.first : want.end] = states[i].to(hidden.device, hidden.dtype)
             return new
 
@@ -230,7 +252,7 @@ def _label_stats(model: Any, wants: Sequence[PatchWant]) -> dict[str, Array]:
 
 
 def layered(arrays: Mapping[str, Array]) -> TokenStats:
-    """TokenStats with a leading axis: the target as it is, then one row a patched layer."""
+    """TokenStats with a leading axis: the target as it is, then one row per patched layer."""
     n = arrays["label"].shape[-1]
     return TokenStats(**{k: arrays[k] for k in ARRAY_FIELDS}, order=np.arange(n), steps=n)
 
@@ -246,7 +268,9 @@ def check_identity(model: Any, want: PatchWant, name: str = "the model") -> floa
     """Patches a model with its own states, at every layer: nothing may change. Returns the largest change.
 
     It goes wrong when what looks like a block is not one, or when a block's output is not the whole stream.
+    Blocks are found by their place in the model, not by a list of known architectures; this is what makes that safe.
     """
+    # Always what blocks give out, never `peer`: there the last layer is normed twice, and would differ by definition.
     plan = make_plan(model)
     states = source_states(model, [want], plan)[want.key]
     logprob = patched_plain(model, want, states, plan).logprob
@@ -270,7 +294,7 @@ def decode_states(model: Any, states: torch.Tensor, labels: Sequence[int]) -> Ar
     The model's own code runs, with its last block's output replaced; so soft-capping and scaling are as always.
     """
     blocks = find_sites(model)
-    ids = torch.zeros((len(states), 1), dtype=torch.long, device=model.device)  # a row a position: tiny attention
+    ids = torch.zeros((len(states), 1), dtype=torch.long, device=model.device)  # one row per position: tiny attention
     last = len(blocks) - 1
 
     def write(layer: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -295,11 +319,13 @@ def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
     def through(i: int) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             hidden = args[0] if args else next(iter(kwargs.values()))
-            return (hidden, None) if tuples[i] else hidden
+            return (hidden, None) if tuples[i] else hidden  # the model unpacks what it got from the real block
 
         return forward
 
-    kept = [block.__dict__.get("forward") for block in blocks]  # accelerate, for one, puts its own there
+    # An instance's own `forward` covers that of its class; accelerate, for one, puts its own there. Deleting ours where
+    # there was none uncovers the class's, and where there was one it has to come back.
+    kept = [block.__dict__.get("forward") for block in blocks]
     try:
         for i, block in enumerate(blocks):
             block.forward = through(i)

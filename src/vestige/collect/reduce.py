@@ -70,7 +70,7 @@ def _largest(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def chosen_logprob(logits: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    """The log-probability of one token a row."""
+    """The log-probability of one token per row."""
     x = logits.float()
     return x.gather(-1, token[:, None].to(x.device))[:, 0] - x.logsumexp(dim=-1)
 

@@ -2,10 +2,14 @@
 
 In depth-first order a stretch of queries looks at itself and at a few ancestors before it; the rest of the row is other
 questions. Attending stretch by stretch to just those keys makes a row's cost grow with its length instead of with the
-square of it, so rows can be as long as a batch and the shared beginning of all prompts is pushed once a batch.
+square of it, so rows can be as long as a batch and the shared beginning of all prompts is pushed once per batch.
 
 The model's own attention function does the arithmetic, with fewer keys; a model that does not use the library's
 attention interface never calls this and sees the whole mask as usual.
+
+In: where the subtrees of each row end (collect/tree.py). Out: nothing; while `tree_attention` is open, forwards of the
+model cost less. Caller: collect/forward.py, around each packed forward. collect/prompts.py does the same for rows that
+continue a cached prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ import torch
 
 from vestige.types import Array
 
-STRETCH = 128  # queries at a time; a question with its answers is about this long
+# Queries at a time; a question with its answers is about this long. Longer stretches look at more keys of other
+# questions, shorter ones make more calls of a kernel that is then too small to be worth calling.
+STRETCH = 128
 
 Stretch = tuple[int, int, torch.Tensor]  # first query, end of queries, the keys they may look at
 
@@ -30,6 +36,8 @@ def stretches(end: Array, width: int) -> list[Stretch]:
     out = []
     for first in range(0, width, STRETCH):
         last = min(first + STRETCH, width)
+        # Some query of this stretch may look at key i only if the subtree of i reaches into the stretch. That is never
+        # too few; keys too many do no harm, because the mask is cut out with them and still decides cell by cell.
         keys = np.flatnonzero(ends[:last] > first)
         out.append((first, last, torch.from_numpy(keys)))
     return out
@@ -43,7 +51,10 @@ def tree_attention(model: Any, rows: Sequence[Array], width: int) -> Iterator[No
 
 
 def _applies(model: Any, width: int) -> bool:
-    """On a CPU only: a GPU prefers one large kernel to many small ones."""
+    """On a CPU only: a GPU prefers one large kernel to many small ones.
+
+    Only sdpa is replaced: eager attention would work alike, but who asks for it wants the library's own path.
+    """
     return width > STRETCH and model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
 
 
@@ -51,6 +62,8 @@ def _applies(model: Any, width: int) -> bool:
 def _swapped(rows: Sequence[Array], width: int) -> Iterator[None]:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+    # The table has two levels. An assignment covers the library's entry and `del` uncovers it again, so an error inside
+    # the forward cannot leave another model with this batch's plan. Blocks look the function up by name at each call.
     whole = ALL_ATTENTION_FUNCTIONS["sdpa"]
     ALL_ATTENTION_FUNCTIONS["sdpa"] = _by_stretches(whole, [stretches(end, width) for end in rows], width)
     try:
@@ -61,11 +74,13 @@ def _swapped(rows: Sequence[Array], width: int) -> Iterator[None]:
 
 def _by_stretches(whole: Callable[..., Any], plan: Sequence[Sequence[Stretch]], width: int) -> Callable[..., Any]:
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        # A block that was given another mask than ours (sliding window, cross attention), or a bias that would have to
+        # be cut as well, gets the whole attention: slower, and right.
         expected = (len(plan), 1, width, width)
         if attention_mask is None or attention_mask.shape != expected or options.get("position_bias") is not None:
             return whole(module, query, key, value, attention_mask, **options)
         done = []
-        for r, row in enumerate(plan):
+        for r, row in enumerate(plan):  # row by row, since each has other keys; on a CPU a batch is mostly one row
             parts = []
             for first, last, keys in row:
                 few = [t[r : r + 1].index_select(2, keys) for t in (key, value)]

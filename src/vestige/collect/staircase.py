@@ -10,6 +10,10 @@ first patched one on. A row comes in after its layer with the source's states an
     block 0     (clean prefix only)
 
 The model's own code does the arithmetic. Before it is trusted it is compared with the plain way (collect/patch.py).
+
+In: PatchWants and the states of each source (`collect_states`). Out: TokenStats per want and source, batch by batch.
+Caller: engine/patches.py. The saving: with L layers the plain way pushes L whole sequences per source; here a row is
+only the answer's few positions, and goes through L/2 blocks on average.
 """
 
 from __future__ import annotations
@@ -69,6 +73,7 @@ class _Prefix(DynamicLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Kept, the rows of this staircase would be seen by the next one over the same prefix.
         return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
 
     def get_seq_length(self) -> int:
@@ -99,6 +104,7 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
     cache = DynamicCache()
     states: dict[int, torch.Tensor] = {}
     span = max(carried(w) for w in wants)
+    # Behind the last patched position a row goes on with the target's own states, which only this pass knows.
     partly = any(w.end < w.width for w in wants)
 
     def keep(layer: int, hidden: torch.Tensor) -> None:
@@ -114,6 +120,7 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
     layers: list[Any] = []
     for layer in cache.layers:
         keys, values = held(layer)
+        # Contiguous: a view would keep the keys of the whole batch alive, answers included.
         layers.append(_Prefix(keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()))
     counts = [len(a) for a in at]
     reduced = _reduce(logits, [w.target.labels for w in wants])
@@ -132,7 +139,8 @@ def _split(arrays: Mapping[str, Array], counts: Sequence[int]) -> list[dict[str,
 
 class _Climb:
     """The hooks of one staircase. Tokens are ordered by (layer, source, position), so that the tokens a block must see
-    are always the first ones: those of lower layers.
+    are always the first ones: those of lower layers. What a block gets is then a slice, not a selection, and the mask
+    made once for all tokens serves every block when its first rows and columns are cut out.
     """
 
     def __init__(self, plan: Plan, sources: int, span: int, prefix: int, states: Callable[[int], torch.Tensor]) -> None:
@@ -161,6 +169,7 @@ class _Climb:
             if block not in self.order:
                 return output
             hidden = hidden_of(output)
+            # Cut as well as joined: the one token that a block got for want of any (`before`) is dropped here.
             below = self.order[block] * self.step
             new = self.states(block).to(hidden.device, hidden.dtype)
             return with_hidden(output, torch.cat([hidden[:, :below], new], dim=1))
@@ -168,7 +177,11 @@ class _Climb:
         return hook
 
     def first(self, x: Any, n: int) -> Any:
-        """The part of an argument that belongs to the first n tokens; what has no token axis is left alone."""
+        """The part of an argument that belongs to the first n tokens; what has no token axis is left alone.
+
+        Told by its shape, because names differ by architecture: masks, rotary tables and positions have an axis as long
+        as all tokens. A hidden size that happens to equal it would be cut as well; `verify` would find that.
+        """
         if isinstance(x, torch.Tensor):
             if x.ndim == 4 and x.shape[-2] == self.total:
                 return x[..., :n, : self.prefix + n]
@@ -196,6 +209,7 @@ def climb(model: Any, wants: Sequence[PatchWant], plan: Plan, clean: Clean, sour
     ordered = sorted(plan.layers)
     span = max(carried(w) for w in wants)
     rows = len(ordered) * len(sources)
+    # Shorter wants repeat their last position as padding: a valid one, whose results are not read.
     positions = np.stack([np.minimum(np.arange(span) + w.first, w.width - 1) for w in wants])
     tokens = np.stack([np.asarray(w.target.ids)[p] for w, p in zip(wants, positions, strict=True)])
     stairs = _Climb(
@@ -228,7 +242,7 @@ def _allowed(wants: Sequence[PatchWant], rows: int, span: int, prefix: int) -> A
     own = np.kron(np.eye(rows, dtype=bool), np.tril(np.ones((span, span), bool)))
     out = np.zeros((len(wants), rows * span, prefix + rows * span), bool)
     for b, w in enumerate(wants):
-        out[b, :, : w.first] = True
+        out[b, :, : w.first] = True  # columns behind it, up to the longest prefix, are positions that the row replaces
     out[:, :, prefix:] = own
     return out
 
@@ -290,9 +304,8 @@ class Patcher:
         batch: list[PatchWant] = []
         used = 0
         for want in wants:
-            new = (
-                len(want.target.labels) * len(self.plan.layers) * min(sources, self._together([want], sources)) * vocab
-            )
+            # Wants are scored at every layer for every source that climbs along: logits, not states, fill the memory.
+            new = len(want.target.labels) * len(self.plan.layers) * self._together([want], sources) * vocab
             if batch and (len(batch) >= self.batch_size or used + new > cells):
                 yield batch
                 batch, used = [], 0
@@ -342,7 +355,8 @@ class Patcher:
     def verify(self, ordered: Sequence[PatchWant], sources: Sequence[States]) -> None:
         """Compares the fast and the plain way on the longest want and the shortest; falls back on a mismatch.
 
-        The longest shows a sliding window, the two together what padding does.
+        The longest shows a sliding window, the two together what padding does. It costs two examples, and is run each
+        time: an architecture that nobody has tried yet gives right numbers slowly, not wrong ones fast.
         """
         sample = list({w.key: w for w in (ordered[0], ordered[-1])}.values())
         problem = ""

@@ -1,13 +1,17 @@
 """Generation: each distinct prompt once, no step spent on a finished row, none on what is already known.
 
-Up to its first miss, a greedy continuation *is* the teacher-forced reference: `prove` reads it off the statistics
-that scoring has collected. Decoding starts behind it. Rows leave the batch the moment they finish.
+Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/prove.py reads it off the
+statistics that scoring has collected. Decoding starts behind it. Rows leave the batch the moment they finish.
+
+In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: engine/obtain.py.
+Two ways give the same tokens: with a key/value cache, many rows at a time; and plainly, one row and no cache, for
+architectures that the first does not fit. The first texts are read both ways before the cache is trusted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +27,7 @@ from vestige.collect.reduce import chosen_logprob
 from vestige.errors import UserError, named, reraise_ours
 from vestige.models.config_checks import check_penalty
 from vestige.models.four_bit import precision
-from vestige.types import BROKEN, Target, Text, TokenStats, content_key
+from vestige.types import BROKEN, Text, content_key
 from vestige.wants import Decoding, Request
 
 CHECKED = 32  # tokens of a text that are compared with the plain way
@@ -43,7 +47,10 @@ def penalty_of(model: Any, decoding: Decoding) -> float:
 
 
 def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a text: the generation config's, else the tokenizer's."""
+    """The ids that end a text: the generation config's, else the tokenizer's.
+
+    Chat models name several there (end of turn, end of text), of which their tokenizer knows one.
+    """
     ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     ids = tokenizer.eos_token_id if ids is None else ids
     return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
@@ -55,48 +62,13 @@ def cut_text(text: str, words: Sequence[str]) -> str:
     >>> cut_text(" Paris. Question: and?", ("", "Question:"))
     'Paris.'
     """
-    for word in words:
+    for word in words:  # an empty word would split at nothing; a model without an end token has one
         text = text.split(word)[0] if word else text
     return text.strip()
 
 
-def prove(
-    requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
-) -> dict[str, list[int]]:
-    """For each greedy request, the tokens teacher forcing has shown (the first miss included).
-
-    Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
-    asks only for requests without a repetition penalty.
-    """
-    by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
-    for target, seen in known:
-        if all(h == len(target.ids) - 1 for h in target.hidden):
-            entry = (target.labels, seen.top1.tolist())
-            by_prompt.setdefault(target.ids[: target.start], []).append(entry)
-    out = {}
-    for request in requests:
-        if request.decoding.greedy and not request.prompt.hidden:
-            answers = by_prompt.get(request.prompt.ids, [])
-            out[request.key] = _walk(answers, request.decoding.max_new_tokens, eos)
-    return out
-
-
-def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:
-    """Follows the model's first choices through the answers that agree with them so far."""
-    out: list[int] = []
-    while answers and len(out) < limit:
-        choice = answers[0][1][len(out)]  # all remaining answers share this prefix, so they share the choice
-        if choice == BROKEN:  # decoding will find the same, and say so
-            break
-        out.append(choice)
-        if choice in eos:
-            break
-        answers = [a for a in answers if len(a[0]) > len(out) and a[0][len(out) - 1] == choice]
-    return out
-
-
 class _Row:
-    """One text in the making."""
+    """One text in the making. It owns all that must not depend on the batch: its tokens, positions and noise."""
 
     def __init__(self, request: Request, known: Sequence[int]) -> None:
         self.request = request
@@ -110,6 +82,7 @@ class _Row:
             self.noise = torch.Generator().manual_seed(seed)
 
     def fresh(self) -> _Row:
+        """The same text from its start, generator included: a half-made one would draw other numbers."""
         return _Row(self.request, self.made[: self.proven])
 
     @property
@@ -150,16 +123,19 @@ class TextCollector:
         self.max_rows = max_rows
         self.max_columns = max_columns
         self.prefill_tokens = prefill_tokens
-        self.max_rows_in_memory = max_rows
+        self.max_rows_in_memory = max_rows  # falls when memory runs out, and stays down; batches keep their rows
         self.positions = learned_positions(model) or math.inf
-        self.verified = False
-        self.plain = False
+        self.verified = False  # until some texts were read both ways
+        self.plain = False  # once they differed
 
     def batches(self, requests: Sequence[Request]) -> list[list[Request]]:
         """Requests grouped for decoding: alike in length, so that left padding is small; longest first."""
+        # Longest first: if memory runs out, then in the first batch. Ties by key: a resumed run must group alike, since
+        # the rows beside it decide the last bits of a text's logits, and those now and then a token.
         order = sorted(requests, key=lambda r: (-len(r.prompt.ids), r.key))
         out: list[list[Request]] = []
         for request in order:
+            # The cache is allocated for the longest text that may come: rows x columns is its size.
             columns = len(request.prompt.ids) + request.decoding.max_new_tokens
             room = max(1, min(self.max_rows, self.max_columns // columns))
             if not out or len(out[-1]) >= room:
@@ -197,6 +173,7 @@ class TextCollector:
 
     def _begin(self, request: Request, known: Sequence[int]) -> _Row:
         """A row that starts behind what is known; a stop word in there ends it, as it would have when decoding."""
+        # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
         if request.decoding.stopwords:
             prefixes = (_Row(request, known[:n]) for n in range(1, len(known)))
             return next(filter(self._over, prefixes), _Row(request, known))
@@ -239,6 +216,7 @@ class TextCollector:
                 if not out_of_memory(error) or len(part) == 1:
                     raise
             free_memory()
+            # Rows of this part have tokens already, and generators have moved on: all that is unfinished starts over.
             self.max_rows_in_memory = len(part) // 2
             self.cost.say(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
             rows = [r.fresh() for r in rows]
@@ -256,7 +234,7 @@ class TextCollector:
         except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
             if out_of_memory(error):
                 raise
-            reraise_ours(error)
+            reraise_ours(error)  # a bug of ours must not pass for a slow architecture
             problem = named(error)
         # Rows of one length have no padding between them; the check goes on until it has seen some.
         self.verified = self.verified or len({r.begin for r in rows}) > 1
@@ -270,7 +248,8 @@ class TextCollector:
     def _disagreement(self, rows: Sequence[_Row]) -> str:
         """Reads two texts again without a cache; their tokens must be as likely as they were with one.
 
-        They are the longest fresh one and the one with most padding in front.
+        They are the longest fresh one and the one with most padding in front. Log-probabilities are compared, not
+        tokens: near a tie rounding may choose another token though nothing is wrong, and the texts part from there.
         """
         rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
         if not rows:
@@ -283,6 +262,7 @@ class TextCollector:
         return ""
 
     def _gap(self, row: _Row) -> float:
+        # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
         made = row.made[row.proven :][:CHECKED]
         probe = _Row(row.request, row.made[: row.proven + len(made) - 1])
         logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
@@ -295,6 +275,8 @@ class TextCollector:
         active, cache, length = self._prefill(rows)
         mask = self._left_padded_mask(active, length, rows)
         while True:
+            # From the back: the row that moves into a freed slot is one that was looked at already. Cache, mask and
+            # list must move alike, since a row is known by its slot alone.
             for slot in range(len(active) - 1, -1, -1):
                 if self._over(active[slot]):
                     finished.append(active[slot])
@@ -309,6 +291,8 @@ class TextCollector:
 
     def _prefill(self, rows: list[_Row]) -> tuple[list[_Row], SlotCache, int]:
         """Runs the prompts (and what is proven behind them) in groups of like length; picks each row's next token."""
+        # In groups, because prompts differ in length more than memory allows to pad, and a prompt's activations are far
+        # larger than its keys. All rows then end at one column, so that each step appends to all at the same place.
         order = sorted(rows, key=lambda r: -len(r.inputs))
         length = len(order[0].inputs)
         columns = length + max(r.request.decoding.max_new_tokens - len(r.made) for r in rows)
@@ -329,7 +313,7 @@ class TextCollector:
 
     def _prefill_group(self, group: list[_Row], width: int, cache: Cache) -> torch.Tensor:
         ids = torch.zeros((len(group), width), dtype=torch.long)
-        position = torch.ones((len(group), width), dtype=torch.long)
+        position = torch.ones((len(group), width), dtype=torch.long)  # padding sits at 1, as in HF's generate
         for i, row in enumerate(group):
             ids[i, width - len(row.inputs) :] = torch.tensor(row.inputs)
             position[i, width - len(row.inputs) :] = torch.tensor(row.positions)
@@ -343,6 +327,7 @@ class TextCollector:
         )  # fmt: skip
 
     def _left_padded_mask(self, group: Sequence[_Row], width: int, rows: Sequence[_Row]) -> torch.Tensor:
+        # Made once with room for all that may be written; a step takes the first `length` columns of it.
         room = max(r.request.decoding.max_new_tokens for r in rows)
         mask = torch.ones((len(group), width + room), dtype=torch.long)
         for i, row in enumerate(group):
@@ -363,7 +348,7 @@ class TextCollector:
         )  # fmt: skip
 
     def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
-        """Appends the next token to each row: argmax, or a seeded draw; BROKEN where there is no distribution."""
+        """Appends the next token to each row: argmax, or a seeded draw; BROKEN without a distribution."""
         best = logits.argmax(dim=-1)
         # NaN counts as the largest value there is, so that the largest says it all: NaN, +inf, or nothing but -inf.
         whole = torch.isfinite(logits.gather(-1, best[:, None])[:, 0]).tolist()
@@ -376,7 +361,7 @@ class TextCollector:
                 decoding, penalty = row.request.decoding, penalty_of(self.model, row.request.decoding)
                 row.made.append(pick(scores.float().cpu(), row.inputs, decoding, penalty, row.noise))
         if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
-            chosen = chosen_logprob(logits, torch.tensor([max(r.made[-1], 0) for r in rows]))
+            chosen = chosen_logprob(logits, torch.tensor([max(r.made[-1], 0) for r in rows]))  # BROKEN is below 0
             for row, logprob in zip(rows, chosen.tolist(), strict=True):
                 row.logprobs.append(logprob)
 

@@ -5,6 +5,10 @@ distinct prefix is one node. A node goes through the model once, except that eac
 the root to what it holds. Rows are filled so that this path is a few per cent of a row.
 
 Nothing here runs a model; the result depends on the targets and the limits alone, so a plan is reproducible.
+
+In: Targets (token ids, where the labels begin, which tokens are hidden) and Limits. Out: a Packing, which
+collect/forward.py turns into tensors. Callers: collect/answers.py for the answers of a run, collect/cross.py for the
+reasonings below one prompt, engine/plan_answers.py for what a run would cost.
 """
 
 from __future__ import annotations
@@ -19,7 +23,11 @@ from vestige.types import Array, Target
 
 @dataclass(frozen=True)
 class Tree:
-    """Nodes in creation order: a parent comes before its children. Node -1 is the (empty) root."""
+    """Nodes in creation order: a parent comes before its children. Node -1 is the (empty) root.
+
+    The loops below rely on that order: depths are found in one pass from the front, subtree sizes in one from the back.
+    Nodes are columns of arrays, not objects: they become tensors, and a benchmark has hundreds of thousands of them.
+    """
 
     token: Array
     hidden: Array
@@ -41,9 +49,13 @@ class Row:
 
 
 def _codes(target: Target) -> Array:
-    """A target's inputs as numbers: the same token, hidden or not, is two different nodes."""
+    """A target's inputs as numbers: the same token, hidden or not, is two different nodes.
+
+    Nobody attends to a hidden token, so all states behind it differ from those behind the same token in sight. Two
+    targets that shared such a node would read each other's numbers.
+    """
     codes = 2 * np.asarray(target.ids[:-1], np.int64)
-    seen = [h for h in target.hidden if h < len(codes)]
+    seen = [h for h in target.hidden if h < len(codes)]  # the last token may be hidden, but is not an input
     codes[seen] += 1
     return codes
 
@@ -51,7 +63,8 @@ def _codes(target: Target) -> Array:
 def build_tree(targets: Sequence[Target]) -> Tree:
     """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it.
 
-    In sorted order a target shares with the tree exactly what it shares with the target before it.
+    In sorted order a target shares with the tree exactly what it shares with the target before it: whatever shares more
+    sorts in between. So one comparison with the neighbour replaces a search through the tree for every token.
     """
     codes = [_codes(t) for t in targets]
     order = sorted(range(len(targets)), key=lambda i: codes[i].tolist())
@@ -62,10 +75,11 @@ def build_tree(targets: Sequence[Target]) -> Tree:
     for i in order:
         shared = _common(before, codes[i])
         new = np.arange(count, count + len(codes[i]) - shared)
-        path = np.concatenate([path[:shared], new])
+        path = np.concatenate([path[:shared], new])  # the nodes from the root to this target's last input
         before, count = codes[i], count + len(new)
         pieces.append(codes[i][shared:])
         parents.append(np.concatenate([[-1], path])[shared:-1] if len(new) else new)
+        # The logits at a token predict the token behind it: labels from `start` on are read one place earlier.
         predictors[i] = path[targets[i].start - 1 :]
     code, parent = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (pieces, parents))
     return Tree(code // 2, code % 2 == 1, parent, _depths(parent), predictors, [np.asarray(t.labels) for t in targets])
@@ -101,23 +115,28 @@ def split_rows(tree: Tree, limit: int) -> list[Row]:
 
     Bottom up: at each node the bins of its children are packed, first fit by decreasing size, into as few
     bins as the room below this depth allows. Cutting near the root repeats short paths only.
+
+    Each bin that leaves a node contains the node itself, so every row ends up with whole paths from the root: a target
+    can be read off one row, and its position ids and its context are those of the unpacked sequence.
     """
     if not len(tree):
         return []
     longest = int(tree.depth.max()) + 1
-    limit = max(limit, longest)
-    waiting: dict[int, list[_Bin]] = {}
+    limit = max(limit, longest)  # a path cannot be cut: its last token needs the keys of all before it
+    waiting: dict[int, list[_Bin]] = {}  # node -> bins of children that were already dealt with
     for node in range(len(tree) - 1, -1, -1):  # children have larger numbers than their parents
         below = waiting.pop(node, [])
-        room = limit - int(tree.depth[node]) - 1
+        room = limit - int(tree.depth[node]) - 1  # the path down to this node is in the row as well
         bins = [_Bin(b.size + 1, [node, b]) for b in _first_fit(below, room)] or [_Bin(1, [node])]
         waiting.setdefault(int(tree.parent[node]), []).extend(bins)
     rows = [_row(tree, b) for b in _first_fit(waiting[-1], limit)]
+    # Longest first, because a batch is padded to its first row; ties by content, so that a resumed run packs alike.
     return sorted(rows, key=lambda r: (-len(r.nodes), int(r.nodes[0])))
 
 
 def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
-    if len(bins) <= 1:
+    """As few bins as a greedy pass finds. Exact packing is NP-hard, and a row more or less costs only one path."""
+    if len(bins) <= 1:  # most nodes have one child: no work there, or long answers would make this quadratic
         return bins
     total = sum(b.size for b in bins)
     if total <= room:
@@ -134,6 +153,7 @@ def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
 
 
 def _row(tree: Tree, top: _Bin) -> Row:
+    # Stacks instead of recursion, here and below: bins nest as deep as an answer is long, Python's limit is 1,000.
     nodes: set[int] = set()
     stack: list[int | _Bin] = [top]
     while stack:
@@ -157,6 +177,8 @@ def _depth_first(tree: Tree, nodes: set[int]) -> Row:
         order.append(node)
         stack.extend(kids.get(node, ()))
     place = {node: i for i, node in enumerate(order)}
+    # From the back: a node's subtree is complete before its end is handed on to the parent. These ends are the whole
+    # attention mask, one number per token instead of a row of cells.
     end = np.arange(1, len(order) + 1)
     for i in range(len(order) - 1, -1, -1):
         parent = int(tree.parent[order[i]])
@@ -167,10 +189,10 @@ def _depth_first(tree: Tree, nodes: set[int]) -> Row:
 
 @dataclass(frozen=True)
 class Limits:
-    """What one forward may hold."""
+    """What one forward may hold. Two budgets, because either may be what fills the memory."""
 
-    tokens: int  # padded tokens in a batch
-    logit_cells: int  # scored positions x vocabulary
+    tokens: int  # padded tokens in a batch: they determine the memory of the blocks
+    logit_cells: int  # scored positions x vocabulary: they determine that of the output layer
     row_tokens: int = 512  # attention costs the square of a row, the repeated path its inverse
 
     def halved(self) -> Limits:
@@ -210,6 +232,8 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
     """Tree, rows, batches. Each row holds whole paths, so a target is read off one row and belongs to one batch."""
     tree = build_tree(targets)
     rows = split_rows(tree, min(limits.row_tokens, limits.tokens))
+    # A node near the root is in many rows; the first one serves. Whichever row holds a target's last predictor holds
+    # the path to it, so all its labels come from one forward, and a batch answers its targets completely.
     home = np.full(len(tree), -1)
     for number, row in enumerate(rows):
         fresh = row.nodes[home[row.nodes] < 0]
@@ -229,10 +253,11 @@ def _batches(tree: Tree, rows: list[Row], members: list[list[int]], limits: Limi
         out.append(Batch(tuple(rows[r] for r in current), tuple(tuple(members[r]) for r in current)))
 
     for number, row in enumerate(rows):  # longest first: running out of memory shows at once, padding is small
+        # Answers that share an opening also share its logits: each position goes through the output layer once.
         scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [row.nodes[:0]]))
         width = len(rows[current[0]].nodes) if current else 0
         full = width * (len(current) + 1) > limits.tokens or cells + len(scored) * vocab > limits.logit_cells
-        if current and full:
+        if current and full:  # a row beyond the limits alone is a batch of its own: it cannot be smaller
             close()
             current, cells = [], 0
         current.append(number)

@@ -163,8 +163,8 @@ def rel_diff(score: Number, reference: Number) -> Number:
 
 
 def _relative(change: Number, base: Number) -> Number:
-    """A change in per cent of its base, as published: with a tiny number against a division by zero. That number is no
-    scale, so that a change on a base of zero has no value; no change is 0 % of anything.
+    """A change in per cent of its base, as published: with a tiny number against a division by zero. That number is not
+    a scale, so that a change on a base of zero has no value; no change is 0 % of anything.
     """
     value = change / (base + EPSILON) * 100
     undefined = (base == 0) & (change != 0)

@@ -9,7 +9,10 @@ The depth score and attacks look deeper than outputs. So the answer is
     yes      every measure says forgot, and at least one of them looks deeper than outputs
     partly   some say forgot, some say knows; or all say knows, but none above 0.75
     no       all say knows, or what it says or finds likely is nearly the full model's (above 0.75)
-    unclear  there is no yardstick, nothing deeper was measured, the measures do not tell, or the model is ruined
+    unclear  no yardstick, nothing deeper was measured, the measures do not tell, or the model is ruined
+
+In: measures with their intervals as plain numbers. Out: the answer, its evidence, its limits, as plain data. Caller:
+report/audits.py. Pure: a verdict can be recomputed from report.json alone.
 """
 
 from __future__ import annotations
@@ -53,6 +56,7 @@ class Recovery:
     control_before: float | None = None
     control_after: float | None = None
     full: float | None = None
+    teaches: bool = False  # the attack shows the model answers
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def judge(m: Measure) -> tuple[str, float | None]:
 
 def _yardsticks(m: Measure) -> str:
     told = [f"the {who} model {number(v)}" for who, v in (("retain", m.retain), ("full", m.full)) if v is not None]
-    return f"; {', '.join(told)}" if told else "; there is no yardstick"
+    return f"; {', '.join(told)}" if told else "; no yardstick"
 
 
 def _says(facts: Facts) -> Point | None:
@@ -183,14 +187,11 @@ def _recovery(r: Recovery) -> Point:
     text = f"Under {r.attack}, {r.metric} goes from {number(r.before)} to {number(r.after)}"
     if r.control_after is None:
         share = (r.after - r.before) / _room(r.full, r.before)
-        points = "knows" if share > FORGOT and r.attack not in TEACHING else "unclear"
-        return Point("attacks", points, f"{text}; there is no control.", r.metric, share)
+        points = "knows" if share > FORGOT and not r.teaches else "unclear"
+        return Point("attacks", points, f"{text}; without a control.", r.metric, share)
     text += f"; a model that never knew goes from {number(r.control_before)} to {number(r.control_after)}."
     share = (r.after - r.control_after) / _room(r.full, r.control_after)
     return Point("attacks", "forgot" if share <= FORGOT else "knows", text, r.metric, share)
-
-
-TEACHING = ("relearn", "few-shot")  # attacks that show the model answers
 
 
 def _room(full: float | None, start: float) -> float:
@@ -199,7 +200,7 @@ def _room(full: float | None, start: float) -> float:
 
 
 def _utility(facts: Facts) -> tuple[float, Point] | None:
-    """The share of abilities kept, and what to say of it. It is no evidence of forgetting either way."""
+    """The share of abilities kept, and what to say of it. It does not speak for or against forgetting."""
     m = facts.utility
     reference = None if m is None else next((x for x in (m.full, m.retain) if x), None)
     if m is None or m.value is None or reference is None:
@@ -226,7 +227,7 @@ def _answer(facts: Facts, points: Sequence[Point]) -> tuple[str, str]:
     if "knows" in told:
         return ("partly" if "forgot" in told or not strong else "no"), ""
     if not facts.has_retain:
-        return "unclear", "there is no retain model to hold it against"
+        return "unclear", "without a retain model nothing can be compared"
     if "forgot" not in told:
         return "unclear", "the measures at hand do not tell"
     if not any(sides.get(panel) == "forgot" for panel in DEEPER):
@@ -286,7 +287,7 @@ def _joined(sides: Mapping[str, str], side: str, which: int) -> str:
 def _limits(facts: Facts) -> list[str]:
     out = []
     if not facts.has_retain:
-        out.append("Without a retain model there is no yardstick: forgetting cannot be told from never having known.")
+        out.append("Without a retain model forgetting cannot be told from never having known: nothing to compare with.")
     if not facts.has_full:
         out.append("Without the full model it is not known how much there was to forget.")
     if facts.membership is None:
@@ -298,7 +299,7 @@ def _limits(facts: Facts) -> list[str]:
         were = "was" if len(tried) == 1 else "were"
         out.append(f"Only {', '.join(tried)} {were} tried; other attacks may bring more back.")
         if any(r.control_after is None for r in facts.attacks):
-            out.append("Attacks without a control: what they teach anew cannot be told from what they bring back.")
+            out.append("Attacks without a control: what they teach cannot be told from what they bring back.")
     else:
         out.append("No attack was tried (vestige stress): whether it comes back is not known.")
     if facts.utility is None or facts.utility.value is None:

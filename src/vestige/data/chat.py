@@ -1,8 +1,12 @@
-"""From questions and answers to token ids. There is no second way to tokenise an answer.
+"""From questions and answers to token ids. No other code tokenises an answer.
 
 prompt ids = template(system?, few-shot turns, question, generation prompt)
 full ids   = template(system?, few-shot turns, question, answer), end token appended if it is not there
 labels     = full[len(prompt):]
+
+In: a tokenizer, a template's settings, texts. Out: Prompts and Targets as token ids. Callers: data/datasets.py for
+every row; depth, collapse and stress where they tokenise prompts of their own. One definition, because an answer
+tokenised in two ways has two likelihoods.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 A handler is a function (rows, args, encoder) -> (examples, many). `DATASETS` maps the names used in configs to
 them; a plug-in adds its own with `DATASETS[name] = function`.
+
+In: rows of a file or a hub data set, and the `args` of its configuration. Out: Examples. Callers: engine/prepare.py,
+depth, stress and unlearn.
 """
 
 from __future__ import annotations
@@ -44,10 +47,7 @@ class Context:
     def check_text(self, characters: int, row: int | str) -> None:
         """Refuses a text that cannot fit before it is tokenised, which alone would take long: a token stands for only
         so many characters."""
-        if self.longest is None or characters <= 4 * self.longest:
-            return
-        vocabulary: Mapping[str, int] = getattr(self.encoder.tokenizer, "get_vocab", dict)()
-        if characters > self.longest * max(map(len, vocabulary), default=characters):
+        if self.longest is not None and cannot_fit(characters, self.longest, self.encoder.tokenizer):
             raise UserError(
                 f"{self.source} row {row} (counting from 0) has {characters:,} characters, more than fit into the "
                 f"{self.longest:,} tokens that this model reads; shorten or drop that row."
@@ -57,6 +57,14 @@ class Context:
         if self.hide_token is None:
             return ()
         return tuple(i for i, token in enumerate(ids) if token == self.hide_token)
+
+
+def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
+    """Whether so many characters are more than so many tokens, whatever they are."""
+    if characters <= 4 * longest:
+        return False
+    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_vocab", dict)()
+    return characters > longest * max(map(len, vocabulary), default=characters)
 
 
 Handler = Callable[[list[Row], Args, Context], tuple[Examples, bool]]
@@ -169,7 +177,7 @@ def _answer_lists(rows: Sequence[Row], key: str, source: str) -> tuple[list[list
 
 
 def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
-    """QADataset: a question and one or several answers a row, through the chat template or tags."""
+    """QADataset: a question and one or several answers per row, through the chat template or tags."""
     question_key, answer_key = args.get("question_key", "question"), args.get("answer_key", "answer")
     questions = texts(rows, question_key, context.source)
     answers, many = _answer_lists(rows, answer_key, context.source)

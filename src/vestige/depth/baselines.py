@@ -55,7 +55,7 @@ def _broken(
     ask: DepthAsk,
     out: dict[str, Result],
 ) -> bool:
-    """Whether one of the three models of a comparison has states or gradients that are no numbers; `out` says so."""
+    """Whether one of the three models of a comparison has states or gradients that are not numbers; `out` says so."""
     arrays = [v for n in names for v in states.get(n, {}).values()]
     arrays += [v for n in names for v in (information.get(n) or []) if not isinstance(information.get(n), str)]
     if all(bool((np.isfinite(a) if isinstance(a, np.ndarray) else a.isfinite()).all()) for a in arrays):

@@ -137,13 +137,13 @@ def write_results(directory: Path, summary: Mapping[str, Any], records: Sequence
 
 
 def detailed(records: Sequence[Mapping[str, Any]]) -> bytes:
-    """One line an example."""
+    """One line per example."""
     lines = (json.dumps(r, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for r in records)
     return "".join(lines).encode("utf-8")
 
 
 def table_of(records: Sequence[Mapping[str, Any]]) -> bytes:
-    """One line an example and layer."""
+    """One line per example and layer."""
     out = io.StringIO()
     writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

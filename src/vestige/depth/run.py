@@ -2,7 +2,7 @@
 
     S1: retain's states into full -> where the knowledge is.   S2: the unlearned model's -> is it still there?
 
-S1 is kept by content and serves every further unlearned model. One model is in memory at a time.
+S1 is kept by content and serves every further unlearned model. One model is in memory at a time. Out: a run directory.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""From the examples of a depth run to the scores of a model, with intervals. No model runs here."""
+"""From the examples of a depth run to the scores of a model, with intervals. No model runs here.
+
+In: patched TokenStats (engine/patches.py). Out: depth scores by example, and their mean with an interval. Callers:
+depth/run.py, and depth/kept.py for a finished run.
+"""
 
 from __future__ import annotations
 
@@ -86,5 +90,5 @@ def examples_of(
     s2: Mapping[str, TokenStats],
     tau: float,
 ) -> list[ExampleDepth]:
-    """One record an example; `indices` maps its index to the key of its evidence."""
+    """One record per example; `indices` maps its index to the key of its evidence."""
     return [ExampleDepth(index, tuple(layers), s1[key], s2[key], tau) for index, key in indices.items()]

@@ -136,7 +136,7 @@ def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
         return UserError(f"{where}: not valid YAML ({problem}); check its indentation and quotes.")
     key = twice[1]
     return UserError(
-        f"{where}: the key '{key}' stands there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
+        f"{where}: the key '{key}' is there twice, and YAML keeps one; name each entry, e.g. pre_compute: "
         f"{{right: {{handler: {key}, access_key: correct, datasets: ...}}, wrong: {{handler: {key}, access_key: wrong, "
         f"datasets: ...}}}}, each with the data it had."
     )

@@ -1,4 +1,8 @@
-"""Hydra is the configuration language: from overrides to runs, said completely in plain data."""
+"""Hydra is the configuration language: from overrides to runs, described completely in plain data.
+
+In: overrides as the user typed them. Out: RunConfig, from which everything behind works, and which the manifest
+records. Callers: every room that evaluates.
+"""
 
 from __future__ import annotations
 

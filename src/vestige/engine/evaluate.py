@@ -1,4 +1,10 @@
-"""One evaluation from configuration to files: plan -> collect -> score."""
+"""One evaluation from configuration to files: plan -> collect -> score.
+
+In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest, checksums) and the
+scores. Callers: `vestige eval` through engine/flags.py, the Python interface (engine/api.py), and every room that
+measures a checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made
+before a model is loaded, evidence is on disk before a score is computed, and the checksums are written last.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +133,7 @@ def check_directory(config: AnyConfig) -> None:
     except DamagedError:
         if harness:
             raise
-        return  # metrics have their evidence, and write a damaged manifest anew
+        return  # metrics have their evidence, and rewrite a damaged manifest
     if before and (before.get("kind", "eval") not in EVALUATIONS or ("harness" in before) != harness):
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
         suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
@@ -253,7 +259,7 @@ class _Evaluation:
         return Scoring(self.config.suite, prepared, evidence, self.references, classify, live, words, at_step)
 
     def _rewritten(self) -> list[str]:
-        """What this run writes anew, or reads only if its digest fits."""
+        """What this run rewrites, or reads only if its digest fits."""
         stem = self.config.suite.file_stem
         banks = [f"evidence/{kind}-" for kind in FORMATS]
         names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
@@ -351,7 +357,7 @@ def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
 
 
 def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:
-    """What the reference runs scored on the asked-for metrics: one value a run.
+    """What the reference runs scored on the asked-for metrics: one value per run.
 
     Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
     """

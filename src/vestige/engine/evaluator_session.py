@@ -29,6 +29,7 @@ from vestige.integrations.evaluators import (
     session,
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain
+from vestige.integrations.plugin_files import with_siblings
 from vestige.journal import adopt_file
 from vestige.models.fingerprint import digests
 from vestige.store.files import write_json
@@ -36,7 +37,6 @@ from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import as_score, replaced
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
-from vestige.sweep.keys import with_siblings
 from vestige.types import Rows, Score, content_key
 
 if TYPE_CHECKING:

@@ -1,4 +1,9 @@
-"""Models that are loaded when first needed, and what can be known of them before."""
+"""Models that are loaded when first needed, and what can be known of them before.
+
+In: ModelArgs, or a model in memory. Out: ModelHandle: its name and identity at once, its weights when `get` is called.
+Callers: engine/evaluate.py, engine/obtain.py, engine/plan.py, depth and collapse. Loading late is what lets a complete
+run be scored without the checkpoint, and lets one model be freed before the next is loaded.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +24,7 @@ from vestige.models.fingerprint import (
     fingerprint_place,
 )
 from vestige.models.four_bit import RULE
+from vestige.models.gguf_file import gguf_context_length
 from vestige.models.identity import LIBRARIES, held, libraries
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
@@ -137,7 +143,7 @@ class ModelHandle:
         assert self.args is not None
         place = locate(self.args, weights=False)
         place = place.base or place
-        return None if place.gguf else context_length(place.config)
+        return gguf_context_length(place.gguf) if place.gguf else context_length(place.config)
 
     @property
     def is_loaded(self) -> bool:

@@ -73,7 +73,7 @@ def _scores(results: HarnessResults) -> dict[str, Score]:
 
 
 def summary(scores: Mapping[str, Score]) -> str:
-    """One line a task and metric, its standard error beside it."""
+    """One line per task and metric, its standard error beside it."""
     rows = []
     for key, score in scores.items():
         name, comma, kind = key.partition(",")

@@ -140,7 +140,7 @@ def _of_a_harness(file: Path) -> bool:
     try:
         found = read_json(file)
     except (OSError, ValueError, UserError):
-        return False  # whoever reads the run says what is wrong with it
+        return False  # reading the run will say what is wrong with it
     return isinstance(found, Mapping) and "harness" in found
 
 

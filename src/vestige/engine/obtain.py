@@ -1,4 +1,9 @@
-"""Wants in, evidence out: what is on disk is read, the rest is collected batch by batch and kept as it comes."""
+"""Wants in, evidence out: what is on disk is read, the rest is collected batch by batch and kept as it comes.
+
+In: wants by metric, from engine/prepare.py, and handles of models that are not loaded yet. Out: evidence by want.
+Caller: engine/evaluate.py. A model is loaded only when a bank lacks something, so an evaluation whose evidence is
+complete needs no weights at all.
+"""
 
 from __future__ import annotations
 
@@ -291,7 +296,8 @@ class Collector:
         return Stage("texts", make, "generating texts", "text", lambda loaded: {"max_rows": self.max_rows})
 
     def _make_texts(self, known: Mapping[str, tuple[Target, TokenStats]], work: Work) -> Iterable[dict[str, Text]]:
-        from vestige.collect.texts import TextCollector, end_tokens, penalty_of, prove
+        from vestige.collect.prove import prove
+        from vestige.collect.texts import TextCollector, end_tokens, penalty_of
 
         model, tokenizer = work.loaded.model, work.loaded.tokenizer
         eos = end_tokens(model, tokenizer)

@@ -3,7 +3,7 @@
     each source --states at the patched positions--> (kept small) --into the target, all sources together--> TokenStats
 
 A bank is named by both models' weights, precision and attention, the layers and what goes into the last one; an entry
-by its tokens and positions. Thresholds are no part of it: other definitions read the same evidence.
+by its tokens and positions. Thresholds are not part of it: other definitions read the same evidence.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Patching:
         self.made: dict[str, Any] = {}  # bank -> how the models were held when its evidence was made
 
     def evidence(self, sources: Sequence[Source], wants: Sequence[PatchWant]) -> dict[str, Mapping[str, TokenStats]]:
-        """For each source the statistics of every want: row 0 the target as it is, then one row a layer."""
+        """For each source the statistics of every want: row 0 the target as it is, then one row per layer."""
         unique = {w.key: w for w in wants}
         banks: dict[str, Bank[TokenStats]] = {}
         todo: dict[str, _Todo] = {}
@@ -179,7 +179,7 @@ class Patching:
         self, other: Mapping[str, TokenStats] | None, wants: Mapping[str, PatchWant], source: Source
     ) -> dict[str, TokenStats]:
         if other is None:
-            raise UserError(f"'{source.name}' is the full model itself, and there is no other source to compare with.")
+            raise UserError(f"'{source.name}' is the full model itself; give another source to compare with.")
         out = {}
         for key in wants:
             s = other[key]

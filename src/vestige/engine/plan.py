@@ -65,7 +65,7 @@ def make_plan(config: RunConfig) -> Plan:
     prepared = prepare(config, context, canvases, handle.is_diffusion)
     directory = config.output_dir / "evidence"
     wants = prepared.wants
-    fresh = config.overwrite or not weights_stored(args)  # without weights there is no name to look up evidence by
+    fresh = config.overwrite or not weights_stored(args)  # without weights evidence has no name to be looked up by
     packing = Packing(directory, fresh, len(tokenizer), config.batch_tokens)
     answers = plan_answers(handle, wants.answers, packing)
     references = _references(wants, handle, packing)

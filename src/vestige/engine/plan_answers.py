@@ -133,7 +133,7 @@ def weight_size(args: ModelArgs) -> tuple[int, int]:
         file = Path(place.directory) / name
         size += file.stat().st_size
         with safe_open(str(file), framework="np") as handle:
-            for key in handle.keys():  # noqa: SIM118 - safe_open is no mapping
+            for key in handle.keys():  # noqa: SIM118 - safe_open is not a mapping
                 part = handle.get_slice(key)
                 n = math.prod(part.get_shape())
                 if any(word in key for word in unread):

@@ -1,4 +1,9 @@
-"""From configuration to wants: read the data, tokenise it, ask every metric what it needs. No model yet."""
+"""From configuration to wants: read the data, tokenise it, ask every metric what it needs. No model yet.
+
+In: a RunConfig and a tokenizer. Out: `Prepared`: rows as Examples, and for each metric its wants. Callers:
+engine/evaluate.py and engine/plan.py; other rooms for `model_args` and the chat template. It runs in every process of a
+team and for every plan, so it must be cheap and give the same result each time.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ PLAIN_TAGS = {
 
 @dataclass
 class Prepared:
-    """Everything scoring needs besides evidence: the rows, which metric reads which, and what cannot be had."""
+    """Everything scoring needs besides evidence: the rows, which metric reads which, and what is missing."""
 
     dialect: Dialect
     rows: dict[str, Rows] = field(default_factory=dict)  # by data key
@@ -115,7 +120,7 @@ def prepare(config: RunConfig, context: Context, canvases: Canvases | None = Non
     """
     out = Prepared(get_dialect(config.dialect))
     context.text_only = canvases is not None
-    lost: dict[str, str] = {}  # data key -> why it cannot be had
+    lost: dict[str, str] = {}  # data key -> why it is missing
     for metric, name, access, data in _data_specs(config.suite):
         key = data_key(data, config)
         if key not in out.rows and key not in lost:

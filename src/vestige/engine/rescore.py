@@ -1,4 +1,7 @@
-"""`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model."""
+"""`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model.
+
+In: a run directory. Out: the same directory with new result files; evidence is only read. Caller: results/flags.py.
+"""
 
 from __future__ import annotations
 

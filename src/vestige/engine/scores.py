@@ -1,4 +1,8 @@
-"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`."""
+"""Evidence in, scores out. No model, no tokenizer, no data files: the same code serves `eval` and `score`.
+
+In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row. Callers: engine/evaluate.py
+after collecting, engine/stored.py for a finished run.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,7 @@ Live = Callable[[MetricSpec, Mapping[str, Score], Mapping[str, Mapping[str, Scor
 
 @dataclass(frozen=True)
 class Reference:
-    """Another run's results, what must be said when they are used, and which rows they came from."""
+    """Another run's results, what to note when they are used, and which rows they came from."""
 
     results: Mapping[str, Any]
     caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
@@ -118,7 +122,7 @@ class Scoring:
     at_step: AtStep | None = None
 
     def score(self, name: str, parents: Mapping[str, Score]) -> Score:
-        """One metric. If it cannot be had it is None with its reason. `parents` by access key."""
+        """One metric. If it cannot be computed it is None with its reason. `parents` by access key."""
         spec, prepared = self.suite.metrics[name], self.prepared
         if name in prepared.unavailable:
             return Score(None, reason=prepared.unavailable[name])

@@ -3,6 +3,9 @@
 Metrics that read the same rows are resampled together, so that composed metrics (model utility, privleak) keep the
 correlation between their parts. An interval is only given where the formula, with every row drawn once, returns the
 number that was reported.
+
+In: scores with their values by row. Out: intervals, by metric. Callers: engine/evaluate.py, engine/rescore.py,
+results/compare.py, results/verify.py.
 """
 
 from __future__ import annotations

@@ -4,8 +4,12 @@
 
 Every process plans the same wants: planning is cheap and runs no model. What the evidence on disk lacks is dealt out;
 each process collects its share into a folder of its own; the leader folds the folders into the bank; everybody reads
-the bank. Shares are decided by content, so a team that was killed goes on where it stopped. Only the leader
+the bank. Shares are decided by content, so a team that was killed resumes where it stopped. Only the leader
 writes results and speaks.
+
+In: the wants that a bank lacks. Out: this process's share of them, and the bank with everybody's. Callers:
+engine/obtain.py and engine/patches.py for every kind of evidence, engine/evaluate.py and depth/run.py for who leads.
+Processes exchange files, not tensors, so a team needs no fast network, and a member's work survives its death.
 """
 
 from __future__ import annotations
@@ -39,14 +43,19 @@ class Team:
         >>> Team(1, 2).share({"a": 1, "c": 3, "b": 2})
         {'b': 2}
         """
+        # Every process must come to the same deal without talking: only the wants' content may enter, not their order,
+        # not the time. Names are digests, so sorting them shuffles long and short prompts, and shares cost about the
+        # same.
         groups: dict[str, list[str]] = {}
         for key, want in wants.items():
             groups.setdefault(_prompt_key(key, want), []).append(key)
         mine = {key for name in sorted(groups)[self.rank :: self.size] for key in groups[name]}
-        return {key: want for key, want in wants.items() if key in mine}
+        return {key: want for key, want in wants.items() if key in mine}  # in the order they were asked in
 
     def place(self, directory: Path) -> Path:
         """Where this process keeps what it collects until the team meets."""
+        # Parts and their journal are named by kind and identity, which all members share: in one folder they would
+        # write over each other. The leader's parts are where the bank is, so that alone nothing is copied.
         return directory if self.leads else directory / f"process-{self.rank}"
 
     def meet(self) -> None:
@@ -57,8 +66,9 @@ class Team:
     def fold(self, bank: Bank[T]) -> Bank[T]:
         """The bank of everybody: the leader takes in what lies in the others' folders, a killed team's among them."""
         directory = bank.path.parent
-        self.meet()
+        self.meet()  # before: all parts are on disk. After: nobody reads a bank that is being written.
         if self.leads:
+            # Every such folder, not those of today's ranks: an interrupted team may have been larger.
             for folder in sorted(directory.glob("process-*")):
                 found, head = bank.beside(folder).take_all()
                 if found:
@@ -77,6 +87,7 @@ class Team:
 
 
 def _prompt_key(key: str, want: Any) -> str:
+    """What is dealt out together. Apart, each process would push the same prompt through its own model."""
     if isinstance(want, Target):
         return content_key(repr(want.ids[: want.start]).encode())
     prompt = getattr(want, "prompt", None)
@@ -86,6 +97,7 @@ def _prompt_key(key: str, want: Any) -> str:
 @functools.cache
 def team() -> Team:
     """The team that a launcher (accelerate, torchrun) made of this process and others; otherwise a team of one."""
+    # Both launchers set this variable. Asking it first keeps accelerate and torch out of commands that work alone.
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Team()
     import datetime

@@ -1,4 +1,8 @@
-"""Diffusion models in a run: traces along denoising paths, texts from the sampler, likelihoods as a bound."""
+"""Diffusion models in a run: traces along denoising paths, texts from the sampler, likelihoods as a bound.
+
+In: a loaded diffusion model and wants. Out: the same kinds of evidence that other models give (TokenStats, Texts), and
+Traces. Caller: engine/obtain.py, which asks here as soon as a model is one of diffusion.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,8 @@ if TYPE_CHECKING:
     from vestige.models.load import LoadedModel
 
 BOUND_NOTE = (
-    "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws an answer, the same for every model); "
-    "exact memorisation and extraction strength read the pass in which the whole answer is hidden"
+    "a diffusion model: likelihoods are a Monte-Carlo lower bound ({draws} draws per answer, the same for every "
+    "model); exact memorisation and extraction strength read the pass in which the whole answer is hidden"
 )
 
 CANVAS_NOTE = (

@@ -2,6 +2,9 @@
 
 Two kinds need it: what a model in memory said before (a hook or an attribute can change what it computes, and no
 fingerprint shows it), and what versions before this one kept (their names knew less).
+
+In: a bank and what is wanted of it. Out: the bank with only what can be relied on, and notes about the rest. Callers:
+engine/obtain.py and engine/patches.py, before anything is read from a bank.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ LIVE_KEPT = (
     "evidence of an earlier call was reused ({kind}): {n} of its {of} entries were made again with this model and agree"
 )
 LIVE_LOST = "evidence of an earlier call was not reused ({kind}): made again with this model, {why}"
-OLD_KEPT = "{kind} kept by an older version were filed anew: {n} of {of} were made again and agree"
+OLD_KEPT = "{kind} kept by an older version were stored under new keys: {n} of {of} were computed again and agree"
 OLD_LOST = "{kind} kept by an older version were not used and collected again: made again, {why}"
 
 
@@ -49,7 +52,7 @@ class Settling:
     companions: tuple[str, ...] = ()  # kinds that are collected along with it
 
     def run(self) -> list[str]:
-        """Leaves in the bank only what can be trusted; returns what is to be said about it."""
+        """Leaves in the bank only what can be trusted; returns the notes about it."""
         have = self.bank.load()
         notes = [self.bank.trouble] if self.bank.trouble else []
         if self.live:
@@ -156,7 +159,7 @@ def _differs(old: Any, new: Any, tolerance: float) -> str:
 
 
 def _gap(old: Any, new: Any) -> float:
-    """The mean distance; NaN beside NaN is no distance, beside a number an infinite one."""
+    """The mean distance; NaN and NaN are at distance 0, NaN and a number infinitely far apart."""
     if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):
         return float("inf")
     there = ~np.isnan(new)
@@ -185,7 +188,7 @@ def made_before(run: Path, identity: str) -> dict[str, Any]:
 
 
 def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) -> list[str]:
-    """Texts are kept as ids; the words beside them are those of today's decoder. Returns what is to be said.
+    """Texts are kept as ids; the words beside them are those of today's decoder. Returns the notes.
 
     Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
     """

@@ -35,7 +35,7 @@ def run_batchwise_evals(
     """Applies a per-batch function over a loader and gathers its values by row index."""
     out: dict[Any, Any] = {}
     for batch in dataloader:
-        if "input_ids" not in batch:  # several answers a row: lists of values
+        if "input_ids" not in batch:  # several answers per row: lists of values
             parts = {
                 k: run_batchwise_evals(model, [b], batch_eval_fn, batch_eval_fn_args, message) for k, b in batch.items()
             }

@@ -22,7 +22,7 @@ from vestige.models.load import LoadedModel
 from vestige.models.quiet import first_line, quiet
 from vestige.types import BAD_LOGITS
 
-# Arguments of simple_evaluate that are said elsewhere, and where.
+# Arguments of simple_evaluate that are set elsewhere, and where.
 ELSEWHERE = {
     "model": "model=NAME or --model PATH",
     "model_args": "model.model_args",
@@ -41,7 +41,7 @@ class HarnessResults:
     """What the harness found, in plain data."""
 
     details: dict[str, Any]  # task or group -> metrics, samples by document
-    summary: dict[str, float]  # "task/metric" -> value, of what was asked for
+    summary: dict[str, float]  # "task/metric" -> value, of what was asked for and of every task in a group
     data: dict[str, Any]  # task -> rows, source, fingerprint
     settings: dict[str, Any]  # what the harness was really called with
     notes: list[str] = field(default_factory=list)
@@ -66,7 +66,7 @@ def evaluate(
         model = get_model()
         lm = _wrapped(model, args, draws)
         try:
-            with watched(model.model) as watch:
+            with watched(model.model) as watch, _no_git():
                 raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
             raise UserError(f"lm-evaluation-harness refused to run: {first_line(error)}") from error
@@ -90,7 +90,7 @@ def evaluate(
 
 @dataclass
 class Watch:
-    """How many forward passes there were, and how many of them gave logits that are no numbers."""
+    """How many forward passes there were, and how many of them gave logits that are not numbers."""
 
     forwards: int = 0
     broken: int = 0
@@ -118,6 +118,20 @@ def watched(model: Any) -> Iterator[Watch]:
         yield watch
     finally:
         hook.remove()
+
+
+@contextmanager
+def _no_git() -> Iterator[None]:
+    """The harness asks git for the commit of the current directory, which may not be a repository, and git complains
+    on our standard error. Nothing here reads the answer: versions are in the manifest."""
+    from lm_eval import evaluator
+
+    asks = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = asks
 
 
 def _need_harness() -> None:

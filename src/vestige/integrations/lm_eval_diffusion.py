@@ -243,7 +243,7 @@ class DiffusionLM(Base):
         return out
 
     def _text(self, window: list[int]) -> str:
-        """Decoded as the harness decodes: special tokens left out, spaces kept. Masks never filled are no text."""
+        """Decoded as the harness decodes: special tokens left out, spaces kept. Masks never filled are not text."""
         ids = [i for i in until_end(window, self.predictor.eos_ids) if i != self.predictor.mask_id]
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
@@ -299,7 +299,7 @@ class DiffusionLM(Base):
                     f"{bound['median_standard_error']:.3g} in the median, {bound['largest_standard_error']:.3g} at most"
                 )
             out.append(
-                f"a diffusion model: log-likelihoods are a Monte-Carlo lower bound ({self.draws} draws an answer, the "
+                f"a diffusion model: log-likelihoods are a Monte-Carlo lower bound ({self.draws} draws per answer, the "
                 f"same for every model; one look for single tokens), standard error {error}; {GREEDY_NOTE}"
             )
         return out

@@ -12,7 +12,7 @@ Plain = dict[str, Any]
 
 
 def read_results(raw: Mapping[str, Any], top: Sequence[str]) -> tuple[Plain, dict[str, float], Plain]:
-    """Details of every task and group, the summary of those asked for, and which data they read."""
+    """Details of every task and group, the summary of those asked for and what is in them, and which data they read."""
     subtasks = raw.get("group_subtasks") or {}
     details: Plain = {}
     for name, values in raw["results"].items():
@@ -41,11 +41,11 @@ def blank(details: Plain, why: str) -> None:
 
 
 def _reported(top: Sequence[str], details: Mapping[str, Any]) -> list[str]:
-    """What was asked for. A group that does not say how to average its tasks is reported by them instead."""
+    """What was asked for; below a group everything in it, whether or not the group has an average of its own."""
     out: list[str] = []
     for name in top:
-        entry = details.get(name, {"metrics": {}})
-        out += [name] if entry["metrics"] else _reported(entry.get("subtasks", ()), details)
+        entry = details.get(name, {})
+        out += [*([name] if entry.get("metrics") else []), *_reported(entry.get("subtasks", ()), details)]
     return list(dict.fromkeys(out))
 
 

@@ -121,7 +121,7 @@ def save_windows(path: str | Path, windows: Iterable[tuple[torch.Tensor, Sequenc
         tensors[f"fixation_steps.{count}"] = torch.from_numpy(np.array(fixed, dtype=np.int64))
         count += 1
     if not count:
-        raise UserError("There is no window to write; give one for each row.")
+        raise UserError("No window to write; give one for each row.")
     written_by(Path(path), partial(save_file, tensors), named=True)
     return count
 

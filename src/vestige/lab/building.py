@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 from tqdm import tqdm
@@ -15,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from vestige.journal import adopt, is_ours, permit
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
+from vestige.schema import check_form
 from vestige.types import content_key
 from vestige.writing import claim, create_bytes, install, remove, scratch
 
@@ -48,12 +49,29 @@ def ensure_built(
             _publish(made, root, {"key": key, "recipe": recipe, "settings": settings})
 
 
+class Record(TypedDict):
+    """lab.json: what was built, and its name."""
+
+    key: str
+    recipe: Any
+    settings: dict[str, Any]
+
+
 def is_built(root: Path, key: str) -> bool:
+    record = _record(root)
+    return record is not None and record["key"] == key
+
+
+def _record(root: Path) -> Record | None:
+    """The record of the lab in a directory; None if there is none, or somebody else's file of that name."""
     try:
-        record = json.loads((root / RECORD).read_text())
+        found = json.loads((root / RECORD).read_text())
     except (OSError, ValueError):
-        return False
-    return isinstance(record, dict) and record.get("key") == key
+        return None
+    if not isinstance(found, dict) or not {"key", "recipe", "settings"} <= set(found):
+        return None
+    check_form(found, Record, str(root / RECORD), "delete it, and the lab is built again")
+    return cast(Record, found)
 
 
 def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
@@ -66,13 +84,7 @@ def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
 
 def _adopt_earlier(root: Path) -> None:
     """A lab of a version that kept no journal: its record vouches for data and models."""
-    if is_ours(root / RECORD):
-        return
-    try:
-        record = json.loads((root / RECORD).read_text())
-    except (OSError, ValueError):
-        return
-    if isinstance(record, dict) and {"key", "recipe", "settings"} <= set(record):
+    if not is_ours(root / RECORD) and _record(root) is not None:
         found = [*root.glob("data/*.jsonl"), *root.glob("models/*/*"), root / RECORD]
         adopt(root, [p.relative_to(root).as_posix() for p in found], by="install:")
 

@@ -34,7 +34,7 @@ def demo_report(out: Path, data: Path, models: Mapping[str, Path]) -> None:
                 progress=False,
             )
         )
-        print(f"Teaching {ATTACKED} and the retain model the forgotten rows anew ...", flush=True)
+        print(f"Teaching {ATTACKED} and the retain model the forgotten rows again ...", flush=True)
         stress(
             Stress(
                 model=str(models[ATTACKED]),

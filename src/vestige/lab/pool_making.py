@@ -53,7 +53,7 @@ def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processe
             yield make_one(settings, recipe, models)
         yield make_judge(settings, models)
         return
-    # Started anew rather than forked: torch's threads do not survive a fork.
+    # Spawned rather than forked: torch's threads do not survive a fork.
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
         taught = [pool.submit(make_one, settings, r, models) for r in plan if r.unlearning is None]
         taught.append(pool.submit(make_judge, settings, models))

@@ -2,7 +2,7 @@
 
 Every part lies between 0 and 1, and 1 is good: forgotten, private, useful. An axis is a harmonic mean of its parts, and
 the published one has a weakness: a similarity that was cut off at 0 makes its axis 0, and the axes above it, whatever
-the rest says (99 of 150 published models have an Overall of 0.000000). So every axis can be had in two ways:
+the rest says (99 of 150 published models have an Overall of 0.000000). So every axis is available in two ways:
 
     published   parts as they are; 1e-12 keeps the division alive
     floored     a part below the floor counts as the floor, and the parts so raised are named

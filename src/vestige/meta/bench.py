@@ -1,4 +1,4 @@
-"""The test bench: every metric of some pools judged by one procedure, whoever wrote it."""
+"""The test bench: every metric of some pools judged by one procedure, ours and those of others."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Faithfulness:
-    """One metric on two pools. None with a reason where there is no number."""
+    """One metric on two pools. None with a reason where a number is missing."""
 
     auc: float | None
     n_p: int  # models with a value
@@ -79,7 +79,7 @@ def faithfulness(
 
 def _notes(auc: float, cuts: int) -> tuple[str, ...]:
     out = [] if auc >= 0.5 else [f"AUC below 0.5 ({auc:.3f}): the metric points the wrong way on these pools"]
-    return (*out, *([] if cuts else ["every model has the same value: there is no threshold"]))
+    return (*out, *([] if cuts else ["every model has the same value: no threshold"]))
 
 
 def _is_number(value: float | None) -> bool:

@@ -1,4 +1,4 @@
-"""Result files of meta-evaluation, in the published schema: written by us, read whoever wrote them."""
+"""Result files of meta-evaluation, in the published schema: written by us, read from any author."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def checked_meta_eval(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for part, keys in (("faithfulness", ("auc_roc",)), ("robustness", ("relearning", "quantization", "agg"))):
         section = data.get(part)
         if not isinstance(section, Mapping):
-            raise UserError(f"{path} is no meta_eval.json: it has no {part}; give the file that vestige meta wrote.")
+            raise UserError(f"{path} is not a meta_eval.json: it has no {part}; give the file that vestige meta wrote.")
         for name, body in section.items():
             if not isinstance(body, Mapping) or any(k not in body for k in keys):
                 raise UserError(f"{path}: {part} of {name} lacks {', '.join(keys)}.")
@@ -360,7 +360,7 @@ def read_usable(path: Path) -> dict[str, list[str]]:
     found = read_file(path).get("usable_models_per_metric")
     if not isinstance(found, Mapping):
         raise UserError(
-            f"{path} is no usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
+            f"{path} is not a usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
         )
     check_form(found, dict[str, list[str]], f"usable_models_per_metric of {path}")
     return {short(str(k)): [str(m) for m in v] for k, v in found.items()}

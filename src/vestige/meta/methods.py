@@ -138,8 +138,54 @@ def read_methods(path: Path, floor: float = FLOOR) -> Methods:
     """A YAML file with `models`, `retain` and `full` (one, or one for each epoch)."""
     file = read_pool_file(path, ("models",))
     retain = file.slot(file.body["retain"], "retain") if "retain" in file.body else None
-    made = from_models(file.models("models"), _full(file), retain, floor)
-    return replace(made, read=tuple(file.read))
+    models = [replace(m, facts={**_facts_in(m.name), **m.facts}) for m in file.models("models")]
+    return replace(from_models(models, _full(file), retain, floor), read=tuple(file.read))
+
+
+def facts_of(name: str) -> dict[str, Any]:
+    """What a model's folder name says: its method, learning rate and alpha.
+
+    >>> facts_of("npo_lr2e5_b01_a5_ep10")
+    {'method': 'npo', 'alpha': 5, 'lr': 2e-05, 'is_reference': False}
+    """
+    method, *rest = name.split("_")
+    lr = next((p[2:] for p in rest if p.startswith("lr")), "")
+    alpha = next((p[1:] for p in rest if p[:1] == "a" and p[1:].isdigit()), "")
+    base, _, power = lr.partition("e")
+    return {
+        "method": method,
+        "alpha": int(alpha) if alpha else None,
+        "lr": float(f"{base}e-{power}") if base.isdigit() and power.isdigit() else None,
+        "is_reference": name in REFERENCES,
+    }
+
+
+def _facts_in(name: str) -> dict[str, Any]:
+    """The same with the epoch, for names in the published form; any other name says nothing.
+
+    >>> _facts_in("npo_lr2e5_b01_a5_ep10")["epoch"], _facts_in("my_model")
+    ('ep10', {})
+    """
+    last = name.rpartition("_")[2]
+    return {"epoch": last, **facts_of(name)} if last[:2] == "ep" and last[2:].isdigit() and last != name else {}
+
+
+def hidden(rows: Sequence[Method]) -> list[str]:
+    """Which rows the depth score's dashboard would not show: it shows a model by its epoch and its method."""
+    lacking = {
+        r.name: [k for k in ("epoch", "method") if not r.facts.get(k)]
+        for r in rows
+        if not r.facts.get("is_reference") and not (r.facts.get("epoch") and r.facts.get("method"))
+    }
+    if not lacking:
+        return []
+    keys = sorted({k for missing in lacking.values() for k in missing})
+    names = f"{', '.join(list(lacking)[:3])}{f' and {len(lacking) - 3} more' if len(lacking) > 3 else ''}"
+    return [
+        "the depth score's dashboard shows only models with an epoch (ep5 or ep10) and a method: "
+        f"{names} would be hidden; add {' and '.join(keys)} to their entries, as in "
+        "{model: npo, method: npo, epoch: ep10}"
+    ]
 
 
 def _full(file: PoolFile) -> dict[str, Model]:
@@ -166,7 +212,7 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
     """A method_results.json, ours or published: its parts are taken, its axes computed again."""
     rows = data.get("models")
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "model" in r for r in rows):
-        raise UserError(f"{where} is no method_results.json: it has no list of models with a name each.")
+        raise UserError(f"{where} is not a method_results.json: it has no list of models with a name each.")
     check_form(data, _Form, where)
     utility = {str(k): v for k, v in (data.get("full_utility") or {}).items()}
     out, notes = [], []

@@ -6,7 +6,7 @@ import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import is_there, read_yaml
@@ -22,6 +22,7 @@ from vestige.meta.numbers import (
     with_similarities,
 )
 from vestige.metrics.names import schema_protocol, short
+from vestige.schema import check_form
 
 WRITTEN = "numbers in "  # how the source of plain numbers begins
 ATTACKS = {"relearn": "relearning", "relearning": "relearning", "quant": "quantization"}
@@ -31,6 +32,30 @@ _SLOTS = ("run", "values")
 
 def _has_slots(entry: Mapping[str, Any]) -> bool:
     return any(k in entry for k in _SLOTS)
+
+
+class _Entry(TypedDict, total=False):
+    """A model with more to say than a path; without `run` and `values` its keys are metrics."""
+
+    model: str | float
+    run: str | list[Any]
+    values: dict[str, float | None] | None
+    utility_rel: float | None
+
+
+_Slot = str | list[Any] | _Entry
+
+
+class _File(TypedDict, total=False):
+    """What a pool file may hold. `models` has runs (axes), or runs by their state (robustness)."""
+
+    protocol: str | dict[str, str] | None
+    metrics: dict[str, dict[str, Any]] | None
+    retain: _Slot
+    full: str | list[Any] | dict[Any, Any] | None
+    positive: list[_Slot]
+    negative: list[_Slot]
+    models: list[_Slot]
 
 
 # ---- the YAML file -----------------------------------------------------------------------------------------------
@@ -51,18 +76,12 @@ class PoolFile:
     @property
     def said(self) -> dict[str, Mapping[str, Any]]:
         """What the file says of metrics: {name: {knows: low, range: any}}."""
-        found = self.body.get("metrics") or {}
-        if not isinstance(found, Mapping) or not all(isinstance(v, Mapping) for v in found.values()):
-            raise UserError(f"{self.path}: metrics must map names to settings, as in {{my_metric: {{knows: low}}}}.")
-        return {short(str(k)): v for k, v in found.items()}
+        return {short(str(k)): v for k, v in (self.body.get("metrics") or {}).items()}
 
     def models(self, key: str) -> list[Model]:
         """The models of a list; wildcards stand for every run they match."""
-        entries = self.body.get(key)
-        if not isinstance(entries, list):
-            raise UserError(f"{self.path}: {key} must be a list of runs (see docs/meta.md).")
         out: list[Model] = []
-        for entry in entries:
+        for entry in self.body[key]:
             if isinstance(entry, str) and glob.has_magic(entry):
                 out += [self.model(str(p)) for p in self._matches(entry)]
             else:
@@ -153,6 +172,7 @@ def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
         raise UserError(f"{path} must hold a mapping with {', '.join(needed)}.")
     if absent := [k for k in needed if k not in body]:
         raise UserError(f"{path} has no {', '.join(absent)}; it needs {', '.join(needed)}.")
+    check_form(body, _File, str(path), "correct it (see docs/meta.md)")
     return PoolFile(path, body)
 
 
@@ -187,16 +207,23 @@ def read_pools(path: Path) -> Pools:
     return Pools(tuple(pools[0]), tuple(pools[1]), file.said, read=tuple(file.read))
 
 
+class _Result(TypedDict, total=False):
+    pool: str | None
+    metrics: dict[str, Any] | None  # values one by one: what is not a number may be an error's text
+
+
 def _pools_from_results(path: Path) -> Pools:
     """The depth score project's results.json: model -> {pool: P or N, metrics: {name: value}}."""
     sides: dict[str, list[Model]] = {"P": [], "N": []}
     left_out: dict[str, str] = {}
-    for name, body in read_file(path).items():
+    entries = read_file(path)
+    check_form(entries, dict[str, _Result], str(path), "copy it again, or write a YAML pool file")
+    for name, body in entries.items():
         if failed := failure(body):
             left_out[name] = failed
             continue
-        pool, metrics = (body.get("pool"), body.get("metrics")) if isinstance(body, Mapping) else (None, None)
-        if not isinstance(pool, str) or pool not in sides or not isinstance(metrics, Mapping):
+        pool, metrics = body.get("pool"), body.get("metrics")
+        if pool not in sides or metrics is None:
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
         sides[pool].append(Model(name, schema_numbers(metrics, f"{name} in {path}"), (f"{WRITTEN}{path}",)))
     return Pools(tuple(sides["P"]), tuple(sides["N"]), left_out=left_out, read=(path,))
@@ -249,7 +276,7 @@ def read_attacks(path: Path) -> Attacks:
     retain = _attacked(file, file.body["retain"], "retain", None)
     before = retain.states.get("before")
     entries = file.body["models"]
-    if not isinstance(entries, list) or not entries:
+    if not entries:
         raise UserError(f"{path}: models must be a list of at least one model (see docs/meta.md).")
     models = [_attacked(file, e, "", before) for e in entries]
     names = [m.name for m in models]

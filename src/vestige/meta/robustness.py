@@ -8,8 +8,8 @@ Values are m, high when the model knows. For each kept model, with D = after - b
 
 The symmetric rule punishes recovery and destruction alike; the one-sided rule (open-unlearning, equations 2 and 3) only
 recovery. Where the paper leaves the one-sided rule open: nothing recovered (after <= before, D <= 0) gives 1; recovery
-where the retain model learns nothing (D > 0 >= D_retain) gives R = 0; a ratio of negative m has no meaning, so there is
-no Q.
+where the retain model learns nothing (D > 0 >= D_retain) gives R = 0; a ratio of negative m has no meaning, so Q
+is missing.
 """
 
 from __future__ import annotations

@@ -1,10 +1,14 @@
-"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers."""
+"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers.
+
+In: a pool file (meta/pools.py), which names runs or gives numbers. Out: the JSON files of meta/files.py. Callers:
+meta/flags.py, lab/demo_meta.py.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from vestige.meta.asked import MetaAsk, asked_json, named
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
 from vestige.meta.kind import finish
-from vestige.meta.methods import Method, Methods, read_methods
+from vestige.meta.methods import Method, Methods, hidden, read_methods
 from vestige.meta.numbers import Model
 from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
@@ -253,6 +257,7 @@ def _axes(ask: MetaAsk) -> Made:
         methods = files.read_method_results(ask.file, ask.floor)
     else:
         methods = read_methods(ask.file, ask.floor)
+    methods = replace(methods, notes=(*methods.notes, *hidden(methods.rows)))
     source = str(ask.file) if ask.file.is_dir() else named(ask.file)
     body = files.method_results_json(methods, ask.floor, {"models": source})
     names = {"models": [r.name for r in methods.rows]}

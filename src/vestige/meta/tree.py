@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
-from vestige.meta.methods import REFERENCES, SOURCES, Methods, from_models
+from vestige.meta.methods import SOURCES, Methods, facts_of, from_models
 from vestige.meta.numbers import Model, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
 from vestige.schema import check_form
@@ -91,7 +91,7 @@ def _epoch_name(path: Path) -> bool:
 
 
 def root_of(path: Path) -> Path | None:
-    """The directory that holds ep*/: the path itself or its runs/; None when there is no such tree."""
+    """The directory that holds ep*/: the path itself or its runs/; None without such a tree."""
     return next((place for place in (path, path / "runs") if is_root(place)), None)
 
 
@@ -113,7 +113,7 @@ def legacy_words(root: Path) -> str:
 
 
 def other_folders(root: Path) -> list[Path]:
-    """Folders of the epochs that are no kind of result known here."""
+    """Folders of the epochs that hold no kind of result known here."""
     inner = (p for e in epochs_of(root) for p in e.iterdir())
     return sorted(p for p in inner if p.is_dir() and p.name not in READERS and not is_legacy(p))
 
@@ -164,24 +164,6 @@ def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
 
 
-def facts_of(name: str) -> dict[str, Any]:
-    """What a model's folder name says: its method, learning rate and alpha.
-
-    >>> facts_of("npo_lr2e5_b01_a5_ep10")
-    {'method': 'npo', 'alpha': 5, 'lr': 2e-05, 'is_reference': False}
-    """
-    method, *rest = name.split("_")
-    lr = next((p[2:] for p in rest if p.startswith("lr")), "")
-    alpha = next((p[1:] for p in rest if p[:1] == "a" and p[1:].isdigit()), "")
-    base, _, power = lr.partition("e")
-    return {
-        "method": method,
-        "alpha": int(alpha) if alpha else None,
-        "lr": float(f"{base}e-{power}") if base.isdigit() and power.isdigit() else None,
-        "is_reference": name in REFERENCES,
-    }
-
-
 def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
     """The axes of every model of a tree; utility is relative to the full model of the same epoch.
 
@@ -190,9 +172,7 @@ def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) ->
     """
     full = {epoch: m for (epoch, name), m in tree.models.items() if name == "full"}
     if baseline is not None and baseline not in full:
-        raise UserError(
-            f"There is no full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}."
-        )
+        raise UserError(f"No full model under '{baseline}'; epochs that have one: {', '.join(full) or 'none'}.")
     serving = baseline or (next(iter(full)) if len(full) == 1 else None)
     lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
     full |= {epoch: full[str(serving)] for epoch in lent}

@@ -74,7 +74,7 @@ def read_tree_attacks(found: Mapping[str, Path]) -> Attacks:
 def _unfinished(body: Any, mode: str) -> str:
     """The project's script writes the file after every model; the one under way has no values after the attack."""
     begun = isinstance(body, Mapping) and "metrics_before" in body and f"metrics_after_{mode}" not in body
-    return f"there is no metrics_after_{mode}" if begun else ""
+    return f"metrics_after_{mode} is missing" if begun else ""
 
 
 def _add(states: dict[str, dict[str, Number]], mode: str, body: Any, where: str) -> None:

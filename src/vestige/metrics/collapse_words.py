@@ -50,8 +50,8 @@ def variability(metrics: Numbers) -> str:
     if entropy is None:
         return "cannot tell"
     if entropy < FLAT:
-        return f"nearly fixed text for each prompt ({entropy:.3f} nats a token)"
-    return f"varies under one prompt ({entropy:.2f} nats a token)"
+        return f"nearly fixed text for each prompt ({entropy:.3f} nats per token)"
+    return f"varies under one prompt ({entropy:.2f} nats per token)"
 
 
 def verdict(metrics: Numbers) -> str:

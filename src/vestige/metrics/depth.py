@@ -15,7 +15,7 @@ from vestige.metrics.registry import metric
 from vestige.sums import total
 from vestige.types import Array, TokenStats
 
-TAU = 0.05  # a layer counts when the retain model's states cost more than this, in nats a token
+TAU = 0.05  # a layer counts when the retain model's states cost more than this, in nats per token
 EPS = 1e-8
 PAPER = "Unlearning Depth Score (gnueaj/unlearning-depth-score)"
 TOP_SHARES = (0.01, 0.03, 0.05)
@@ -46,7 +46,7 @@ def knowledge_layers(s1: Array, tau: float = TAU) -> Array:
 def uds(s1: Array, s2: Array, tau: float = TAU) -> Array:
     """Share of the retain model's drop that the unlearned model shows too, over the layers that hold the knowledge.
 
-    NaN where no layer does: nothing can be said of such an example, and 0 would mean "all still there".
+    NaN where no layer does: such an example shows nothing, and 0 would mean "all still there".
 
     >>> float(uds(np.array([2.0, 1.0, 0.0]), np.array([1.0, 3.0, 5.0])))
     0.6666666666666666
@@ -142,7 +142,7 @@ def masked_excess(full: Array, retain: Array, unlearned: Array, share: float) ->
 
 
 def plain_excess(full: Array, retain: Array, unlearned: Array, share: float | None = None) -> tuple[float, float]:
-    """The same from one number a block: log(1 + mean), of all weights or of the top `share` of each model's own."""
+    """The same from one number per block: log(1 + mean), of all weights or of the top `share` of each model's own."""
     f, r, u = (fisher_level(x, share) for x in (full, retain, unlearned))
     return max(r - f, 0.0), max(r - u, 0.0)
 

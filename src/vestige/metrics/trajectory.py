@@ -100,7 +100,7 @@ def window(labels: Sequence[int], length: int, alignment: str = "same_position")
     """An answer's tokens laid on the window's rows, IGNORE where there is none.
 
     A denoiser's row l predicts token l (`same_position`). `causal` pairs row l with token l + 1, as published code does
-    by mistake: it is kept so that its numbers can be had. Its last row, and the answer's first token, score nothing.
+    by mistake: it is kept to reproduce its numbers. Its last row, and the answer's first token, score nothing.
 
     >>> window([5, 6], 4), window([5, 6, 7], 3, "causal")
     ((5, 6, -100, -100), (6, 7, -100))
@@ -209,8 +209,8 @@ class Path:
     def ids(self, source: str = "logits_argmax", length: int | None = None) -> list[Array]:
         """The text at every step, as token ids.
 
-        `logits_argmax`: the first choice everywhere. `canvas_plus_step_x0`: the token that stands there, else what the
-        pass would write. `committed_only`: only tokens that stand there.
+        `logits_argmax`: the first choice everywhere. `canvas_plus_step_x0`: the token already written, else what the
+        pass would write. `committed_only`: only tokens already written.
         """
         if source not in TEXT_SOURCES:
             raise unknown_name("text source", source, TEXT_SOURCES, "(rouge_prediction_source)")

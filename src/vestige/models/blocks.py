@@ -38,7 +38,7 @@ def find_blocks(model: Any) -> list[Any]:
     lists = [m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and depth is not None and len(m) == depth]
     if not lists:
         raise UserError(
-            f"{type(model).__name__} has no list of {depth} blocks, so there are no layers to patch; "
+            f"{type(model).__name__} has no list of {depth} blocks, so layers cannot be patched; "
             "a depth score needs a transformer whose blocks are a ModuleList."
         )
     # Lists of something smaller (adapters, experts) may happen to be as long; the blocks hold most of the weights.

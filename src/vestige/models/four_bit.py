@@ -1,7 +1,7 @@
 """4-bit layers that are read back as they were written.
 
 Weights are quantised in blocks of 64, one row after the other. On a CPU, bitsandbytes (0.50) reads them back wrongly
-where a block reaches from one row into the next, that is where the width of a layer is no multiple of the block size:
+where a block reaches from one row into the next, where the width of a layer is not a multiple of the block size:
 weights get the scale of a neighbouring block. Small models have such layers. The same data read as one long row
 come out right, so a layer for which that makes a difference gets the right numbers, as plain weights that are
 multiplied in the same type.

@@ -6,11 +6,12 @@ The one promise: a LoadedModel is the checkpoint, all of it and nothing else. Te
 lacks would be random numbers, so they are an error here and never a warning.
 
 torch, transformers and peft are imported inside functions: the command line imports this file to say
-"there is no such model", and that should not take seconds.
+"no such model", and that should not take seconds.
 """
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from vestige.models.families import Family, find_family, native_config, native_n
 from vestige.models.fingerprint import Watch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import compute_dtype, repair
+from vestige.models.gguf_file import forget_parsed, parsed_once
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
@@ -79,6 +81,8 @@ def load_model(args: ModelArgs) -> LoadedModel:
     except Exception as error:  # whatever transformers makes of a configuration that it cannot build
         reraise_ours(error)
         raise _explain(error, place, device) from None
+    finally:
+        forget_parsed()
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
     loaded.notes, loaded.watch = notes, watch
@@ -218,7 +222,8 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     family = find_family(config)
     loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
     code = code_files(config) if settings["trust_remote_code"] and not family else ""
-    with quiet(bars=not place.gguf), own_memory(), foreign_code(place.name, "it was loaded", code):
+    once = parsed_once() if place.gguf else contextlib.nullcontext()
+    with quiet(bars=not place.gguf), once, own_memory(), foreign_code(place.name, "it was loaded", code):
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}

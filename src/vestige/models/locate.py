@@ -98,7 +98,7 @@ def find_directory(path: str, args: ModelArgs) -> tuple[Path, bool]:
     if local.is_file():
         raise UserError(f"'{path}' is a file; name the directory that holds it (only .gguf files are named directly).")
     if looks_local(path):
-        raise UserError(f"There is no model at '{path}'.{did_you_mean(local)}")
+        raise UserError(f"No model at '{path}'.{did_you_mean(local)}")
     prefix = f"{args.subfolder.strip('/')}/" if args.subfolder else ""
     wanted = [*SMALL_FILES, *(prefix + name for name in SMALL_FILES if prefix)]
     return fetch(path, args, wanted, hint=did_you_mean(local)), True
@@ -165,7 +165,7 @@ def _locate_gguf(path: str, args: ModelArgs) -> Place:
     # org/model/file.gguf may be a file of a hub repository, unless its first folder is one of ours.
     remote = re.fullmatch(r"([\w-][\w.-]*/[\w.-]+)/(.+\.gguf)", path)
     if remote is None or Path(path.split("/")[0]).exists():
-        raise UserError(f"There is no GGUF file at '{path}'.{did_you_mean(local)}")
+        raise UserError(f"No GGUF file at '{path}'.{did_you_mean(local)}")
     root = fetch(remote[1], args, [remote[2]])
     file = root / remote[2]
     if not file.is_file():

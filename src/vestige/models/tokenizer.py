@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import TOKENIZERS, find_family, native_config
+from vestige.models.families import find_family, native_config, tokenizer_class
 from vestige.models.foreign import explain_foreign
+from vestige.models.gguf_file import damaged, parsed_once
 from vestige.models.identity import pipeline_key
 from vestige.models.locate import Place, find_directory, locate, read_json
 from vestige.models.quiet import first_line, quiet
@@ -81,15 +83,14 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, lis
     named = {"gguf_file": str(gguf)} if gguf else {}
     reader = getattr(transformers, _reader(directory))
     try:
-        with quiet():
+        with quiet(), parsed_once() if gguf else contextlib.nullcontext():
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
             plain = None if gguf else _by_files(tokenizer, directory)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
         reraise_ours(error)
         if gguf:
-            trouble = "is damaged, cut short, or of a kind transformers cannot read"
-            raise UserError(f"'{gguf}' {trouble}: {first_line(error)}") from None
+            raise damaged(gguf, error) from None
         if told := explain_foreign(error, str(directory), "its tokenizer was read"):
             raise told from None
         raise UserError(f"The tokenizer in '{directory}' cannot be read: {first_line(error)}") from None
@@ -150,14 +151,14 @@ def _class_named(directory: Path) -> str:
     """The tokenizer class that a folder's own files ask for, by its present name."""
     config = directory / "tokenizer_config.json"
     said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
-    return TOKENIZERS.get(said, said).removesuffix("Fast")
+    return tokenizer_class(said, said).removesuffix("Fast")
 
 
 def _reader(directory: Path) -> str:
     """transformers' class for a folder: its own choice, but for classes that are known under another name."""
     config = directory / "tokenizer_config.json"
     said = read_json(config).get("tokenizer_class") if config.is_file() else None
-    return TOKENIZERS.get(str(said), "AutoTokenizer")
+    return tokenizer_class(str(said), "AutoTokenizer")
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

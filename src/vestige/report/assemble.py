@@ -1,4 +1,8 @@
-"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs."""
+"""From what was found on disk to a report: models, values, audits, axes, metrics. No model runs.
+
+In: what report/gather.py found. Out: the content of report.json, part by part (the *_part.py modules). Callers:
+report/run.py, report/verify.py.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import Methods, from_results
+from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit
@@ -50,6 +55,7 @@ class Work:
     trajectories: list[tuple[Source, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+    attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
 
     def methods_of(self, source: Source) -> Methods:
@@ -63,7 +69,7 @@ class Work:
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
     """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
-    work = Work(found, Roster(), {}, {}, {}, [], {}, {})
+    work = Work(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
     work.roster.name_roles(ask.full, ask.retain)
     _sweep_copies(work)
@@ -134,7 +140,7 @@ def _meet_depth(work: Work, source: Source) -> None:
 
 
 def _sweep_copies(work: Work) -> None:
-    """Attacked copies of a sweep, a killed one's too, are no models of their own: they say what comes back."""
+    """Attacked copies of a sweep, a killed one's too, are not models of their own: they say what comes back."""
     attacks = [str(a) for s in work.found.of("sweep") for a in s.data["plan"].get("attacks") or ()]
     attacks += [str(a) for s in work.found.of("eval", "trajectory") if (a := s.data["task"].get("attack"))]
     for copy in work.roster.entries:
@@ -143,13 +149,25 @@ def _sweep_copies(work: Work) -> None:
         if of is not None:
             copy.role, copy.method = "other", attack
             work.swept.setdefault(of.id, {})[attack] = copy.id
+            work.attack_facts[attack] = _facts_of(work, attack)
+
+
+def _facts_of(work: Work, attack: str) -> dict[str, Any]:
+    """What the sweep, or the note beside a run of it, says of an attack."""
+    plans = [s.data["plan"] for s in work.found.of("sweep")]
+    said = [(plan.get("attack_facts") or {}).get(attack) for plan in plans]
+    tasks = [s.data["task"] for s in work.found.of("eval", "trajectory")]
+    said += [task.get("attack_facts") for task in tasks if task.get("attack") == attack]
+    of = [a[attack] for plan in plans if isinstance(a := plan.get("attacks"), dict) and isinstance(a.get(attack), dict)]
+    kind = next((str(how["attack"]) for how in of if how.get("attack")), attack)
+    return {**attack_facts(kind), **next((facts for facts in said if facts), {})}
 
 
 # ---- values ------------------------------------------------------------------------------------------------------
 
 
 def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], Source]]) -> None:
-    """A model's values; where two runs measure the same, the one with more rows, and that is said."""
+    """A model's values; where two runs measure the same, the one with more rows, with a note."""
     one = work.roster.by_id(model)
     assert one is not None
     for values, source in parts:

@@ -18,8 +18,8 @@ COLLAPSE_COLUMNS = {
     "mi_bound_attainable": "the most it can be with so many prompts",
     "retrieval_accuracy": "share of reasonings whose own prompt makes them likeliest",
     "retrieval_chance_level": "the same by chance",
-    "conditional_entropy_est": "entropy given the prompt, nats a token",
-    "reasoning_entropy_est": "entropy over all prompts, nats a token",
+    "conditional_entropy_est": "entropy given the prompt, nats per token",
+    "reasoning_entropy_est": "entropy over all prompts, nats per token",
 }
 
 

@@ -112,7 +112,7 @@ def _names(axes: Any, points: Sequence[tuple[Any, ...]]) -> None:
 def _meta_metric(report: Report, which: Which, has: Callable[[Mapping[str, Any]], bool], lacks: str) -> dict[str, Any]:
     meta = report["meta"]
     if meta is None:
-        raise UserError("There is no meta-evaluation in these runs; give a meta_eval.json (vestige meta).")
+        raise UserError("These runs have no meta-evaluation; give a meta_eval.json (vestige meta).")
     keys = [m["key"] for m in meta["metrics"]]
     if which.metric and which.metric not in keys:
         raise unknown_name("metric of this meta-evaluation", which.metric, keys)
@@ -192,7 +192,9 @@ def _audit(report: Report, which: Which, has: Callable[[Mapping[str, Any]], bool
 
 def layers(report: Report, which: Which, path: Path) -> Path:
     """Where the knowledge sits, layer by layer, and what is left of it."""
-    a = _audit(report, which, lambda a: bool(a["layers"] and a["layers"]["profile"]), "There is no layer profile")
+    a = _audit(
+        report, which, lambda a: bool(a["layers"] and a["layers"]["profile"]), "These runs have no layer profile"
+    )
     told = a["layers"]
     profile = told["profile"][0]
     rows = [
@@ -210,7 +212,7 @@ def _ends(profile: Mapping[str, Any], stage: str, i: int) -> list[float] | None:
 
 def recovery(report: Report, which: Which, path: Path) -> Path:
     """What comes back against what the attacker spends, beside a model that never knew."""
-    a = _audit(report, which, lambda a: bool(a["attacks"]), "There is no attack")
+    a = _audit(report, which, lambda a: bool(a["attacks"]), "These runs have no attack")
     budgets = {c["attack"]: len(c["budgets"]) for c in a["attacks"]}
     attack = which.attack or max(budgets, key=lambda name: budgets[name])
     if attack not in budgets:
@@ -241,7 +243,7 @@ def trajectory(report: Report, which: Which, path: Path) -> Path:
     names = {m["id"]: m["name"] for m in report["models"]}
     found = [t for t in report["trajectories"] if which.model in (None, names[t["model"]])]
     if not found:
-        raise UserError("There are no trajectories in these runs; evaluate a diffusion model along its steps.")
+        raise UserError("These runs have no trajectories; evaluate a diffusion model along its steps.")
     metrics = list(dict.fromkeys(t["metric"] for t in found))
     metric = which.metric or ("probability" if "probability" in metrics else metrics[0])
     if metric not in metrics:
@@ -263,7 +265,7 @@ def collapse(report: Report, which: Which, path: Path) -> Path:
     """Information about the prompt, retrieval and entropies over training steps."""
     found = [c for c in report["collapse"] if which.model in (None, c["name"])]
     if not found:
-        raise UserError("There are no collapse numbers in these runs; vestige collapse writes them.")
+        raise UserError("These runs have no collapse numbers; vestige collapse writes them.")
     keys = {label: key for key, label in NAMES.items()}
     points = {}
     for c in (c for c in found if c["name"] == found[0]["name"]):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 ROWS = 400
@@ -18,11 +19,11 @@ def add_verbs(verbs: Any) -> None:
     report.set_defaults(do=run_report, late="runs")
     _sources(report)
     report.add_argument("-o", "--out", default="saves/report", metavar="DIR", help="default: saves/report")
-    report.add_argument("--skip-broken", action="store_true", help="status 0 although runs were left out")
+    _skip(report)
     report.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     _table(verbs)
     _plot(verbs)
-    view = verbs.add_parser("view", help="serve a report on this machine, made anew when its runs change")
+    view = verbs.add_parser("view", help="serve a report on this machine, rebuilt when its runs change")
     view.set_defaults(do=run_view, late="runs")
     _sources(view, words=f"a report, or {SOURCES}")
     view.add_argument("--port", type=int, default=0, metavar="N", help="default: any that is free")
@@ -41,6 +42,7 @@ def _table(verbs: Any) -> None:
     table.add_argument("--intervals", action="store_true", help="with 95 %% intervals")
     table.add_argument("--best", action="store_true", help="mark the best unlearned model of each column")
     table.add_argument("-o", "--out", metavar="FILE", help="instead of the terminal")
+    _skip(table)
 
 
 def _plot(verbs: Any) -> None:
@@ -54,6 +56,11 @@ def _plot(verbs: Any) -> None:
     plot.add_argument("--attack", metavar="NAME", help="recovery: its name; before-after: relearning | quantization")
     plot.add_argument("--x", metavar="NAME", help="scatter: a column")
     plot.add_argument("--y", metavar="NAME", help="scatter: a column")
+    _skip(plot)
+
+
+def _skip(p: argparse.ArgumentParser) -> None:
+    p.add_argument("--skip-broken", action="store_true", help="status 0 although runs were left out")
 
 
 def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES) -> None:
@@ -62,7 +69,7 @@ def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES
     p.add_argument("--full", action="append", default=[], metavar="NAME", help="the model that knows (name or path)")
     p.add_argument("--retain", action="append", default=[], metavar="NAME", help="the model that never knew")
     p.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"examples kept of a split (default: {ROWS})")
-    p.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(p)
 
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
@@ -83,12 +90,16 @@ def run_report(args: argparse.Namespace) -> int:
     out = Path(args.out)
     report = write_report(ask_of(args, out))
     print(summary(report, out))
+    return _status(report, args)
+
+
+def _status(report: dict[str, Any], args: argparse.Namespace) -> int:
     left_out = report.get("left_out") or []
-    if left_out and not args.skip_broken:
-        words = f"{len(left_out)} runs or files were left out" if len(left_out) > 1 else "1 run or file was left out"
-        print(f"vestige: {words} (see the problems above); mend them, or give --skip-broken.", file=sys.stderr)
-        return 1
-    return 0
+    if not left_out or args.skip_broken:
+        return 0
+    words = f"{len(left_out)} runs or files were left out" if len(left_out) > 1 else "1 run or file was left out"
+    print(f"vestige: {words} (see the problems above); mend them, or give --skip-broken.", file=sys.stderr)
+    return 1
 
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -97,10 +108,14 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
     found = read_report(Path(args.runs[0]))
     if found is None:
-        return make_report(ask_of(args, Path()))
+        made = make_report(ask_of(args, Path()))
+        for problem in made["problems"]:  # tables go to standard output, so that is not the place
+            if problem["text"] in made.get("left_out", ()):
+                print(f"problem: {problem['text']} ({problem.get('where', '')})", file=sys.stderr)
+        return made
     if len(args.runs) > 1:
         raise UserError(f"{args.runs[0]} is a report; give it alone, or give runs.")
-    return found
+    return {**found, "left_out": []}  # what it lacks was printed when it was made
 
 
 def run_table(args: argparse.Namespace) -> int:
@@ -122,7 +137,7 @@ def run_table(args: argparse.Namespace) -> int:
 
         one_file_bytes(Path(args.out), f"{text}\n".encode())
     print(f"files: {args.out}" if args.out else text)
-    return 0
+    return _status(report, args)
 
 
 def run_plot(args: argparse.Namespace) -> int:
@@ -133,8 +148,9 @@ def run_plot(args: argparse.Namespace) -> int:
     if what not in FIGURES or not args.runs:
         raise unknown_name("picture", what, FIGURES, "Say it last: vestige plot RUN... WHAT -o FILE.")
     which = Which(args.model, args.metric, args.attack, args.x, args.y)
-    print(f"files: {draw(report_of(args), what, which, Path(args.out))}")
-    return 0
+    report = report_of(args)
+    print(f"files: {draw(report, what, which, Path(args.out))}")
+    return _status(report, args)
 
 
 def run_view(args: argparse.Namespace) -> int:

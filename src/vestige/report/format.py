@@ -146,17 +146,17 @@ def _wrong(report: Mapping[str, Any]) -> Iterator[str]:
     metrics = set(report["metrics"])
     if len(models) != len(report["models"]):
         yield "two models have one id"
-    yield from (f"column {c} is no metric" for c in report["columns"] if c not in metrics)
+    yield from (f"column {c} is not a metric" for c in report["columns"] if c not in metrics)
     for m in report["models"]:
         if m["role"] not in ROLES:
             yield f"the role of {m['name']} is {m['role']!r}"
         yield from _wrong_values(m, metrics, sources)
     for a in report["audits"]:
-        yield from (f"audit of {a[k]}, which is no model" for k in ("model", "full", "retain") if _stray(a[k], models))
+        yield from (f"audit of {a[k]}, not a model" for k in ("model", "full", "retain") if _stray(a[k], models))
         if a["verdict"]["answer"] not in ANSWERS:
             yield f"a verdict is {a['verdict']['answer']!r}"
     for part in ("trajectories",):
-        yield from (f"{part}: {t['model']} is no model" for t in report[part] if t["model"] not in models)
+        yield from (f"{part}: {t['model']} is not a model" for t in report[part] if t["model"] not in models)
     yield from (f"metric {k} is in no known group" for k, m in report["metrics"].items() if m["group"] not in GROUPS)
 
 
@@ -168,7 +168,7 @@ def _wrong_values(model: Mapping[str, Any], metrics: set[str], sources: set[str]
     for key, value in model["values"].items():
         where = f"{key} of {model['name']}"
         if key not in metrics:
-            yield f"{where} is no metric"
+            yield f"{where} is not a metric"
         if value.get("source") not in sources:
             yield f"{where} names no source"
         if value.get("v") is None and not value.get("reason"):

@@ -30,7 +30,7 @@ DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
 
 UNFINISHED_ATTACK = (
-    "the attacks in {} did not finish (or are still under way): the attacked copies measured there are no models of "
+    "the attacks in {} did not finish (or are still under way): the attacked copies measured there are not models of "
     "their own and were left out; run the same vestige stress again."
 )
 
@@ -191,7 +191,7 @@ def _unfinished_attack(path: Path, found: Found) -> bool:
     try:
         seal = read_seal(path)
     except (OSError, ValueError):
-        return False  # whoever verifies the run is told
+        return False  # vestige verify reports it
     unfinished = seal is not None and seal.kind == "stress" and not seal.finished
     if unfinished:
         found.leave_out(UNFINISHED_ATTACK.format(path.name), path)

@@ -1,4 +1,4 @@
-"""The part of a report about metrics: what a meta_eval.json says, in one record a metric."""
+"""The part of a report about metrics: what a meta_eval.json says, in one record per metric."""
 
 from __future__ import annotations
 

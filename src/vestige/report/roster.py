@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from vestige.errors import unknown_name
-from vestige.meta.tree import facts_of
+from vestige.meta.methods import facts_of
 from vestige.report.format import short_id
 
 # Last parts of paths that name no model: the part before them does.
@@ -107,7 +107,7 @@ class Roster:
         raise unknown_name("model of these runs", word, [e.name for e in self.entries])
 
     def reference(self, model: Entry, role: str, linked: Mapping[str, str]) -> Entry | None:
-        """The full (or retain) model to hold a model against: the one a run names, else the one of its family."""
+        """The full (or retain) model to hold a model against: the one that a run names, else the one of its family."""
         if role in linked:
             return self.by_id(linked[role])
         candidates = [e for e in self.entries if e.role == role and e is not model]

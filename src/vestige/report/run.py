@@ -1,4 +1,8 @@
-"""`vestige report`: what report/ gathers from files, and what needs stored evidence: paired differences, traces."""
+"""`vestige report`: what report/ gathers from files, and what needs stored evidence: paired differences, traces.
+
+In: run directories of any kind. Out: report.json and index.html. Callers: report/flags.py; report/view.py, which
+rebuilds it when runs change; report/verify.py, which compares.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ from vestige.types import IGNORE
 
 RESAMPLES = 2000
 MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige compare`
-MOST_PAIRS = 40  # paired differences of a report; the rest can be had from `vestige compare`
+MOST_PAIRS = 40  # paired differences of a report; `vestige compare` prints the rest
 MOST_HEAT = 6  # rows of a trajectory run whose every step is kept
 
 log = logging.getLogger("vestige.run")
@@ -50,7 +54,7 @@ class ReportAsk:
 def make_report(ask: ReportAsk) -> Report:
     """The data of a report. Nothing is written."""
     found = gather(ask.runs)
-    with hushed():  # what a run lacks is said in the report
+    with hushed():  # what a run lacks is shown in the report
         report, work = assemble(found, ask.ask, ask.out)
         report["comparisons"] = list(_comparisons(work, report))
         for source, model in work.trajectories:
@@ -85,7 +89,7 @@ def read_report(path: Path) -> Report | None:
     except ValueError:
         wrong = ["it does not hold a report"]
     if wrong:
-        raise UserError(f"{file} cannot be read: {wrong[0]}; make it anew with vestige report.")
+        raise UserError(f"{file} cannot be read: {wrong[0]}; run vestige report again.")
     return dict(report)
 
 
@@ -101,7 +105,7 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     """The ask that made a report which lies in `place`."""
     asked: Any = report.get("asked")
     if misfit(asked, _Asked) or not asked["runs"]:
-        raise UserError(f"{place / REPORT} does not say which runs it was made from; make it anew with vestige report.")
+        raise UserError(f"{place / REPORT} does not say which runs it was made from; run vestige report again.")
     ask = Ask(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
 

@@ -11,7 +11,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.report.format import Report
 from vestige.words import number
 
-FACTS = ("name", "role", "method", "epoch")  # columns that are no metrics; settings can be named, too
+FACTS = ("name", "role", "method", "epoch")  # columns that are not metrics; settings can be named, too
 META_COLUMNS = ("label", "auc", "r", "q", "agg", "overall", "n_models")
 META_HEADS = {"label": "Metric", "auc": "Faithfulness", "r": "R", "q": "Q", "agg": "HM(R, Q)", "overall": "Overall",
               "n_models": "n", "accuracy": "Accuracy", "threshold": "Threshold"}  # fmt: skip
@@ -44,7 +44,7 @@ class Look:
 
 
 def models_table(report: Report, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
-    """A row a model. Best marks are for unlearned models: references are not in the race."""
+    """One row per model. Best marks are for unlearned models: references are not in the race."""
     metrics = report["metrics"]
     chosen = list(columns) if columns else ["name", *report["columns"]]
     settings = {k for m in report["models"] for k in m["settings"]}
@@ -91,10 +91,10 @@ def _setting(model: Mapping[str, object], name: str) -> object:
 
 
 def meta_table(report: Report, columns: Sequence[str] | None = None) -> Table:
-    """A row a metric: faithfulness, robustness, overall."""
+    """One row per metric: faithfulness, robustness, overall."""
     meta = report["meta"]
     if meta is None:
-        raise UserError("There is no meta-evaluation in these runs; give a meta_eval.json (vestige meta).")
+        raise UserError("These runs have no meta-evaluation; give a meta_eval.json (vestige meta).")
     chosen = list(columns) if columns else list(META_COLUMNS)
     known = [*META_HEADS, *(k for k in meta["metrics"][0] if k not in META_HEADS)] if meta["metrics"] else []
     for c in chosen:

@@ -72,12 +72,12 @@ def _read(path: Path) -> Report | list[str]:
         report = read_json(path / REPORT)
     except FileNotFoundError:
         raise UserError(
-            f"{path} is no report: it has no {REPORT}. Give a directory that vestige report wrote."
+            f"{path} is not a report: it has no {REPORT}. Give a directory that vestige report wrote."
         ) from None
     except ValueError:
-        return [f"{REPORT} is not valid JSON; make it anew with vestige report."]
+        return [f"{REPORT} is not valid JSON; run vestige report again."]
     if not isinstance(report, dict):
-        return [f"{REPORT} does not hold a report; make it anew with vestige report."]
+        return [f"{REPORT} does not hold a report; run vestige report again."]
     wrong = [f"{REPORT}: {words}." for words in misfits(report)]
     return wrong or report
 
@@ -86,7 +86,7 @@ def _page(path: Path, report: Report) -> Iterator[str]:
     """The page must show the data that lies beside it."""
     file = path / PAGE
     if not file.is_file():
-        yield f"{PAGE} is missing; make it anew with vestige report."
+        yield f"{PAGE} is missing; run vestige report again."
         return
     held = DATA.search(file.read_text(encoding="utf-8", errors="replace"))
     try:
@@ -94,9 +94,9 @@ def _page(path: Path, report: Report) -> Iterator[str]:
     except ValueError:
         shown = None
     if shown is None:
-        yield f"{PAGE} holds no data that can be read; make it anew with vestige report."
+        yield f"{PAGE} holds no data that can be read; run vestige report again."
     elif shown != report:
-        yield f"{PAGE} does not show what {REPORT} says; make both anew with vestige report."
+        yield f"{PAGE} does not show what {REPORT} says; run vestige report again."
 
 
 def _sources(path: Path, report: Report) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _sources(path: Path, report: Report) -> Iterator[str]:
             if not there.is_file():
                 yield f"{there} is gone; the report was made from it."
             elif digest(there) != file["sha256"]:
-                yield f"{there} has changed since the report was made; make it anew with vestige report."
+                yield f"{there} has changed since the report was made; run vestige report again."
 
 
 def _axes(report: Report) -> Iterator[str]:
@@ -164,16 +164,16 @@ def _fresh(path: Path, report: Report) -> Report | str:
 
 
 def _compared(report: Mapping[str, Any], fresh: Mapping[str, Any]) -> Iterator[str]:
+    """The runs gathered again must hold the models and files of the report, no more and no fewer."""
     said, there = (Counter(m["name"] for m in r["models"]) for r in (report, fresh))
     if said != there:
         more, fewer = sorted((there - said).elements()), sorted((said - there).elements())
         words = [f"not in the report: {', '.join(more)}"] if more else []
         words += [f"not in the runs: {', '.join(fewer)}"] if fewer else []
         yield f"the report has {sum(said.values())} models, the runs {sum(there.values())} ({'; '.join(words)})."
-    """The runs gathered again must hold the models and files of the report, no more and no fewer."""
     paths = [{s["path"]: {f["path"] for f in s["files"]} for s in r["sources"]} for r in (report, fresh)]
     for new in sorted(set(paths[1]) - set(paths[0])):
-        yield f"{new} was not there when the report was made; make it anew with vestige report."
+        yield f"{new} was not there when the report was made; run vestige report again."
     for source, files in paths[0].items():
         for new in sorted(paths[1].get(source, set()) - files):
-            yield f"{source}/{new} was not there when the report was made; make it again with vestige report."
+            yield f"{source}/{new} was not there when the report was made; run vestige report again."

@@ -1,4 +1,4 @@
-"""`vestige view`: a report served on this machine only, and made anew when its runs change. For long sweeps.
+"""`vestige view`: a report served on this machine only, and rebuilt when its runs change. For long sweeps.
 
 It listens on the loopback address, answers GET for three addresses, and only to requests whose Host is that address: a
 page of another site, whose name was made to point here (DNS rebinding), gets nothing.
@@ -86,7 +86,7 @@ class Viewer:
             self.look()
 
     def look(self) -> bool:
-        """Makes the report anew if a file changed. A run that is being written may not be readable yet: wait for it."""
+        """Rebuilds the report if a file changed. A run that is being written may not be readable yet: wait for it."""
         now = traces_of(self.ask.runs)
         if now == self.seen:
             return False

@@ -152,7 +152,7 @@ def _mask(a: Manifest, b: Manifest) -> Part:
 
 
 def _hidden_token(m: Manifest) -> str | None:
-    """The token the mask hides: pad, or the end token where there is no pad (as open-unlearning sets it)."""
+    """The token the mask hides: pad, or the end token without one (as open-unlearning sets it)."""
     if m["dialect"]["mask"] != "pad-id" or "tokenizer" not in m:
         return None
     special = m["tokenizer"].get("special_tokens") or {}
@@ -249,7 +249,7 @@ def _definition_share(a: Path, one: Manifest, other: Manifest, parts: Sequence[P
     if not any(p.name == "definition" and p.differs for p in parts):
         return {}
     level = logging.getLogger("vestige").level
-    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing there was said when A was made
+    logging.getLogger("vestige").setLevel(logging.ERROR)  # what is missing there was printed when A was made
     try:
         chosen = dialect_for(one, other["dialect"]["name"], a)
         scores = stored_scores(a, suite_from_manifest(one, _settings_of(one, other)), chosen, {})

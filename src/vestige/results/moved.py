@@ -29,7 +29,7 @@ class Moved:
     b: float | None
     asked: bool = False  # asked for in both runs, not only a parent
     rows: dict[str, tuple[float, float]] = field(default_factory=dict)  # "3" or "holdout 3" -> values in A and B
-    texts: dict[str, list[str]] = field(default_factory=dict)  # the same keys -> question, answer, what was said
+    texts: dict[str, list[str]] = field(default_factory=dict)  # the same keys -> question, answer, what the model wrote
 
     @property
     def difference(self) -> float | None:

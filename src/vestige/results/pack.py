@@ -29,7 +29,7 @@ READING_VERBS = ("score", "compare", "diff", "published", "report")  # verify op
 def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) -> tuple[Contents, str]:
     """One archive of some runs; the archive's sha256 is that of its bytes, on every machine.
 
-    `shorten_paths`: ~ in the place of people's homes. The runs are sealed anew for it, so that their roots differ.
+    `shorten_paths`: ~ in the place of people's homes. The runs are sealed again for it, so that their roots differ.
     """
     contents = Contents()
     names = unique(d.resolve().name for d in directories)

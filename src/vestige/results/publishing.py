@@ -76,7 +76,7 @@ def homes_in(files: Mapping[str, Path]) -> tuple[int, str]:
 
 @contextmanager
 def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict[str, str]]]:
-    """Copies of some runs' files with ~ for people's homes, sealed anew; and the root of each seal, by its folder."""
+    """Copies of some runs' files with ~ for people's homes, sealed again; and the root of each seal, by its folder."""
     with temporary() as place:
         copies = {name: place / name for name in files}
         for name, path in files.items():

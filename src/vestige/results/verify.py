@@ -2,7 +2,7 @@
 
     checksums.json --hashes--> files        evidence --the same code as scoring--> numbers == those in the files
 
-A finding is something wrong (exit status 1), said with what to delete. A note is something that could not be looked at.
+A finding is something wrong (exit status 1), with what to delete. A note is something that could not be looked at.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from vestige.store.checksums import NAME, Seal, read_seal
 from vestige.store.files import read_ours
 from vestige.writing import temporary
 
-NO_SEAL = f"there is no {NAME} (the run was made before there was one): only its numbers are checked"
+NO_SEAL = f"{NAME} is missing (the run was made before there was one): only its numbers are checked"
 
 
 @dataclass

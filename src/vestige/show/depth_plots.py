@@ -53,7 +53,7 @@ def draw_profile(path: Path, summary: Mapping[str, Any]) -> Path:
     axes.axhline(summary["delta_threshold"], color="grey", lw=0.8, ls="--", label="threshold")
     axes.axhline(0, color="grey", lw=0.5)
     axes.set_xlabel("layer whose states are taken from the other model")
-    axes.set_ylabel("drop of log-probability\n(nats a token)")
+    axes.set_ylabel("drop of log-probability\n(nats per token)")
     axes.set_title(_title(summary))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)
@@ -84,7 +84,7 @@ def draw_heat_map(path: Path, summary: Mapping[str, Any], records: Sequence[Mapp
         step = max(1, len(layers) // 12)
         axes.set_xticks(range(0, len(layers), step), [str(x) for x in layers[::step]])
     both[0].set_yticks(range(len(shown)), [_row_name(r) for r in shown], fontsize=6)
-    figure.colorbar(image, ax=list(both), label="drop (nats a token)", shrink=min(1.0, 3 / height + 0.3))
+    figure.colorbar(image, ax=list(both), label="drop (nats per token)", shrink=min(1.0, 3 / height + 0.3))
     return _save(figure, path)
 
 

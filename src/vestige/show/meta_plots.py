@@ -23,9 +23,9 @@ Point = tuple[float | None, float | None]
 
 
 def pool_histograms(panels: Mapping[str, tuple[Sequence[float], Sequence[float], float | None]]) -> Figure:
-    """One panel a metric: how many models of P and of N have which m, and the threshold between them."""
+    """One panel per metric: how many models of P and of N have which m, and the threshold between them."""
     if not panels:
-        raise UserError("There are no pools to draw: no metric has a threshold.")
+        raise UserError("No pools to draw: no metric has a threshold.")
     columns = min(COLUMNS, len(panels))
     rows = -(-len(panels) // columns)
     figure = new_figure(2.1 * columns, 1.55 * rows + 0.4)
@@ -75,9 +75,9 @@ def before_and_after(points: Mapping[tuple[str, str], Mapping[str, Point]], cont
 
 
 def recovery_curves(lines: Mapping[str, Sequence[tuple[float, float]]], name: str, control: str) -> Figure:
-    """A metric against the steps of relearning, one line a model; the control black and dashed."""
+    """A metric against the steps of relearning, one line per model; the control black and dashed."""
     if not any(len(line) > 1 for line in lines.values()):
-        raise UserError(f"There is no curve of {name} to draw: it was measured at no number of steps.")
+        raise UserError(f"No curve of {name} to draw: it was measured at no number of steps.")
     figure = new_figure(5.6, 3.4)
     axes = figure.add_subplot()
     colours = iter(COLOURS[:-1] * (1 + len(lines)))  # the last is the control's

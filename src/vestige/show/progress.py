@@ -1,4 +1,4 @@
-"""What is said while work goes on: bars on standard error, rare lines in a log file; and holding one's tongue."""
+"""Progress: bars on standard error, rare lines in a log file; and how to silence output."""
 
 from __future__ import annotations
 

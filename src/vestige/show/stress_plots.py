@@ -36,7 +36,7 @@ def recovery_curve(rows: Sequence[Mapping[str, Any]], attack: str, metric: str, 
     """One attack's metric against its budget: the model, and the control beside it."""
     points = recovery_points(rows, attack, metric)
     if not any(len(line) > 1 for line in points.values()):
-        raise UserError(f"There is no curve of {metric} under {attack} to draw: it was measured at no budget.")
+        raise UserError(f"No curve of {metric} under {attack} to draw: it was measured at no budget.")
     figure = new_figure(4.8, 3.2)
     axes = figure.add_subplot()
     for colour, (who, line) in zip(COLOURS, points.items(), strict=False):

@@ -1,10 +1,11 @@
-"""Results for a terminal: aligned columns, one line a metric, the value in words beside it."""
+"""Results for a terminal: aligned columns, one line per metric, the value in words beside it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.metrics.cards import is_attack
 from vestige.metrics.reading import reading
 from vestige.metrics.trajectory import VIEWS
 from vestige.suites.spec import MetricSpec
@@ -60,10 +61,8 @@ def _span(values: Sequence[float]) -> str:
 
 
 def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score]) -> str:
-    """What can be said with no retain model: by fresh rows alone, and how far that carries."""
-    attacks = {
-        n: s.agg_value for n, s in scores.items() if metrics[n].handler.startswith("mia_") and s.agg_value is not None
-    }
+    """What the numbers show without a retain model: by fresh rows alone, and how far that carries."""
+    attacks = {n: s.agg_value for n, s in scores.items() if is_attack(metrics[n].handler) and s.agg_value is not None}
     if not attacks:
         return ""
     name, value = max(attacks.items(), key=lambda item: abs((item[1] or 0.5) - 0.5))
@@ -149,6 +148,6 @@ def curves_table(name: str, score: Score) -> str:
 
 
 def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> str:
-    """Several runs side by side: a row a metric, a column a run. Values are agg_values by metric name."""
+    """Several runs side by side: one row per metric, one column per run. Values are agg_values by metric name."""
     rows = [[name, *(number(runs[r].get(name)) for r in runs)] for name in names]
     return table(rows, ["metric", *runs], right=tuple(range(1, len(runs) + 1)))

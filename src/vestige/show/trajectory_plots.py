@@ -53,7 +53,7 @@ def curves(
     `band` names two statistics of the distribution to shade between, or None for lines alone.
     """
     if not runs:
-        raise UserError("There is no run to draw: give at least one trajectory result.")
+        raise UserError("No run to draw: give at least one trajectory result.")
     views = tuple(views) if views else _first_seen(run["agg_value"] for run in runs.values())
     panels = (
         tuple(trajectories)
@@ -131,7 +131,7 @@ def _curve(
 
 
 def _in_tokens(runs: Mapping[str, Result], trajectory: str, metric: str, views: Sequence[str]) -> bool:
-    """Whether a panel's x axis can be tokens decided: its steps are passes, and every run says how many stood there."""
+    """Whether a panel's x axis can be tokens decided: its steps are passes, and every run records how many."""
     lengths = {
         (len(_at(r, "agg_value", (view, trajectory, metric))), len(_tokens_decided(r)))
         for r in runs.values()
@@ -165,7 +165,7 @@ def _dress(axis: Axes, title: str, x_label: str) -> None:
 
 
 def _legend(figure: Figure, axes: Sequence[Axes], columns: int) -> None:
-    """One for all panels, below them (a column a run, if there are several views); one curve needs none."""
+    """One for all panels, below them (one column per run, if there are several views); one curve needs none."""
     entries = {label: handle for axis in axes for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
     if len(entries) > 1:
         fits = max(1, int(12 * figure.get_figwidth()) // (max(map(len, entries)) + 8))  # letters that go on a line

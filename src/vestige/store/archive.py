@@ -17,9 +17,10 @@ import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.errors import UserError
+from vestige.schema import check_form, misfit
 from vestige.secrets import expand, hide
 from vestige.store.checksums import NAME, check, read_seal, sha256
 from vestige.store.files import read_ours, write_error
@@ -36,7 +37,7 @@ MOST_RATIO = 500  # unpacked to packed: results reach 50, what deflate makes of 
 
 @dataclass
 class Contents:
-    """What goes into an archive: files by their names in it, and what is said about them."""
+    """What goes into an archive: files by their names in it, and the notes about them."""
 
     files: dict[str, Path] = field(default_factory=dict)
     runs: dict[str, str] = field(default_factory=dict)  # name -> root hash
@@ -102,9 +103,9 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
     about = _about(path, place / PACK)
     for name in about["order"]:
         if not (place / "runs" / name / NAME).is_file():
-            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive again, or pack it anew.")
+            raise UserError(f"{path} lists the run {name}, which is not in it; get the archive or pack it again.")
     for named in about["references"].values():
-        if not isinstance(named, str) or not safe_name(named) or not (place / named).is_file():
+        if not safe_name(named) or not (place / named).is_file():
             raise UserError(f"{path} lists the retain logs {named}, which are not in it; get the archive again.")
     return {name: place / "runs" / name for name in about["order"]}
 
@@ -143,12 +144,18 @@ def safe_name(name: str) -> bool:
     return not PurePosixPath(name).is_absolute() and not any(part in ("", ".", "..") for part in parts)
 
 
+class _Pack(TypedDict):
+    version: int
+    runs: dict[str, str]
+    order: list[str]
+    references: dict[str, str]
+
+
 def _about(path: Path, file: Path) -> dict[str, Any]:
     body = read_ours(file)
-    good = isinstance(body, dict) and body.get("version") == VERSION and isinstance(body.get("runs"), dict)
-    good = good and bool(body["runs"]) and isinstance(body.get("references"), dict)
-    order = body.get("order") if good else None
-    good = isinstance(order, list) and all(isinstance(n, str) for n in order) and sorted(order) == sorted(body["runs"])
+    if words := misfit(body, _Pack):
+        raise UserError(f"{path} is not an archive of vestige pack: in its {PACK}, {words}.")
+    good = body["version"] == VERSION and bool(body["runs"]) and sorted(body["order"]) == sorted(body["runs"])
     if not good or not all(safe_name(n) and "/" not in n for n in body["runs"]):
         raise UserError(f"{path} is not an archive of vestige pack: its {PACK} says nothing that can be read.")
     return dict(body)
@@ -165,21 +172,23 @@ def moved(directory: Path) -> dict[str, Path]:
         if not (top / PACK).is_file():
             continue
         body = read_ours(top / PACK)
-        names = body.get("references") if isinstance(body, dict) else None
-        if not isinstance(names, dict) or not _unpacked(here.relative_to(top).parts, body):
+        if not isinstance(body, dict) or not set(_Pack.__annotations__) <= set(body):
+            return {}  # somebody else's file of that name
+        check_form(body, _Pack, str(top / PACK), "unpack the archive again")
+        names = body["references"]
+        if not _unpacked(here.relative_to(top).parts, body):
             return {}
         both = {**names, **expand(names)}  # a path from the environment by its expression and by its value
-        found = {path: top / name for path, name in both.items() if isinstance(name, str) and safe_name(name)}
+        found = {path: top / name for path, name in both.items() if safe_name(name)}
         return found if _is_the_one(here, top, body, found) else {}
     return {}
 
 
 def _unpacked(parts: Sequence[str], about: Mapping[str, Any]) -> bool:
     """Whether a place below an archive's pack.json is one that the archive fills: runs/NAME or references/NAME."""
-    runs = about.get("runs")
     if parts[0] == "runs":
-        return isinstance(runs, dict) and parts[1] in runs
-    within = {"/".join(str(name).split("/")[:2]) for name in about["references"].values()}
+        return parts[1] in about["runs"]
+    within = {"/".join(name.split("/")[:2]) for name in about["references"].values()}
     return "/".join(parts[:2]) in within
 
 

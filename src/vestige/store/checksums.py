@@ -1,7 +1,7 @@
 """A finished run is sealed: checksums.json names every file of it with its sha256, and one root hash over them all.
 
 It is written last. While a command works in a run directory the seal says "unfinished", so that a killed run is never
-taken for a damaged one. Locks, logs, half-written files and batches under way (evidence/parts) are no part of a run,
+taken for a damaged one. Locks, logs, half-written files and batches under way (evidence/parts) are not part of a run,
 and files that somebody else put there are not either: the seal passes over those that are there when it is made. A
 directory inside that has a seal of its own is a run of its own: the outer seal names it and leaves it to its own.
 """
@@ -93,7 +93,7 @@ def sha256(path: Path) -> str:
 
 
 def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
-    """Marks the run as unfinished. What the command will not write anew must be as it was sealed.
+    """Marks the run as unfinished. What the command will not rewrite must be as it was sealed.
 
     `rewritten`: names of files, or directories with a slash at their end. Otherwise a new seal would make damage look
     whole. What is there under such a name and is not ours is refused here, before any work.
@@ -129,7 +129,7 @@ def refuse_other_kind(directory: Path, kind: str) -> None:
 def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
     """Lists the files of a run that a version without journals made: what its seal names.
 
-    One that was not finished has no such list; then those are taken over that the same command writes anew.
+    One that was not finished has no such list; then those are taken over that the same command rewrites.
     """
     if is_ours(directory / NAME):
         return
@@ -214,7 +214,7 @@ def read_seal(directory: Path) -> Seal | None:
     data = path.read_bytes()
     body = json.loads(data)
     if not isinstance(body, dict) or "kind" not in body:
-        raise ValueError("it is no seal")
+        raise ValueError("it is not a seal")
     if body.get("unfinished") is True:
         return Seal(str(body["kind"]), finished=False)
     if words := misfit(body, _Form):

@@ -6,6 +6,13 @@ batches again and runs only those without a part. When all is there the parts ar
 
 Every file carries a digest of its content, and says inside whose evidence it is. One whose digest or name does not fit
 is treated as not there while collecting (it is collected again), and refused by name when scores are made of it.
+
+In: items by content key (TokenStats, Text, Trace, numbers) from a collector. Out: the same items in a later run.
+Callers: engine/obtain.py and engine/patches.py while a model runs, engine/stored.py without one, engine/trust.py before
+anything kept is believed.
+
+The order of writing is what makes a kill harmless at any moment: the journal before the first part, the bank before
+parts are removed, the journal removed last. Whatever is on disk then is either complete or explained by the journal.
 """
 
 from __future__ import annotations
@@ -32,7 +39,8 @@ log = logging.getLogger("vestige.store")
 T = TypeVar("T")
 
 
-# Parts of a head that must be as expected before what a bank holds is read while collecting.
+# Parts of a head that must be as expected before what a bank holds is read while collecting. Scoring does not
+# ask for them: a finished run's evidence is scored as it was made. The table of what counts is in models/identity.py.
 CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
            "decoder": "read by another decoder"}  # fmt: skip
 
@@ -58,6 +66,7 @@ class Bank(Generic[T]):
         self.kind, self.identity = kind, identity
         self.stem = f"{kind}-{identity}"
         self.path = directory / f"{self.stem}{self.format.suffix}"
+        # Parts have a folder of their own: listing a bank's directory never shows a file that is half of something.
         self.parts = directory / "parts"
         self.journal = self.parts / f"{self.stem}.plan.json"
         self.made: Head = made or {}
@@ -72,6 +81,7 @@ class Bank(Generic[T]):
         """What is complete. A file that cannot be read is treated as not there: it will be collected again.
 
         So is one that does not say whose it is (older versions wrote such): `unsigned` gives what it holds.
+        To lose evidence costs time. To believe wrong evidence costs a wrong number that nobody notices.
         """
         self.head, self.trouble = {}, ""
         try:
@@ -107,7 +117,10 @@ class Bank(Generic[T]):
         return False
 
     def load_whole(self) -> dict[str, T]:
-        """For scoring: nothing if there is no such file, and a sentence if it is damaged."""
+        """For scoring: nothing if the file is missing, and a sentence if it is damaged.
+
+        Unlike `load` this must not pass over damage: nothing collects again here, and the score would be of fewer rows.
+        """
         try:
             items, _ = self._read(self.path, collecting=False)
         except ValueError as why:
@@ -122,6 +135,7 @@ class Bank(Generic[T]):
             items, head = self.format.load(path.read_bytes())
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, arrays that do not have their size
             raise Altered(first_line(error) or type(error).__name__) from None
+        # A file that was copied or renamed is whole, and has a digest that fits; only its head tells.
         if head.get("of", self.stem) != self.stem:
             raise Foreign(f"evidence of something else under this name ({head['of']})")
         if head and collecting:
@@ -136,7 +150,9 @@ class Bank(Generic[T]):
         self._adopt_earlier()
         done = self._parts_done()
         if self.interrupted() != (plan["keys"], plan["settings"]):
-            # Another question than last time: what parts there are is good evidence, but not these batches.
+            # Another question than last time: what parts there are is good evidence, but not these batches. Batches
+            # decide the last bits of a number, so a resumed run must be packed exactly as the first one was; the plan
+            # in the journal is how to know that it will be.
             if done:
                 self.merge(done)
             self.discard_parts()
@@ -173,17 +189,20 @@ class Bank(Generic[T]):
 
     def add_part(self, items: Mapping[str, T]) -> None:
         """Keeps one batch."""
+        # Named by what it answers: a batch that is run twice replaces itself, and is not counted twice.
         name = content_key(*(k.encode() for k in sorted(items)))
         write_bytes(self.parts / f"{self.stem}.part-{name}", self.format.dump(items, self._signed({})))
 
     def _signed(self, head: Head) -> Head:
         """The head to write: what is known of how the evidence was made, laid over what was known before."""
-        return {**head, **self.made, "of": self.stem}
+        return {**head, **self.made, "of": self.stem}  # last: no head read from elsewhere may change whose it is
 
     def merge(
         self, items: Mapping[str, T], head: Head | None = None, without: Iterable[str] = frozenset()
     ) -> dict[str, T]:
         """Folds items into the bank file. `head`: what the file that they come from says of them."""
+        # The whole file is read and written again, once per stage. Appending would be cheaper and could leave half a
+        # record; this way the file is replaced in one rename, and its digest covers everything in it.
         kept = self.load()
         if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
             adopt_file(self.path)
@@ -192,14 +211,14 @@ class Bank(Generic[T]):
         return everything
 
     def reset(self) -> None:
-        """Begins anew: what is there was found to be of something else."""
+        """Starts over: what is stored was found to belong to something else."""
         self.discard_parts()
         write_bytes(self.path, self.format.dump({}, self._signed({})))
 
     def finish(self) -> dict[str, T]:
         """All parts are there: fold them into the bank and forget the journal."""
         everything = self.merge(self._parts_done())
-        self.discard_parts()
+        self.discard_parts()  # killed before this line, the parts are here twice: `tidy` removes them
         return everything
 
     def take_all(self) -> tuple[dict[str, T], Head]:
@@ -241,8 +260,10 @@ def tidy(directory: Path) -> None:
         if kind in FORMATS:
             bank = Bank[Any](directory, kind, identity)
             asked = bank.interrupted()
+            # Only if the bank has all that was asked for: parts of a run that can still resume are its progress.
             if asked is None or set(asked[0]) <= set(bank.load()):
                 bank.discard_parts()
+    # Nothing can resume from a part without a journal: nobody knows which batches it was one of.
     for part in sorted((directory / "parts").glob("*.part-*")):
         if not (part.parent / f"{part.name.partition('.part-')[0]}.plan.json").exists():
             remove(part)
@@ -252,4 +273,5 @@ def tidy(directory: Path) -> None:
 def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:
     """Forgets the evidence of a run (overwrite=true)."""
     kept = set(keep)
+    # Only what our journal lists: a user's own file in this directory is not ours to remove.
     remove(*(path for path in ours_below(directory) if path.name not in kept))

@@ -19,7 +19,7 @@ from vestige.writing import make_directory, write_bytes
 __all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "relative",
            "write_bytes", "write_error", "write_json"]  # fmt: skip
 
-# What versions without a journal called a file before it was whole; such a file is no part of a run, and is left alone.
+# What versions without a journal called a file before it was whole; it is not part of a run, and is left alone.
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 

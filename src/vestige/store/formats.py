@@ -236,7 +236,7 @@ class TextFormat:
 
 
 class NumberFormat:
-    """One float a key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
+    """One float per key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
 
     suffix = ".json"
 

@@ -1,4 +1,9 @@
-"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict."""
+"""Handlers by name: how a metric config turns into wants and into a score. A registry is a dict.
+
+In: the name of a handler, which suites/handlers or a plug-in has entered. Out: its two functions. Callers:
+engine/prepare.py for wants, engine/scores.py for scores. A handler is asked twice, with a model's work between: what it
+wants, and what the evidence amounts to. That is why it never sees a model.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vestige.metrics.cards import CARDS, Card
 from vestige.metrics.dialects import Dialect
 from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
@@ -48,7 +54,7 @@ class Inputs:
     parents: Mapping[str, Score] = field(default_factory=dict)  # by access key
     references: Mapping[str, Mapping[str, Score | None]] = field(default_factory=dict)  # file -> access key -> score
     words: Words | None = None
-    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric cannot be had, and why
+    unavailable: Mapping[str, str] = field(default_factory=dict)  # of a trajectory: which metric is missing, and why
     at_step: AtStep | None = None  # of a trajectory: runs a metric that wants a model, on the logits of one step
 
     @property
@@ -92,13 +98,18 @@ def canonical(name: str) -> str:
 
 
 def handler(
-    name: str, wants: WantsOf = no_wants, classify: Callable[[Inputs], list[ClassifierWant]] | None = None
+    name: str,
+    wants: WantsOf = no_wants,
+    classify: Callable[[Inputs], list[ClassifierWant]] | None = None,
+    card: Card | None = None,
 ) -> Callable[[Callable[[Inputs], Score]], Callable[[Inputs], Score]]:
-    """Registers a scoring function. It stays a plain function of its inputs."""
+    """Registers a scoring function, and the card that says what it means. It stays a plain function of its inputs."""
 
     def register(function: Callable[[Inputs], Score]) -> Callable[[Inputs], Score]:
         doc = (function.__doc__ or "").strip().splitlines()
         HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "")
+        if card is not None:
+            CARDS[name] = card
         return function
 
     return register

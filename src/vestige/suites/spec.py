@@ -2,6 +2,9 @@
 
 Two spellings mean the same. Compact (ours): a parent or data set is *named* and looked up once in the library.
 Written out (open-unlearning's): its whole config stands in place. An entry with a `handler` is written out.
+
+In: composed configuration (engine/compose.py), or a manifest. Out: SuiteSpec, metrics in an order in which parents come
+first. Callers: engine/config.py, engine/stored.py, and whatever lists or explains metrics.
 """
 
 from __future__ import annotations
@@ -127,7 +130,7 @@ class MetricForm(TypedDict, total=False):
 class _Reader:
     def __init__(self, library: Library, settings: Mapping[str, Any]) -> None:
         self.library = library
-        self.settings = settings  # eval.<suite>.metrics: what is said of a metric holds wherever it is a parent
+        self.settings = settings  # eval.<suite>.metrics: a metric's settings hold wherever it is a parent
         self.metrics: dict[str, MetricSpec] = {}
         self.open: list[str] = []
 
@@ -175,11 +178,11 @@ class _Reader:
     def _with_children(self, spec: MetricSpec, config: Config) -> MetricSpec:
         """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
         recorded = config.get("children")
-        if recorded:  # read back from a manifest, where all is said
+        if recorded:  # read back from a manifest, which is complete
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
         else:
             children, defined = self._children(spec, config)
-            # As in a suite: what is said of a metric holds wherever it is a parent, in whatever order they are named.
+            # As in a suite: a metric's settings hold wherever it is a parent, in whatever order they are named.
             inner = _Reader(self.library, {**self._own(), **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
         # What a child compares with is found in the same place of the retain model's own trajectory metric.

@@ -146,7 +146,7 @@ class Prefetcher:
             self._fetch(path)
 
     def _fetch(self, path: str) -> None:
-        """A model that cannot be had is no failure here: its task will say so, and be tried again."""
+        """A model that cannot be downloaded does not fail here: its task will say so, and be tried again."""
         args = self.args[path]
         try:
             check_space(cache_directory(args), self.free_space + self.size(args))

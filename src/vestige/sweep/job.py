@@ -310,7 +310,7 @@ def submit(body: Mapping[str, Any]) -> str:
     """Hands the manifest to kubectl, and gives back what it said."""
     program = shutil.which("kubectl")
     if program is None:
-        raise UserError("There is no kubectl here to submit the job with; --dry-run prints it for another machine.")
+        raise UserError("kubectl, which submits the job, is not installed; --dry-run prints it for another machine.")
     done = subprocess.run([program, "create", "-f", "-"], input=to_yaml(body), capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"kubectl refused the job: {' '.join((done.stderr or done.stdout).split())}")

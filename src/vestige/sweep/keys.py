@@ -6,7 +6,6 @@ it: its key has the files of the tokenizer, the day where a template prints it, 
 
 from __future__ import annotations
 
-import ast
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -45,35 +44,6 @@ def collector_part() -> str:
 def harness_part(ask: Mapping[str, Any]) -> str:
     """The version of somebody else's harness, where it makes the numbers."""
     return f"lm_eval={library('lm_eval')}" if ask.get("tasks") else ""
-
-
-def with_siblings(plugin: Path) -> list[Path]:
-    """A plug-in's file and the files beside it that it imports, theirs too."""
-    found: dict[Path, None] = {}
-    todo = [plugin]
-    while todo:
-        file = todo.pop(0)
-        if file in found or not file.is_file():
-            continue
-        found[file] = None
-        for name in _imports(file):
-            here = plugin.parent.joinpath(*name.split("."))
-            todo += [here.with_suffix(".py"), *sorted(here.glob("**/*.py") if here.is_dir() else [])]
-    return list(found)
-
-
-def _imports(file: Path) -> set[str]:
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (SyntaxError, ValueError):  # running it will say so
-        return set()
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return names
 
 
 def named_content(config: Any, known: Iterable[str]) -> list[str]:

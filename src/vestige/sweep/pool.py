@@ -67,7 +67,7 @@ class Drive:
     executor: Executor
     retries: int
     watch: Watcher = lambda task, state: None  # told of every change
-    tick: Callable[[], None] = lambda: None  # called about once a second
+    tick: Callable[[], None] = lambda: None  # called about once per second
     states: dict[str, State] = field(default_factory=dict)
 
     def run(self) -> dict[str, State]:

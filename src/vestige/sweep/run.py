@@ -1,7 +1,10 @@
 """vestige sweep: a plan carried out, on this machine or on a Ray cluster, and what came of it.
 
 The run store is the only memory. A sweep that was interrupted, sharded or had failures is completed by running the
-same command again; sweep.json is made anew from what is on disk.
+same command again; sweep.json is rebuilt from what is on disk.
+
+In: a plan file (sweep/plan.py). Out: one run directory per task, and sweep.json. Callers: sweep/flags.py,
+lab/demo_meta.py.
 """
 
 from __future__ import annotations
@@ -156,6 +159,7 @@ def collect(plan: Plan) -> dict[str, Any]:
             results[suite][name] = _numbers(task) if done else None
     attacks = {a.name: a.to_json() for a in plan.attacks}
     plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": attacks, "retain": plan.retain}
+    plan_json |= {"attack_facts": {a.name: a.record.facts() for a in plan.attacks}} if attacks else {}
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 
@@ -182,7 +186,7 @@ def _numbers(task: Task) -> dict[str, Any]:
 
 
 def show(summary: Mapping[str, Any]) -> str:
-    """One table a suite, a line a model; below them whatever did not succeed."""
+    """One table per suite, one line per model; below them whatever did not succeed."""
     parts = []
     for suite, by_model in summary["results"].items():
         names = list(dict.fromkeys(metric for values in by_model.values() for metric in values or {}))

@@ -50,7 +50,7 @@ class MaskedBatch(Batch):
 
 
 class Objective(Protocol):
-    """From rows to a batch, from a batch to logits, from logits to a loss (one for the batch, or one a row)."""
+    """From rows to a batch, from a batch to logits, from logits to a loss (one for the batch, or one per row)."""
 
     def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> Any: ...
 

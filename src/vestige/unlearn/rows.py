@@ -77,12 +77,12 @@ def _alternates(handler: str, rows: list[dict[str, Any]], args: Mapping[str, Any
 
 
 def _sentences(path: str | None) -> tuple[str, ...]:
-    """One refusal a row, in whatever column the file has; a text file has one a line."""
+    """One refusal per row, in whatever column the file has; a text file has one per line."""
     if path is None:
         return REFUSALS
     place = Path(path).expanduser()
     if not place.is_file():
-        raise UserError(f"idk_path {path} does not exist; give a file with one refusal a line.")
+        raise UserError(f"idk_path {path} does not exist; give a file with one refusal per line.")
     if place.suffix == ".jsonl" and not place.read_text(encoding="utf-8").lstrip().startswith("{"):
         return tuple(line.strip() for line in place.read_text(encoding="utf-8").splitlines() if line.strip())
     return tuple(str(next(iter(row.values()))) for row in read_file(place))

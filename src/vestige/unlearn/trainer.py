@@ -216,7 +216,7 @@ def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> Tra
         "save_strategy": "no",
         "report_to": "none",
         "remove_unused_columns": False,
-        "disable_tqdm": True,  # its bar prints a line a step; the caller has its own
+        "disable_tqdm": True,  # its bar prints one line per step; the caller has its own
     }
     try:
         return TrainingArguments(**{**said, **recipe.extra})

@@ -79,7 +79,7 @@ class Places:
     lead: Sequence[int] = ()  # how many columns each row has before the first of these
 
     def per_row(self, values: Sequence[int]) -> torch.Tensor:
-        """One number a row, spread over its positions."""
+        """One number per row, spread over its positions."""
         return torch.tensor(list(values), device=self.row.device)[self.row]
 
 

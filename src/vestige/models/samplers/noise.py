@@ -1,7 +1,7 @@
 """Random numbers that belong to a sample, not to a batch.
 
-Each sample has its own generator, seeded by the run's seed and the sample's tokens. Whoever shares the batch, and in
-whatever order, the same sample draws the same numbers. They are drawn on the CPU, so a GPU changes nothing.
+Each sample has its own generator, seeded by the run's seed and the sample's tokens. Whatever else is in the batch,
+and in whatever order, the same sample draws the same numbers. They are drawn on the CPU, so a GPU changes nothing.
 DiffusionGemma can also be sampled with the numbers that transformers' `generate` draws (SharedNoise), which belong to
 a batch: for comparing with it.
 """
@@ -25,7 +25,7 @@ def sample_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
 
 
 def gumbel_choice(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
-    """One draw a row from softmax(logits / temperature), by the Gumbel-max trick in float64.
+    """One draw per row from softmax(logits / temperature), by the Gumbel-max trick in float64.
 
     The same choice as the usual argmax of exp(logits) / (-log u)^temperature, in logs: nothing overflows.
     """
@@ -66,7 +66,7 @@ class OwnNoise:
         return out.to(self.device)
 
     def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
-        """One uniform number a position, looked up in its cumulated probabilities."""
+        """One uniform number per position, looked up in its cumulated probabilities."""
         out = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
         for r in live:
             u = torch.rand(logits.shape[1], dtype=torch.float64, generator=rows[r].generator).to(logits.device)

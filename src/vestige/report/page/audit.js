@@ -24,7 +24,7 @@ export function auditView(root) {
   if (!report.audits.length) return replace(root, nothing());
   const wanted = state.get("audit");
   const audit = report.audits.find((a) => a.model === wanted) ?? report.audits[0];
-  replace(root, first(audit, root), jump(), ...panels(audit));
+  replace(root, first(audit, root), jump(), ...PANELS.map((p) => panel(audit, p)));
   return root;
 }
 
@@ -149,12 +149,19 @@ function about(audit) {
   return el("details.about", {}, el("summary", {}, "About this model"), factList([...facts, ...where]));
 }
 
+// One entry per panel: its body, the groups of metrics in its table, and the parts whose absence it reports.
 const PANELS = [
-  ["says", "What it says"],
-  ["likely", "What it finds likely"],
-  ["layers", "What its layers hold"],
-  ["attacks", "What comes back under attack"],
-  ["utility", "What it can still do"],
+  { id: "says", title: "What it says", body: saysPanel, groups: ["says"], covers: ["says", "retain"] },
+  {
+    id: "likely",
+    title: "What it finds likely",
+    body: likelyPanel,
+    groups: ["likely", "membership"],
+    covers: ["likely", "roc"],
+  },
+  { id: "layers", title: "What its layers hold", body: layersPanel, groups: ["layers"], covers: ["layers"] },
+  { id: "attacks", title: "What comes back under attack", body: attackPanel, groups: ["attack"], covers: ["attacks"] },
+  { id: "utility", title: "What it can still do", body: utilityPanel, groups: ["utility"], covers: ["utility"] },
 ];
 
 function jump() {
@@ -166,54 +173,28 @@ function jump() {
   return el(
     "nav.jump",
     { "aria-label": "panels" },
-    PANELS.map(([id, text]) => el("button.quiet", { type: "button", onclick: go(id) }, text)),
+    PANELS.map(({ id, title }) => el("button.quiet", { type: "button", onclick: go(id) }, title)),
   );
 }
 
-function panels(audit) {
-  const bodies = {
-    says: () => saysPanel(audit),
-    likely: () => likelyPanel(audit),
-    layers: () => layersPanel(audit),
-    attacks: () => attackPanel(audit),
-    utility: () => [utilityRuler(audit)],
-  };
-  return PANELS.map(([id, text]) => panel(audit, id, text, bodies[id]));
-}
-
-function utilityRuler(audit) {
+function utilityPanel(audit) {
   const keys = (audit.utility ?? []).filter((k) => isNumber(cell(audit.model, k)?.v));
-  return keys.length ? ruler(audit, keys, "Utility between the full and the retain model") : null;
+  return keys.length ? [ruler(audit, keys, "Utility between the full and the retain model")] : [];
 }
 
-const GROUPS = {
-  says: ["says"],
-  likely: ["likely", "membership"],
-  layers: ["layers"],
-  attacks: ["attack"],
-  utility: ["utility"],
-};
-const COVERS = {
-  says: ["says", "retain"],
-  likely: ["likely", "roc"],
-  layers: ["layers"],
-  attacks: ["attacks"],
-  utility: ["utility"],
-};
-
-function panel(audit, id, text, body) {
-  const inGroups = Object.keys(report.metrics).filter((k) => GROUPS[id].includes(metric(k).group));
+function panel(audit, { id, title, body, groups, covers }) {
+  const inGroups = Object.keys(report.metrics).filter((k) => groups.includes(metric(k).group));
   const keys = id === "utility" ? [...new Set([...(audit.utility ?? []), ...inGroups])] : inGroups;
   const gone = (audit.missing ?? [])
-    .filter((m) => COVERS[id].includes(m.panel))
+    .filter((m) => covers.includes(m.panel))
     .map((m) => missing("Missing:", m.reason));
-  const table = numbersTable(audit, keys, `${text}: numbers of ${modelName(audit.model)}`);
-  const content = [...gone, ...body().filter(Boolean)];
+  const table = numbersTable(audit, keys, `${title}: numbers of ${modelName(audit.model)}`);
+  const content = [...gone, ...body(audit).filter(Boolean)];
   if (!content.length && !table) content.push(missing("Nothing here.", "no run in this report measured it"));
   return el(
     "section.panel",
     { id: `panel-${id}` },
-    el("h2", { tabindex: "-1" }, text),
+    el("h2", { tabindex: "-1" }, title),
     ...content,
     table,
     table && el("div.table-tools", {}, ...saveButtons(`${id}_${audit.model}`, () => sheet(audit, keys))),

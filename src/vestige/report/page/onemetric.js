@@ -223,7 +223,7 @@ function beforeAfter(view, metric, what) {
 function points(view, m, what) {
   const c = colours();
   const found = view.now.get(m.key);
-  const own_ = found.each.filter((s) => isNumber(s.before) && isNumber(s[what]));
+  const measured = found.each.filter((s) => isNumber(s.before) && isNumber(s[what]));
   const retain = view.meta.states[m.key].retain;
   const dots = (items, name, marker) => ({
     type: "scatter",
@@ -235,7 +235,7 @@ function points(view, m, what) {
     text: items.map((s) => lines(s.model, `before ${fmt(s.before)}, after ${fmt(s[what])}`, s.why)),
     hoverinfo: "text",
   });
-  const values = own_.flatMap((s) => [s.before, s[what]]);
+  const values = measured.flatMap((s) => [s.before, s[what]]);
   const [lo, hi] = [values.reduce((a, b) => Math.min(a, b), 0), values.reduce((a, b) => Math.max(a, b), 0)];
   const line = (shift, name, dash) => ({
     type: "scatter",
@@ -251,12 +251,12 @@ function points(view, m, what) {
     line(0, "y = x", "solid"),
     known && what === "relearning" ? line(retain[what] - retain.before, "as the retain model", "dot") : null,
     dots(
-      own_.filter((s) => s.why),
+      measured.filter((s) => s.why),
       "left out",
       { color: c.grey, size: 6, opacity: 0.35, symbol: "circle-open" },
     ),
     dots(
-      own_.filter((s) => !s.why),
+      measured.filter((s) => !s.why),
       "kept",
       { color: c.blue, size: 8, opacity: 0.85 },
     ),

@@ -20,9 +20,9 @@ export function getNumber(key, otherwise) {
 /** Writes values into the address; null removes one, a list repeats its key. `push` makes a step for the back button. */
 export function set(values, push = false) {
   for (const [key, value] of Object.entries(values)) write(current, key, value);
-  const address = `#${current}`;
-  if (push) history.pushState(null, "", address);
-  else history.replaceState(null, "", address);
+  const hash = `#${current}`;
+  if (push) history.pushState(null, "", hash);
+  else history.replaceState(null, "", hash);
 }
 
 function write(params, key, value) {

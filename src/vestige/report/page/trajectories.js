@@ -173,7 +173,7 @@ function heats(all) {
 const plainLabel = (h) => `${h.i}: ${h.question}`.slice(0, 60);
 
 function heat(h, id) {
-  const build = () => ({
+  const picture = () => ({
     ...heatTraces(h),
     note: "diamonds: the step at which a token was fixed; hollow: fixed to a wrong token",
     says: `${h.tokens.length} tokens by ${h.steps.length} steps.`,
@@ -184,7 +184,7 @@ function heat(h, id) {
     name: `denoising_${id}_${h.i}`,
     title: "Log-probability of each right token at each step",
     height: Math.min(900, 130 + 26 * h.tokens.length),
-    build,
+    build: picture,
     sheet: () => ({ columns: ["position", "token", "step", "log-probability", "fixed at"], rows: rows() }),
   });
 }

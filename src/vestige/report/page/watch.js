@@ -1,4 +1,4 @@
-// Served by `vestige view`, the page asks now and then whether the report was made anew. From a file it never asks.
+// Served by `vestige view`, the page asks now and then whether the report was rebuilt. From a file it never asks.
 
 const EVERY = 3000; // ms
 const SHOWN = document.documentElement.dataset.live; // the version this page was made of; empty in a file

@@ -30,7 +30,7 @@ def wants_answers(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
 
 
 def stats_of(inputs: Inputs, example: Example) -> TokenStats | None:
-    """The evidence for one answer in this dialect's token set; None when there is no token to score."""
+    """The evidence for one answer in this dialect's token set; None without a token to score."""
     if example.target is None:
         return None
     t = inputs.evidence.answers[example.target.key]
@@ -45,7 +45,7 @@ def clean(value: Any) -> float | None:
 
 
 def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
-    """One entry a row; with several answers a row, each field is the list over answers."""
+    """One entry per row; with several answers per row, each field is the list over answers."""
     out: dict[str, Value] = {}
     for row in rows.examples:
         values = [value(e) for e in row]

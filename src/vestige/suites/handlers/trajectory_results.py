@@ -38,7 +38,7 @@ def protocol(config: TrajectoryConfig) -> dict[str, Any]:
 
 
 class Results:
-    """Curves in the making: view -> trajectory -> metric -> a score a step."""
+    """Curves in the making: view -> trajectory -> metric -> one score per step."""
 
     def __init__(self, inputs: Inputs, run: TrajectoryRun) -> None:
         self.inputs = inputs
@@ -89,7 +89,7 @@ class Results:
         return summary(found)
 
     def _several_retain(self) -> list[str]:
-        """One number gets a range over retain models; curves do not, and whoever gave several is told."""
+        """One number gets a range over retain models; curves do not, and a note says so when several were given."""
         more = sum(len(r.others) for r in self.inputs.spec.references)
         return [f"compared with the first of {more + 1} retain runs given"] if more else []
 
@@ -107,7 +107,7 @@ class Results:
     def _distribution(self, steps: list[dict[str, Score]], metric: str) -> dict[str, list[float | None]]:
         by_step = [self._values(s, metric) for s in steps]
         if not by_step or not by_step[0]:
-            return {}  # one number a step: nothing is spread
+            return {}  # one number per step: nothing is spread
         table = [extend([b.get(i) for b in by_step], len(steps)) for i in by_step[0]]
         return {k: _numbers(v) for k, v in distribution(np.asarray(table, float)).items()}
 
@@ -131,7 +131,7 @@ class Results:
         return {m: all_steps[0][m].reason for m in top if all(s[m].agg_value is None for s in all_steps)}
 
     def _said(self, top: Iterable[str]) -> list[str]:
-        """What a metric notes at every step: that there was no retain model to compare with, rows left out."""
+        """What a metric notes at every step: that a retain model to compare with was missing, rows left out."""
         all_steps = [s for by_t in self.scores.values() for steps in by_t.values() for s in steps]
         return [f"{m}: {n}" for m in top for n in all_steps[0][m].notes if all(n in s[m].notes for s in all_steps)]
 

@@ -1,6 +1,6 @@
 """Faults injected into every long command, and what came of them after a restart.
 
-    python bench/faults.py --faults 200 --seed 0          # prints the table; exit status 1 on any loss or silent error
+    python tools/faults.py --faults 200 --seed 0          # prints the table; exit status 1 on any loss or silent error
 
 `--capabilities eval,depth` strikes only these; `--log FILE` keeps a line of JSON for every fault; `--table FILE...`
 prints the table of such files and strikes nothing. The kit is tests/fault_*.py.

@@ -1,6 +1,6 @@
 """Depth on a real model of which we know what it knows and where: SmolLM2-135M and a few authors of TOFU's forget10.
 
-    python bench/depth_smollm2.py MODEL_DIR forget10_filtered.json OUT [--authors 2] [--steps 60]
+    python tools/depth_smollm2.py MODEL_DIR forget10_filtered.json OUT [--authors 2] [--steps 60]
 
 `retain` is the model as it comes (bench/smollm2.py fetches it). `full` has learned the authors' answers in its last
 eight blocks and nowhere else. Two models are made from it: `suppressed` was driven away from the answers by gradient
@@ -26,7 +26,7 @@ from vestige.models.load import ModelArgs, load_model
 
 LEARNING, SUPPRESSING = 8, 2  # blocks that are trained, from the top
 KEPT = 0.2  # how much of every change `faded` keeps
-FAR = 6.0  # nats a token: suppression stops when answers are this unlikely
+FAR = 6.0  # nats per token: suppression stops when answers are this unlikely
 
 
 def batches(rows: Sequence[dict[str, Any]], tokenizer: Any, size: int, steps: int) -> Any:

@@ -1,4 +1,4 @@
-"""Small faults for the functions of one file, as changed code objects: what bench/mutation.py puts in.
+"""Small faults for the functions of one file, as changed code objects: what tools/mutation.py puts in.
 
     units(tree)   the functions, methods and table lambdas of a module
     mutants(path) every fault in every unit: an operator, a number, a branch, a default, min for max

@@ -1,8 +1,8 @@
 """Fuzzing campaigns over every reader of other people's files, by coverage (atheris) or by properties (hypothesis).
 
-    python bench/fuzz.py --engine hypothesis --minutes 30 --out /tmp/fuzz
-    python bench/fuzz.py --engine atheris --minutes 30 --out /tmp/fuzz      (needs: pip install atheris)
-    python bench/fuzz.py --replay /tmp/fuzz                                 (the inputs found, once more)
+    python tools/fuzz.py --engine hypothesis --minutes 30 --out /tmp/fuzz
+    python tools/fuzz.py --engine atheris --minutes 30 --out /tmp/fuzz      (needs: pip install atheris)
+    python tools/fuzz.py --replay /tmp/fuzz                                 (the inputs found, once more)
 
 The targets are those of tests/fuzz_targets.py. They run in one process beside this one: if it dies,
 that is a finding too, and a new one goes on. Inputs that found something are saved in OUT/found, the corpus in
@@ -195,7 +195,7 @@ def with_atheris(args: argparse.Namespace) -> int:
 
 
 def mutator(targets: list[Any], seeds: list[list[bytes]]) -> Any:
-    """Changes what libFuzzer chose, mostly as a tree. One in five begins anew, so that no target is forgotten."""
+    """Changes what libFuzzer chose, mostly as a tree. One in five starts over, so that no target is forgotten."""
     import atheris
 
     from fuzz_inputs import mutated

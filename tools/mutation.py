@@ -1,6 +1,6 @@
 """Are the tests of metrics/ and compare/ able to fail? Small faults are put into the formulas, one at a time.
 
-    python bench/mutation.py [--module memorisation] [--workers 2] [--out FILE]
+    python tools/mutation.py [--module memorisation] [--workers 2] [--out FILE]
 
     baseline: every quick test once, noting which statements it runs and what it costs
     mutant:   a forked child puts one fault in and runs the tests that reach its statement, quickest first
@@ -109,7 +109,7 @@ class Bench:
         return "skipped" if any(r.skipped for r in reports) else ""
 
     def renew(self, item: Any) -> None:
-        """Random numbers of a test module start anew, and doctests (which clear their names) get theirs back."""
+        """Random numbers of a test module start over, and doctests (which clear their names) get theirs back."""
         if hasattr(item, "dtest"):
             item.dtest.globs.update(self.names.setdefault(item.nodeid, dict(item.dtest.globs)))
         for generator, state in self.generators.get(item.path, ()):
@@ -259,7 +259,7 @@ def main() -> int:
         sys.exit(f"No such module: {', '.join(args.module)}")
     out = Path(args.out).resolve() if args.out else None
     with os.fdopen(os.dup(1), "w") as report, Path(os.devnull).open("w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)  # tests write to 1 and 2; what is said here goes to where 1 led before
+        os.dup2(nowhere.fileno(), 1)  # tests write to 1 and 2; what this program prints goes to where 1 led before
         os.dup2(nowhere.fileno(), 2)
         bench = Bench(files, args.workers, report, out)
         options = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:warnings", f"--rootdir={ROOT}"]

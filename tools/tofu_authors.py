@@ -1,6 +1,6 @@
 """A few authors cut out of TOFU, as a folder that every verb takes with --data.
 
-    python bench/tofu_authors.py TOFU DIR [--forget 2] [--retain 2] [--holdout 2] [--rows 20] [--entities FILE]
+    python tools/tofu_authors.py TOFU DIR [--forget 2] [--retain 2] [--holdout 2] [--rows 20] [--entities FILE]
 
 TOFU is the hub id locuslab/TOFU, or a folder with its files (forget10_perturbed.json, retain_perturbed.json, ...). An
 author has 20 rows, and authors stand one after the other; --rows keeps the first of each. The first authors of

@@ -1,6 +1,6 @@
 """Known vulnerabilities among the pinned versions, by pip-audit. Never fails a build; always says what it could not do.
 
-python bench/audit.py    reads constraints.txt; needs pip-audit and its advisory service
+python tools/audit.py    reads constraints.txt; needs pip-audit and its advisory service
 """
 
 from __future__ import annotations

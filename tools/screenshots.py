@@ -1,6 +1,6 @@
 """Pictures of every view, light and dark, on a desktop and on a phone; and the README's picture of a report.
 
-    python bench/screenshots.py REPORT.json OUT [--readme docs/report.png]
+    python tools/screenshots.py REPORT.json OUT [--readme docs/report.png]
 
 The pictures are for looking at: does anything overlap, is anything cut off, is the answer in the first screen?
 """
@@ -76,7 +76,7 @@ def main() -> None:
     ask.add_argument("--readme", type=Path)
     args = ask.parse_args()
     if why_not():
-        sys.exit(f"bench/screenshots.py needs a browser: {why_not()}.")
+        sys.exit(f"tools/screenshots.py needs a browser: {why_not()}.")
     report = json.loads(args.report.read_text("utf-8"))
     with tempfile.TemporaryDirectory() as place, browser() as running:
         file = Path(place) / "index.html"

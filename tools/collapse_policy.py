@@ -1,6 +1,6 @@
 """A policy that collapses, built so that its log-probabilities are known: the picture in docs/collapse.md.
 
-    python bench/collapse_policy.py docs/collapse.png
+    python tools/collapse_policy.py docs/collapse.png
 
 At each step the policy answers its own question with the lab's model, or, with a growing probability, the same fixed
 question whatever it was asked. That is a mixture of two models over whole sequences, so the probability of a token is

@@ -1,9 +1,9 @@
 """The commands of docs/real_model.md, run one after the other, with what each costs and the table that the page shows.
 
-    python bench/real_model.py BASE_MODEL DIR OUT [--steps 1,2] [--write]
+    python tools/real_model.py BASE_MODEL DIR OUT [--steps 1,2] [--write]
 
 BASE_MODEL is SmolLM2-135M-Instruct (bench/smollm2.py fetches it), DIR the folder of a few authors that
-bench/tofu_authors.py cuts out of TOFU. The commands are read from the page, so the two cannot drift apart. They run in
+tools/tofu_authors.py cuts out of TOFU. The commands are read from the page, so the two cannot drift apart. They run in
 OUT, where each leaves its output and its times in steps/; a step that is done is not done again. --write puts
 the tables and the picture into the page.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from vestige.show.tables import number, table
 
 PAGE = Path(__file__).parent.parent / "docs" / "real_model.md"
-MARK = "<!-- not run: a real model; bench/real_model.py runs these -->"
+MARK = "<!-- not run: a real model; tools/real_model.py runs these -->"
 MODELS = ("full", "retain", "npo")
 SHOWN = (
     "forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_truth_ratio", "forget_quality", "privleak",
@@ -77,7 +77,7 @@ def step(number_: int, words: Sequence[str], out: Path) -> dict[str, Any]:
 
 
 def results(out: Path) -> str:
-    """One column a model: its evaluation, its depth score, and what relearning brings back."""
+    """One column per model: its evaluation, its depth score, and what relearning brings back."""
     runs = {name: _read(out / "saves" / "eval" / name / "TOFU_EVAL.json") for name in MODELS}
     lines = [[metric, *(number(_value(runs[name], metric)) for name in MODELS)] for metric in SHOWN]
     depth = _read(out / "saves" / "depth" / "summary.json")

@@ -1,6 +1,6 @@
 """Writes docs/parity.md: every golden value beside ours, how many, and the worst difference.
 
-python bench/parity.py            runs the golden cases (about a minute) and rewrites the page
+python tools/parity.py            runs the golden cases (about a minute) and rewrites the page
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def run_case(args: list[str]) -> None:
 def page(rows: list[tuple[str, dict[str, Any]]], differences: str) -> str:
     head = [
         "# Parity", "",
-        "This page is written by `bench/parity.py` from the golden tests. Do not edit it by hand.", "",
+        "This page is written by `tools/parity.py` from the golden tests. Do not edit it by hand.", "",
         f"**Produced by** {PRODUCED}.", "**Reproduced with** the versions in `constraints.txt`, dialect `open-unlearning`.", "",
         "| case | numbers | texts and nulls | unequal texts | worst absolute difference | in |", "|---|---|---|---|---|---|",
     ]  # fmt: skip

@@ -1,6 +1,6 @@
 """Follows a page of the documentation word for word: every bash block, in one shell, from the top, with times.
 
-    python bench/tutorial.py [--page docs/tutorial.md] [--skip-install]
+    python tools/tutorial.py [--page docs/tutorial.md] [--skip-install]
 
 Run it in a fresh clone. It stops at the first command that fails and says which. `--skip-install` leaves out the first
 block, for a clone in which `make demo` was run before.
@@ -20,7 +20,7 @@ BLOCK = re.compile(r"^```bash\n(.*?)^```$", re.M | re.S)
 
 
 def commands(block: str) -> list[str]:
-    """One command a line; a backslash continues it."""
+    """One command per line; a backslash continues it."""
     return [line for line in block.replace("\\\n", " ").splitlines() if line.strip()]
 
 

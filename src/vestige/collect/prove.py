@@ -1,0 +1,53 @@
+"""What scoring already shows of a greedy text, so that it need not be decoded.
+
+Teacher forcing gives the model's first choice at every position of an answer. As long as those choices are the answer's
+own tokens, greedy decoding would have read exactly this prefix, so it would choose the same; the first choice that
+differs is still its next token. For a model that recites, this is most of the text.
+
+In: requests, and the answers that were scored with their TokenStats. Out: for each request the tokens it begins with.
+Caller: engine/obtain.py, which hands them to collect/texts.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from vestige.types import BROKEN, Target, TokenStats
+from vestige.wants import Request
+
+
+def prove(
+    requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
+) -> dict[str, list[int]]:
+    """For each greedy request, the tokens teacher forcing has shown (the first miss included).
+
+    Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
+    asks only for requests without a repetition penalty, which would change the choices.
+    """
+    by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
+    for target, seen in known:
+        if all(h == len(target.ids) - 1 for h in target.hidden):  # the last token is not an input: it may be hidden
+            entry = (target.labels, seen.top1.tolist())
+            by_prompt.setdefault(target.ids[: target.start], []).append(entry)
+    out = {}
+    for request in requests:
+        if request.decoding.greedy and not request.prompt.hidden:
+            answers = by_prompt.get(request.prompt.ids, [])
+            out[request.key] = _walk(answers, request.decoding.max_new_tokens, eos)
+    return out
+
+
+def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:
+    """Follows the model's first choices through the answers that agree with them so far."""
+    out: list[int] = []
+    while answers and len(out) < limit:
+        choice = answers[0][1][len(out)]  # all remaining answers share this prefix, so they share the choice
+        if choice == BROKEN:  # decoding will find the same, and say so
+            break
+        out.append(choice)
+        if choice in eos:
+            break
+        # Of several answers (paraphrases, wrong ones) those remain that wrote what the model chose: one may go on where
+        # another parts from it.
+        answers = [a for a in answers if len(a[0]) > len(out) and a[0][len(out) - 1] == choice]
+    return out

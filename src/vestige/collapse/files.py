@@ -118,7 +118,7 @@ def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
 
 
 def _sizes(s: Sampled) -> dict[str, Any]:
-    """Rows a prompt (K), as a histogram, and reasoning lengths."""
+    """Rows per prompt (K), as a histogram, and reasoning lengths."""
     _, rows = np.unique(s.cross.own_prompt, return_counts=True)
     sizes, times = np.unique(rows, return_counts=True)
     return {

@@ -67,7 +67,7 @@ def _nothing_outside(path: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Kind:
-    """How one kind of run is read. None, or nothing: there is no such thing in runs of this kind."""
+    """How one kind of run is read. None, or nothing: runs of this kind have no such thing."""
 
     name: str
     check: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # its numbers, computed again

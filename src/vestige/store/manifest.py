@@ -33,7 +33,7 @@ def write_manifest(directory: Path, kind: str, config: Mapping[str, Any], **fact
 
 
 def kind_in(directory: Path) -> str | None:
-    """The kind that a manifest states. None: there is no manifest, it cannot be read, or it is older than kinds."""
+    """The kind that a manifest states. None: the manifest is missing, cannot be read, or is older than kinds."""
     try:
         found = read_json(directory / NAME)
     except (OSError, ValueError, UserError):

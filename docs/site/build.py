@@ -100,7 +100,7 @@ def contents(pages: dict[str, Path]) -> str:
 def reference() -> str:
     """One section per module: its docstring, then its public functions and classes."""
     parts = [
-        "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.Result`, ...) "
+        "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.Result`) "
         "are the stable interface; the rest may move between releases.\n"
     ]
     first = SOURCE / "engine" / "api.py"  # what most people call

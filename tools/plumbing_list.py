@@ -134,7 +134,8 @@ fault("our way of collecting left out", "sweep/keys.py", "return json.dumps(COLL
       'return ""', STALE + "test_sweep[our way to score answers]")
 fault("the version of a foreign harness left out", "sweep/keys.py",
       "return f\"lm_eval={library('lm_eval')}\" if ask.get(\"tasks\") else \"\"", 'return ""', HAND)
-fault("what a plug-in imports left out", "sweep/keys.py", "for name in _imports(file):", "for name in ():",
+fault("what a plug-in imports left out", "integrations/plugin_files.py",
+      "for name in _imports(file):", "for name in ():",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
 fault("models that a metric names left out", "sweep/keys.py",
       "out += checkpoint_parts(ModelArgs(path=str(path)))", "pass",

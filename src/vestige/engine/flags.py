@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError
 
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
@@ -59,7 +59,7 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int)
     p.add_argument("--config-name", default="eval.yaml", help=argparse.SUPPRESS)
     p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
-    p.add_argument("--plugin", action="append", default=[], metavar="FILE", help="Python file with your own metrics")
+    plugin_flag(p)
     p.add_argument("-m", "--multirun", action="store_true", help="comma lists in overrides make several runs")
     p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
     p.add_argument("--quiet", action="store_true", help="no progress bars")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 ROWS = 400
@@ -62,7 +63,7 @@ def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES
     p.add_argument("--full", action="append", default=[], metavar="NAME", help="the model that knows (name or path)")
     p.add_argument("--retain", action="append", default=[], metavar="NAME", help="the model that never knew")
     p.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"examples kept of a split (default: {ROWS})")
-    p.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(p)
 
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from vestige.metrics.cards import CARDS, Card
 from vestige.metrics.dialects import Dialect
 from vestige.types import Rows, Score, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, Wants
@@ -92,13 +93,18 @@ def canonical(name: str) -> str:
 
 
 def handler(
-    name: str, wants: WantsOf = no_wants, classify: Callable[[Inputs], list[ClassifierWant]] | None = None
+    name: str,
+    wants: WantsOf = no_wants,
+    classify: Callable[[Inputs], list[ClassifierWant]] | None = None,
+    card: Card | None = None,
 ) -> Callable[[Callable[[Inputs], Score]], Callable[[Inputs], Score]]:
-    """Registers a scoring function. It stays a plain function of its inputs."""
+    """Registers a scoring function, and the card that says what it means. It stays a plain function of its inputs."""
 
     def register(function: Callable[[Inputs], Score]) -> Callable[[Inputs], Score]:
         doc = (function.__doc__ or "").strip().splitlines()
         HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "")
+        if card is not None:
+            CARDS[name] = card
         return function
 
     return register

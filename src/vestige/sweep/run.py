@@ -156,6 +156,7 @@ def collect(plan: Plan) -> dict[str, Any]:
             results[suite][name] = _numbers(task) if done else None
     attacks = {a.name: a.to_json() for a in plan.attacks}
     plan_json = {"models": {m.name: m.path for m in plan.models}, "attacks": attacks, "retain": plan.retain}
+    plan_json |= {"attack_facts": {a.name: a.record.facts() for a in plan.attacks}} if attacks else {}
     return {"plan": {**plan_json, "suites": dict(plan.suites)}, "tasks": rows, "results": results}
 
 

@@ -23,6 +23,7 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import make_template, model_args
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.integrations.plugin_files import plugin_digests
 from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
 from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.schema import misfit
@@ -84,13 +85,14 @@ class TrainConfig:
     overwrite: bool
     best: Mapping[str, float] | None
     evaluation: RunConfig | None = None  # what to measure after each epoch
+    plugins: tuple[str, ...] = ()
 
     @property
     def method(self) -> str | None:
         return None if self.handler == FINETUNE else self.handler
 
     def describe(self) -> dict[str, Any]:
-        hidden = ("evaluation", "progress", "overwrite", "output_dir")
+        hidden = ("evaluation", "progress", "overwrite", "output_dir", *(() if self.plugins else ("plugins",)))
         return {k: v for k, v in vars(self).items() if k not in hidden}
 
 
@@ -106,6 +108,7 @@ def compose_training(
     config_name: str,
     config_dir: Path | None = None,
     evaluating: bool | None = None,
+    plugins: Sequence[str] = (),
 ) -> TrainConfig:
     """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says."""
     from omegaconf import OmegaConf
@@ -128,7 +131,7 @@ def compose_training(
     args = trainer.get("args") or {}
     if evaluating is None:
         evaluating = str(args.get("eval_strategy", "no")) == "epoch"
-    evaluation = _evaluation(overrides, config_name, config_dir, evaluate) if evaluating else None
+    evaluation = _evaluation(overrides, config_name, config_dir, evaluate, plugins) if evaluating else None
     data = dict(parts["data"] or {})
     return TrainConfig(
         mode=mode,
@@ -147,6 +150,7 @@ def compose_training(
         local=data.get("local") or {},
         best=evaluate.get("best"),
         evaluation=evaluation,
+        plugins=tuple(plugins),
         **flags,
     )
 
@@ -162,11 +166,15 @@ def _plain(cfg: Any, key: str) -> Any:
 
 
 def _evaluation(
-    overrides: Sequence[str], config_name: str, config_dir: Path | None, evaluate: Mapping[str, Any]
+    overrides: Sequence[str],
+    config_name: str,
+    config_dir: Path | None,
+    evaluate: Mapping[str, Any],
+    plugins: Sequence[str],
 ) -> RunConfig:
     metrics, best = evaluate.get("metrics"), evaluate.get("best")
     wanted = [*(metrics or []), *(m for m in (best or {}) if metrics and m not in metrics)]
-    run = compose_runs(overrides, config_name, config_dir, wanted or None)[0]
+    run = compose_runs(overrides, config_name, config_dir, wanted or None, plugins)[0]
     if not isinstance(run, RunConfig):
         raise UserError("Evaluation while training takes a suite of metrics (eval=tofu), not a harness of tasks.")
     for name in best or {}:
@@ -236,6 +244,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "best": diary.best,
             "seconds": round(time.perf_counter() - started, 2),
             "versions": versions(),
+            **({"plugins": plugin_digests(config.plugins)} if config.plugins else {}),
             "notes": [*notes, *trained.notes],
         }
         record = masked(record)

@@ -342,13 +342,13 @@ def test_weights_replaced_after_the_last_batch(
 ) -> None:
     from vestige.engine import evaluate
 
-    world, real = worlds("model"), evaluate.score_suite
+    world, real = worlds("model"), evaluate.Scoring.score_all
 
     def late(*args: Any) -> Any:
         one_weight(world.model / "model.safetensors")
         return real(*args)
 
-    monkeypatch.setattr(evaluate, "score_suite", late)
+    monkeypatch.setattr(evaluate.Scoring, "score_all", late)
     assert main(world.eval_words(world.place / "new")) == 2
     assert "changed while it was being evaluated" in capsys.readouterr().err
     assert not list((world.place / "new").rglob("*EVAL.json"))

@@ -357,3 +357,25 @@ def test_a_model_that_the_shared_way_does_not_fit(tmp_path: Path, monkeypatch: p
     with np.load(tmp_path / "fast" / "cross.npz") as a, np.load(tmp_path / "plain" / "cross.npz") as b:
         assert set(a.files) == set(b.files)
         assert all(np.allclose(a[name], b[name], atol=1e-3) for name in a.files)
+
+
+def test_evidence_of_a_model_in_memory_is_checked(tmp_path: Path) -> None:
+    """A few pairs are scored again: a model that still says the same is not asked for the rest, a hooked one is."""
+    from staleness_tools import hooked
+    from vestige.collapse.run import measure
+
+    file, model, out = write(tmp_path / "r.jsonl", turn_rows()), tiny(), tmp_path / "o"
+    settings = CollapseSettings(resamples=20)
+
+    def run() -> Any:
+        return measure(file, model, tokenizer(), out, settings)
+
+    first = run()
+    again = run()
+    label = "collapse_first_turn_sample/mi_seq_estimate"
+    assert again.metrics[1][label] == first.metrics[1][label]
+    assert any("evidence of an earlier call was reused (cross)" in note for note in again.notes)
+    hooked(model)
+    after = run()
+    assert any("was not reused (cross)" in note for note in after.notes)
+    assert abs(after.metrics[1][label] - first.metrics[1][label]) > 1e-3

@@ -202,6 +202,20 @@ def test_compare_shows_runs_of_any_kind_side_by_side(runs: dict[str, Path], caps
     assert "is a depth run, not an evaluation" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("kind", "file"),
+    [("depth", "summary.json"), ("collapse", "metrics.json"), ("stress", "stress.json"), ("train", "training.json")],
+)
+@pytest.mark.parametrize("text", ["[]", "{", '{"evals": [{}], "steps": 3, "rows": {}, "avg_uds": "x"}'])
+def test_damaged_files_are_named(
+    kind: str, file: str, text: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Path(shutil.copytree(runs[kind], tmp_path / kind))
+    (run / file).write_text(text)
+    assert main(["compare", str(run), str(runs[kind])]) == 2
+    assert f"{run / file} is damaged" in capsys.readouterr().err
+
+
 def test_a_directory_of_another_kind_is_not_written_over(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

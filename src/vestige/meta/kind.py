@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from vestige.engine.kinds import Gathered, Kind, Reader
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
@@ -59,10 +59,14 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
             yield from in_file(path / name, read)
 
 
+class _Overall(TypedDict, total=False):
+    overall: dict[str, float | None] | None
+
+
 def _values(path: Path) -> dict[str, Any]:
     """The overall figure of each metric on the bench."""
     file = path / META_EVAL
-    return dict(read_ours(file, dict[str, Any]).get("overall") or {}) if file.is_file() else {}
+    return dict(read_ours(file, _Overall).get("overall") or {}) if file.is_file() else {}
 
 
 ELSEWHERE = "its answers are made of files outside it; pack those runs, and run `vestige meta` on them again"

@@ -115,7 +115,8 @@ def collapse(ask: Ask) -> Report:
         )
     if ask.out is not None:
         files = {f"the file {n + 1}": path for n, path in enumerate(ask.files)}
-        models = {f"--model ({n + 1})": path for n, path in enumerate(ask.models)}
+        paths = enumerate(ask.models)
+        models = {f"--model ({n + 1})": path for n, path in paths if not isinstance(path, LoadedModel)}
         keep_apart(ask.out, {**files, **models, "the means": ask.ema}, [*RESULTS, EVIDENCE])
     with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
         return _collapse(ask)

@@ -26,12 +26,14 @@ from conftest import LAB
 from vestige.cli import main, parser
 from vestige.data.datasets import DATASETS
 from vestige.data.rows import READERS
+from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.registry import METRICS
-from vestige.models.diffusion import FAMILIES
+from vestige.models.families import FAMILIES
+from vestige.stress.registry import ATTACKS
 from vestige.stress.run import BUDGETS
 from vestige.suites.registry import HANDLERS
-from vestige.sweep.tasks import ATTACKS
+from vestige.unlearn.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -90,7 +92,7 @@ def run_bash(block: Block) -> None:
 @contextmanager
 def registries_kept() -> Iterator[None]:
     """What plug-ins of the examples register does not outlive the page."""
-    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS, ATTACKS)
+    dicts: tuple[dict[str, Any], ...] = (HANDLERS, CARDS, DATASETS, METRICS, READERS, ATTACKS, METHODS)
     kept, families = [(d, dict(d)) for d in dicts], list(FAMILIES)
     try:
         yield

@@ -30,8 +30,7 @@ from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.registry import METRICS
 from vestige.models.families import FAMILIES
-from vestige.stress.registry import ATTACKS
-from vestige.stress.run import BUDGETS
+from vestige.stress.registry import ATTACKS, OURS
 from vestige.suites.registry import HANDLERS
 from vestige.unlearn.methods import METHODS
 
@@ -218,7 +217,7 @@ def test_the_readme_names_what_there_is() -> None:
     there = {
         "benchmarks": {p.stem for p in (configs / "eval").glob("*.yaml")} - {"trajectory_test"},  # only a quick look
         "methods": {p.stem for p in (configs / "trainer").glob("*.yaml")} - {"finetune"},
-        "attacks": set(BUDGETS),
+        "attacks": set(OURS),
         "definitions": set(DIALECTS),
     }
     for row, names in there.items():

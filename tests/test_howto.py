@@ -16,7 +16,12 @@ from vestige.cli import main
 
 PAGE = ROOT / "docs" / "howto.md"
 ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model family": "configs/model/tagged.yaml"}
-ADDED |= {"loader": "cards.py", "attack": "noise.py", "page panel": "src/vestige/report/page/lengths.js"}
+ADDED |= {
+    "loader": "cards.py",
+    "attack": "noise.py",
+    "method": "bounded.py",
+    "page panel": "src/vestige/report/page/lengths.js",
+}
 
 
 @pytest.mark.parametrize("what", ADDED)
@@ -71,6 +76,10 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
     assert 0 < summary(made / "cards")["forget_Prob"] < 1
     before, after = (summary(sweep / name)["forget_Q_A_Prob"] for name in ("unlearned", "unlearned+noise"))
     assert before != after
+    stressed = json.loads((made.parent / "stress" / "noise" / "stress.json").read_text())
+    assert [row["budget"] for row in stressed["rows"]] == [None, 0.1, 0.5]
+    trained = json.loads((made.parent / "unlearn" / "bounded" / "training.json").read_text())
+    assert trained["settings"]["method"] == "bounded_ascent" and trained["config"]["method_args"] == {"bound": 2.0}
     # The same rows behind other prompts.
     prompts = [json.loads((made / name / "manifest.json").read_text())["prompt"] for name in ("birds", "tagged")]
     assert prompts[0] != prompts[1] and "Q: " in str(prompts[1])
@@ -78,10 +87,15 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
 
 
 def test_a_new_diffusion_family_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vestige.models import diffusion
+    from vestige.models import diffusion, families
 
     monkeypatch.setattr(diffusion, "FAMILIES", list(diffusion.FAMILIES))
+    monkeypatch.setattr(families, "FAMILIES", list(families.FAMILIES))
     config = {"model_type": "modernbert-diffusion", "architectures": ["Something"]}
     assert diffusion.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
-    diffusion.FAMILIES.insert(0, ("modernbert-diffusion", "masked"))
-    assert diffusion.diffusion_kind(config) == "masked"
+    families.register_family(families.Family("ModernBERT", words=("modernbert-diffusion",), kind="masked"))
+    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)
+    families.FAMILIES[:] = families.OURS
+    assert diffusion.diffusion_kind(config) == "other" and not diffusion.plugged_family(config)
+    diffusion.FAMILIES.insert(0, ("modernbert-diffusion", "masked"))  # as plug-ins from before records have it
+    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)

@@ -19,7 +19,11 @@ ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model
 ADDED |= {
     "loader": "cards.py",
     "attack": "noise.py",
+<<<<<<< HEAD
     "method": "hinge.py",
+=======
+    "method": "bounded.py",
+>>>>>>> wt-cards
     "page panel": "src/vestige/report/page/lengths.js",
 }
 
@@ -76,12 +80,17 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
     assert 0 < summary(made / "cards")["forget_Prob"] < 1
     before, after = (summary(sweep / name)["forget_Q_A_Prob"] for name in ("unlearned", "unlearned+noise"))
     assert before != after
+    stressed = json.loads((made.parent / "stress" / "noise" / "stress.json").read_text())
+    assert [row["budget"] for row in stressed["rows"]] == [None, 0.1, 0.5]
+    trained = json.loads((made.parent / "unlearn" / "bounded" / "training.json").read_text())
+    assert trained["settings"]["method"] == "bounded_ascent" and trained["config"]["method_args"] == {"bound": 2.0}
     # The same rows behind other prompts.
     prompts = [json.loads((made / name / "manifest.json").read_text())["prompt"] for name in ("birds", "tagged")]
     assert prompts[0] != prompts[1] and "Q: " in str(prompts[1])
     assert summary(made / "birds")["birds_Prob"] != summary(made / "tagged")["birds_Prob"]
 
 
+<<<<<<< HEAD
 def test_a_new_diffusion_family_is_recognised(tmp_path: Path) -> None:
     from vestige.models import diffusion
 
@@ -105,3 +114,18 @@ def test_a_new_method_makes_a_checkpoint_that_is_not_the_full_model(made: Path) 
     weights = [p / "model.safetensors" for p in (made / "unlearn" / "hinge", LAB / "models" / "full")]
     assert weights[0].read_bytes() != weights[1].read_bytes()
     assert 0 < summary(made / "eval" / "hinge")["forget_Q_A_Prob"] < 1
+=======
+def test_a_new_diffusion_family_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vestige.models import diffusion, families
+
+    monkeypatch.setattr(diffusion, "FAMILIES", list(diffusion.FAMILIES))
+    monkeypatch.setattr(families, "FAMILIES", list(families.FAMILIES))
+    config = {"model_type": "modernbert-diffusion", "architectures": ["Something"]}
+    assert diffusion.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
+    families.register_family(families.Family("ModernBERT", words=("modernbert-diffusion",), kind="masked"))
+    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)
+    families.FAMILIES[:] = families.OURS
+    assert diffusion.diffusion_kind(config) == "other" and not diffusion.plugged_family(config)
+    diffusion.FAMILIES.insert(0, ("modernbert-diffusion", "masked"))  # as plug-ins from before records have it
+    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)
+>>>>>>> wt-cards

@@ -65,7 +65,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
+<<<<<<< HEAD
     """The facts of every attack."""
+=======
+    """What every attack says of itself."""
+>>>>>>> wt-cards
 
     name: str
     does: str  # in one line

@@ -25,21 +25,9 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main, parser
-<<<<<<< HEAD
 from vestige.metrics.dialects import DIALECTS
 from vestige.plugins import ATTACKS, CARDS, DATASETS, FAMILIES, HANDLERS, METHODS, METRICS, READERS
 from vestige.stress.registry import records
-=======
-from vestige.data.datasets import DATASETS
-from vestige.data.rows import READERS
-from vestige.metrics.cards import CARDS
-from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.registry import METRICS
-from vestige.models.families import FAMILIES
-from vestige.stress.registry import ATTACKS, OURS
-from vestige.suites.registry import HANDLERS
-from vestige.unlearn.methods import METHODS
->>>>>>> wt-cards
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -226,11 +214,7 @@ def test_the_readme_names_what_there_is() -> None:
     there = {
         "benchmarks": {p.stem for p in (configs / "eval").glob("*.yaml")} - {"trajectory_test"},  # only a quick look
         "methods": {p.stem for p in (configs / "trainer").glob("*.yaml")} - {"finetune"},
-<<<<<<< HEAD
         "attacks": set(records()),
-=======
-        "attacks": set(OURS),
->>>>>>> wt-cards
         "definitions": set(DIALECTS),
     }
     for row, names in there.items():

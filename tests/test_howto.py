@@ -19,11 +19,7 @@ ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model
 ADDED |= {
     "loader": "cards.py",
     "attack": "noise.py",
-<<<<<<< HEAD
     "method": "hinge.py",
-=======
-    "method": "bounded.py",
->>>>>>> wt-cards
     "page panel": "src/vestige/report/page/lengths.js",
 }
 
@@ -90,7 +86,6 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
     assert summary(made / "birds")["birds_Prob"] != summary(made / "tagged")["birds_Prob"]
 
 
-<<<<<<< HEAD
 def test_a_new_diffusion_family_is_recognised(tmp_path: Path) -> None:
     from vestige.models import diffusion
 
@@ -114,18 +109,3 @@ def test_a_new_method_makes_a_checkpoint_that_is_not_the_full_model(made: Path) 
     weights = [p / "model.safetensors" for p in (made / "unlearn" / "hinge", LAB / "models" / "full")]
     assert weights[0].read_bytes() != weights[1].read_bytes()
     assert 0 < summary(made / "eval" / "hinge")["forget_Q_A_Prob"] < 1
-=======
-def test_a_new_diffusion_family_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vestige.models import diffusion, families
-
-    monkeypatch.setattr(diffusion, "FAMILIES", list(diffusion.FAMILIES))
-    monkeypatch.setattr(families, "FAMILIES", list(families.FAMILIES))
-    config = {"model_type": "modernbert-diffusion", "architectures": ["Something"]}
-    assert diffusion.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
-    families.register_family(families.Family("ModernBERT", words=("modernbert-diffusion",), kind="masked"))
-    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)
-    families.FAMILIES[:] = families.OURS
-    assert diffusion.diffusion_kind(config) == "other" and not diffusion.plugged_family(config)
-    diffusion.FAMILIES.insert(0, ("modernbert-diffusion", "masked"))  # as plug-ins from before records have it
-    assert diffusion.diffusion_kind(config) == "masked" and diffusion.plugged_family(config)
->>>>>>> wt-cards

@@ -65,11 +65,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-<<<<<<< HEAD
     """The facts of every attack."""
-=======
-    """What every attack says of itself."""
->>>>>>> wt-cards
 
     name: str
     does: str  # in one line

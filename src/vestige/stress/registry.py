@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """The facts of every attack."""
+    """The facts that every attack has."""
 
     name: str
     does: str  # in one line

@@ -76,6 +76,10 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
     assert 0 < summary(made / "cards")["forget_Prob"] < 1
     before, after = (summary(sweep / name)["forget_Q_A_Prob"] for name in ("unlearned", "unlearned+noise"))
     assert before != after
+    stressed = json.loads((made.parent / "stress" / "noise" / "stress.json").read_text())
+    assert [row["budget"] for row in stressed["rows"]] == [None, 0.1, 0.5]
+    trained = json.loads((made.parent / "unlearn" / "bounded" / "training.json").read_text())
+    assert trained["settings"]["method"] == "bounded_ascent" and trained["config"]["method_args"] == {"bound": 2.0}
     # The same rows behind other prompts.
     prompts = [json.loads((made / name / "manifest.json").read_text())["prompt"] for name in ("birds", "tagged")]
     assert prompts[0] != prompts[1] and "Q: " in str(prompts[1])

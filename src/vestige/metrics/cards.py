@@ -1,4 +1,4 @@
-"""What is said of a metric handler, on one card: formula, ends, reading, dialect points, panel, example.
+"""What a metric handler means, on one card: formula, ends, reading, dialect points, panel, example.
 
     CARDS   handler -> Card; `vestige explain`, result tables, the report's glossary and meta-evaluation read it
 

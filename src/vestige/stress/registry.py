@@ -65,7 +65,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """What is said of every attack."""
+    """The facts that every attack has."""
 
     name: str
     does: str  # in one line
@@ -105,7 +105,7 @@ class WeightsAttack(Attack):
     check: Callable[[Mapping[str, Any]], None] | None = None  # refuses values that cannot work
     budget: str = ""  # the setting that a budget is
     flags: Callable[[Any, float], Mapping[str, Any]] | None = None  # settings that `vestige stress` has flags for
-    # How the same files are to be read (settings -> flags of an evaluation); then there is no copy to make.
+    # How the same files are to be read (settings -> flags of an evaluation); then no copy is made.
     reads: Callable[[Mapping[str, Any]], dict[str, str]] | None = None
 
     def settings_for(self, ask: Any, budget: float) -> dict[str, Any]:

@@ -292,7 +292,7 @@ def _settings(task: Task) -> dict[str, Any]:
         return {}
     how = {k: v for k, v in task.how.items() if k != "teaching"}
     if task.how.get("quantization"):
-        return how  # there is no copy
+        return how  # no copy was made
     copy = task.ask["unlearned"][0] if task.kind == "depth" else task.ask["model"]
     return {**how, **settings_of(Path(str(copy)), task.how["attack"])}
 

@@ -96,12 +96,14 @@ def test_a_new_diffusion_family_is_recognised(tmp_path: Path) -> None:
 
 def test_a_new_attack_is_measured_beside_its_control(made: Path) -> None:
     found = json.loads((made / "stress" / "noise" / "stress.json").read_text())
-    text = json.dumps(found)
-    assert "noise" in text and "of the weights' deviation" in text
-    assert text.count("forget_Q_A_Prob") >= 2  # the model and the retain model
+    assert [row["budget"] for row in found["rows"]].count(0.1) == 2  # the model and the retain model
+    assert {row["budget"] for row in found["rows"]} == {None, 0.1, 0.5}
+    assert "of the weights' deviation" in json.dumps(found)
 
 
 def test_a_new_method_makes_a_checkpoint_that_is_not_the_full_model(made: Path) -> None:
     weights = [p / "model.safetensors" for p in (made / "unlearn" / "hinge", LAB / "models" / "full")]
     assert weights[0].read_bytes() != weights[1].read_bytes()
+    record = json.loads((made / "unlearn" / "hinge" / "training.json").read_text())
+    assert record["settings"]["method"] == "hinge" and record["config"]["method_args"] == {"ceiling": 3}
     assert 0 < summary(made / "eval" / "hinge")["forget_Q_A_Prob"] < 1

@@ -94,7 +94,7 @@ CASES = [
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
     Case("vestige.engine.prepare:build_rows", "index", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.engine.plan:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.costs.estimate:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.engine.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.load", "key", plain("score", "{copy}")),
     Case("vestige.results.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),

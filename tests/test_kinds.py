@@ -16,10 +16,9 @@ from golden_tools import eval_args
 from staleness_tools import forwards
 from test_collapse_run import turn_rows, write
 from vestige.cli import main
-from vestige.engine import kinds
 from vestige.errors import UserError
 from vestige.report.gather import gather
-from vestige.store import checksums
+from vestige.store import checksums, kinds
 
 MODELS, DATA = LAB / "models", LAB / "data"
 OLD = Path(__file__).parent / "golden" / "old_run"

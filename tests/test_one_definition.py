@@ -290,7 +290,7 @@ MAY = {
     "suites/handlers/trajectory.py": "what cannot be had at a step, with its reason",
     "suites/handlers/trajectory_results.py": "the shape of the published results",
     "engine/statistics.py": "how an interval of a ratio of parents is resampled",
-    "engine/plan.py": "depth scores are planned from two more models",
+    "costs/estimate.py": "depth scores are planned from two more models",
     "engine/evaluate.py": "what a run without retain logs cannot compute",
     "integrations/importers.py": "names in other people's logs",
 }

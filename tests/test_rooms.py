@@ -50,6 +50,7 @@ ARROWS: dict[str, set[str]] = {
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
     "engine": PIPELINE | {"integrations", "show"},
+    "costs": BELOW,
     "depth": BELOW,
     "collapse": BELOW,
     "unlearn": BELOW,
@@ -74,12 +75,25 @@ ARROWS: dict[str, set[str]] = {
         "unlearn",
     },
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no room imports it
-    "__init__": {"engine", "collapse"},
+    "api": {"engine", "integrations", "models", "show"},
+    "__init__": {"api", "collapse"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
 # Rooms that run or hold a model may know torch. The engine only asks it for memory, seeds and speed, and lazily.
-WITH_TORCH = {"models", "collect", "unlearn", "stress", "lab", "integrations", "engine", "depth", "collapse", "sweep"}
+WITH_TORCH = {
+    "models",
+    "collect",
+    "unlearn",
+    "stress",
+    "lab",
+    "integrations",
+    "engine",
+    "costs",
+    "depth",
+    "collapse",
+    "sweep",
+}
 
 
 def modules() -> list[Path]:

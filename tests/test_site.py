@@ -76,7 +76,7 @@ def test_nothing_is_fetched(site: Path) -> None:
 
 def test_the_reference_names_the_interface_and_the_formulas(site: Path) -> None:
     text = (site / "api.html").read_text(encoding="utf-8")
-    assert text.index("vestige.engine.api") < text.index("vestige.collect.answers")
+    assert text.index("vestige.api") < text.index("vestige.collect.answers")
     for name in ("evaluate", "extraction_strength", "TokenStats"):
         assert name in text
 

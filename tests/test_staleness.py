@@ -55,7 +55,7 @@ def run_depth(world: World, out: Path) -> dict[str, Any]:
     return {"results": json.loads((out / "results.json").read_text())}
 
 
-def run_live(world: World, out: Path) -> vestige.engine.api.Result:
+def run_live(world: World, out: Path) -> vestige.api.Result:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model = AutoModelForCausalLM.from_pretrained(world.model)

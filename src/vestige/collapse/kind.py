@@ -1,4 +1,4 @@
-"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See engine/kinds.py."""
+"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See store/kinds.py."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
-from vestige.engine.findings import Finding, compared
-from vestige.engine.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
 from vestige.metrics.collapse_extras import LATER_INTERVALS
 from vestige.metrics.collapse_words import verdict
 from vestige.schema import misfit
 from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import damaged, read_ours, write_bytes, write_json
+from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
+from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.store.lock import writing
 
 # In the order they were computed in: the running means advance with each.

@@ -1,4 +1,4 @@
-"""Depth runs as a kind of run: scored again and checked from their patched evidence. See engine/kinds.py."""
+"""Depth runs as a kind of run: scored again and checked from their patched evidence. See store/kinds.py."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, Again, score_again
-from vestige.engine.findings import Finding, compared
-from vestige.engine.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.errors import UserError
 from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import read_ours, write_json
+from vestige.store.findings import Finding, compared
 from vestige.store.forms import DepthSummary
+from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.store.lock import writing
 
 OLDER = "evidence/{file} is not there (an older run)"

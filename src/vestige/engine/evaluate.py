@@ -1,7 +1,7 @@
 """One evaluation from configuration to files: plan -> collect -> score.
 
 In: a RunConfig (engine/config.py). Out: a run directory (evidence, results, summary, manifest, checksums) and the
-scores. Callers: `vestige eval` through engine/flags.py, the Python interface (engine/api.py), and every room that
+scores. Callers: `vestige eval` through engine/flags.py, the Python interface (api.py), and every room that
 measures a checkpoint: stress, sweep, unlearn, audit, lab. The order is what makes a run resumable: wants are made
 before a model is loaded, evidence is on disk before a score is computed, and the checksums are written last.
 """

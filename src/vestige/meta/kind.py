@@ -1,4 +1,4 @@
-"""Answers of `vestige meta` as a kind of run: made of other runs' numbers, so without evidence. See engine/kinds.py."""
+"""Answers of `vestige meta` as a kind of run: made of other runs' numbers, so without evidence. See store/kinds.py."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.engine.kinds import Gathered, Kind, Reader
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
 from vestige.store.checksums import begin, contents, seal
 from vestige.store.files import read_ours
+from vestige.store.kinds import Gathered, Kind, Reader
 from vestige.store.manifest import NAME, kind_in, write_manifest
 
 WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, NAME)

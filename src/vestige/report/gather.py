@@ -12,7 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.kinds import KINDS, META_FILES, Gathered, kind
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.kind import in_file
@@ -25,6 +24,7 @@ from vestige.schema import misfit
 from vestige.store.checksums import read_seal
 from vestige.store.files import read_json, relative
 from vestige.store.forms import FORMS, Curves, Spreads
+from vestige.store.kinds import KINDS, META_FILES, Gathered, kind
 
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}

@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from vestige.compare import bootstrap
-from vestige.engine import kinds
 from vestige.engine.references import data_fingerprints, difference, load_references, read_scores, result_file
 from vestige.engine.scores import family, references_of
 from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
@@ -22,6 +21,7 @@ from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.show.tables import comparison, number, table
+from vestige.store import kinds
 from vestige.store.archive import moved
 from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec

@@ -86,8 +86,8 @@ def _value(word: str, value: str) -> Any:
 
 
 def run_score(args: argparse.Namespace) -> int:
-    from vestige.engine.kinds import Rescoring, score_run
     from vestige.integrations.plugins import load_plugins
+    from vestige.store.kinds import Rescoring, score_run
 
     load_plugins(args.plugin)
     dialect: str | None = args.dialect

@@ -1,7 +1,7 @@
 """Evaluations as a kind of run: by metrics, along a denoising trajectory, or by somebody else's harness.
 
 Comes in: the directory of a finished run. Goes out: its numbers computed again (verify), its files written again
-(score), what a report shows, its main numbers (compare, sweep), the retain logs it names (pack). See engine/kinds.py.
+(score), what a report shows, its main numbers (compare, sweep), the retain logs it names (pack). See store/kinds.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.config import RunConfig
-from vestige.engine.findings import Finding, compared
-from vestige.engine.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.engine.references import load_references, result_file
 from vestige.engine.rescore import against, rescore
 from vestige.engine.scores import Reference, family
@@ -25,7 +23,9 @@ from vestige.store import checksums
 from vestige.store.archive import moved
 from vestige.store.checksums import Seal
 from vestige.store.files import read_ours
+from vestige.store.findings import Finding, compared
 from vestige.store.forms import Definition
+from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.findings import Finding, compared
 from vestige.errors import UserError
 from vestige.meta import files
 from vestige.meta.asked import MetaAsk, ask_again, short_digest
@@ -34,6 +33,7 @@ from vestige.meta.run import QUESTIONS, Made
 from vestige.schema import number
 from vestige.store.checksums import Seal, sha256
 from vestige.store.files import read_json
+from vestige.store.findings import Finding, compared
 
 EXACT = 1e-9  # another machine may add up in another order
 PRINTED = 1.5e-4  # published parts are rounded to four decimals; their harmonic mean is off by no more

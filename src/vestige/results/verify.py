@@ -11,12 +11,12 @@ import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vestige.engine.kinds import kind_of, of
 from vestige.errors import UserError
 from vestige.store import checksums
 from vestige.store.archive import PACK, extract, is_archive
 from vestige.store.checksums import NAME, Seal, read_seal
 from vestige.store.files import read_ours
+from vestige.store.kinds import kind_of, of
 from vestige.writing import temporary
 
 NO_SEAL = f"{NAME} is missing (the run was made before there was one): only its numbers are checked"

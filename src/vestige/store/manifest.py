@@ -1,7 +1,7 @@
 """manifest.json, the head of every run directory: which kind of run it is, how it was asked for, and what made it.
 
 Comes in: a kind and what its room knows. Goes out: one mapping, the same keys first in every kind. Each room calls
-`manifest` when a run is finished; `engine/kinds.py` reads it back to know which kind a directory holds.
+`manifest` when a run is finished; `store/kinds.py` reads it back to know which kind a directory holds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Stress runs as a kind of run: their evidence is that of the evaluations inside them. See engine/kinds.py."""
+"""Stress runs as a kind of run: their evidence is that of the evaluations inside them. See store/kinds.py."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.engine.kinds import Gathered, Kind, Reader
 from vestige.store.files import read_ours
 from vestige.store.forms import Attacked
+from vestige.store.kinds import Gathered, Kind, Reader
 
 
 class _Rows(TypedDict):

@@ -1,13 +1,13 @@
-"""The table of a sweep, for a report: the runs behind it are read one by one. See engine/kinds.py."""
+"""The table of a sweep, for a report: the runs behind it are read one by one. See store/kinds.py."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from vestige.engine.kinds import Gathered, Kind, Reader
 from vestige.schema import misfit
 from vestige.store.forms import Sweep
+from vestige.store.kinds import Gathered, Kind, Reader
 
 
 def _gather(path: Path, read: Reader) -> Iterator[Gathered]:

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
-from vestige.engine import kinds
 from vestige.errors import UserError
 from vestige.guard import below
 from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import number, table
+from vestige.store import kinds
 from vestige.store.checksums import adopt_earlier as adopt_run
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import held

@@ -1,12 +1,12 @@
-"""Checkpoints of `vestige train` and `unlearn` as a kind of run: a record beside weights. See engine/kinds.py."""
+"""Checkpoints of `vestige train` and `unlearn` as a kind of run: a record beside weights. See store/kinds.py."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.engine.kinds import Kind
 from vestige.store.files import read_ours
+from vestige.store.kinds import Kind
 
 
 class _Eval(TypedDict):

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.findings import Finding
 from vestige.errors import UserError
 from vestige.store.checksums import Seal, read_seal
 from vestige.store.files import read_json
+from vestige.store.findings import Finding
 from vestige.store.manifest import NAME, kind_in
 
 Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes

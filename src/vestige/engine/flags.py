@@ -73,6 +73,7 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
 
 def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
+    from vestige.engine.config import compose_runs
     from vestige.engine.friendly import Ask, to_run
     from vestige.integrations.plugins import load_plugins
 

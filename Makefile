@@ -49,7 +49,7 @@ check: $(STAMP)
 	$(BIN)/ruff check src tests bench tools docs/site
 	$(BIN)/ruff format --check src tests bench tools docs/site
 	$(BIN)/mypy
-	$(BIN)/oxlint -c tools/oxlint.json --quiet src/vestige/report/page tests/page docs/site
+	$(BIN)/oxlint -c tools/oxlint.json --quiet src/vestige/report/page tests/page
 	$(BIN)/python tools/page_scripts.py
 
 docs: $(STAMP)

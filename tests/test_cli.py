@@ -13,9 +13,9 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import VERBS, main, parser
+from vestige.costs.estimate import Plan, make_plan
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import Ask, to_run
-from vestige.engine.plan import Plan, make_plan
 
 FULL = LAB / "models" / "full"
 

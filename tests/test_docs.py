@@ -5,6 +5,7 @@ Conventions, given in an HTML comment on the line above a fenced block:
     <!-- not run: REASON -->    the block is skipped
     <!-- composed: REASON -->   `vestige eval` lines only print their configuration (they would need the hub)
     <!-- file: PATH -->         the block is written to PATH instead of being run
+    <!-- add to: PATH -->       the block changes a file of the source: a test of its own follows it on a copy
 
 Otherwise bash and python blocks are run, those of one page in order, in one temporary directory and one namespace.
 """
@@ -24,14 +25,9 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main, parser
-from vestige.data.datasets import DATASETS
-from vestige.data.rows import READERS
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.registry import METRICS
-from vestige.models.diffusion import FAMILIES
-from vestige.stress.run import BUDGETS
-from vestige.suites.registry import HANDLERS
-from vestige.sweep.tasks import ATTACKS
+from vestige.plugins import ATTACKS, CARDS, DATASETS, FAMILIES, HANDLERS, METHODS, METRICS, READERS
+from vestige.stress.registry import records
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -56,7 +52,7 @@ FENCE = re.compile(COMMENT + r"^```(?P<kind>\w+)\n(?P<body>.*?)^```$", re.M | re
 class Block:
     kind: str
     body: str
-    mark: str  # "", "not run", "composed" or "file"
+    mark: str  # "", "not run", "composed", "file" or "add to"
     word: str
     line: int
 
@@ -90,7 +86,7 @@ def run_bash(block: Block) -> None:
 @contextmanager
 def registries_kept() -> Iterator[None]:
     """What plug-ins of the examples register does not outlive the page."""
-    dicts: tuple[dict[str, Any], ...] = (HANDLERS, DATASETS, METRICS, READERS, ATTACKS)
+    dicts: tuple[dict[str, Any], ...] = (HANDLERS, CARDS, DATASETS, METRICS, READERS, ATTACKS, METHODS)
     kept, families = [(d, dict(d)) for d in dicts], list(FAMILIES)
     try:
         yield
@@ -128,6 +124,8 @@ def follow(page: Path, place: Path) -> None:
             file = place / block.word
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(block.body, encoding="utf-8")
+        elif block.mark == "add to":
+            assert (ROOT / block.word).is_file(), f"{page.name} line {block.line}: {block.word} does not exist"
         elif block.mark == "not run":
             assert len(block.word) > 5, f"{page.name} line {block.line}: say why it is not run"
         elif block.kind == "bash":
@@ -216,7 +214,7 @@ def test_the_readme_names_what_there_is() -> None:
     there = {
         "benchmarks": {p.stem for p in (configs / "eval").glob("*.yaml")} - {"trajectory_test"},  # only a quick look
         "methods": {p.stem for p in (configs / "trainer").glob("*.yaml")} - {"finetune"},
-        "attacks": set(BUDGETS),
+        "attacks": set(records()),
         "definitions": set(DIALECTS),
     }
     for row, names in there.items():

@@ -38,7 +38,7 @@ def test_messages_are_found_by_a_word(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setattr(sys, "argv", ["messages.py", "no", "model", "at"])
     assert messages.main() == 0
     said = capsys.readouterr().out
-    assert "models/locate.py" in said and "There is no model at" in said and "data/rows.py" not in said
+    assert "models/locate.py" in said and "No model at" in said and "data/rows.py" not in said
 
 
 def test_there_are_as_many_as_there_should_be() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 import vestige.suites  # noqa: F401 - registers the handlers
 from vestige.cli import main
+from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.explanations import EXPLANATIONS
 from vestige.results.explain import explain
 from vestige.results.worked import worked
 from vestige.suites.handlers.from_code import FROM_CODE
@@ -21,7 +21,7 @@ BUILT_IN = sorted(n for n, h in HANDLERS.items() if h.score.__module__.startswit
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_handler_is_explained_in_full(name: str) -> None:
-    words = EXPLANATIONS[name]
+    words = CARDS[name]
     for text in (words.formula, words.high, words.low, words.tokens):
         assert len(text) > 5
     out = explain(name)
@@ -35,7 +35,7 @@ def test_every_handler_is_explained_in_full(name: str) -> None:
 
 
 def test_nothing_is_explained_that_is_not_there() -> None:
-    assert set(EXPLANATIONS) <= set(HANDLERS)
+    assert set(CARDS) <= set(HANDLERS)
 
 
 def values(name: str, line: str) -> list[float]:

@@ -73,7 +73,7 @@ def test_a_plan_needs_only_the_config(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_a_plan_by_config_counts_what_a_plan_by_weights_counts(tmp_path: Path) -> None:
-    from vestige.engine.plan_answers import size_by_config, weight_size
+    from vestige.costs.answers import size_by_config, weight_size
     from vestige.models.args import ModelArgs
 
     for name in ("llada", "llada-gqa", "dream", "a2d-qwen3"):

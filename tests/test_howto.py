@@ -16,7 +16,12 @@ from vestige.cli import main
 
 PAGE = ROOT / "docs" / "howto.md"
 ADDED = {"metric": "surprise.py", "benchmark": "configs/eval/birds.yaml", "model family": "configs/model/tagged.yaml"}
-ADDED |= {"loader": "cards.py", "attack": "noise.py", "page panel": "src/vestige/report/page/lengths.js"}
+ADDED |= {
+    "loader": "cards.py",
+    "attack": "noise.py",
+    "method": "hinge.py",
+    "page panel": "src/vestige/report/page/lengths.js",
+}
 
 
 @pytest.mark.parametrize("what", ADDED)
@@ -77,11 +82,28 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
     assert summary(made / "birds")["birds_Prob"] != summary(made / "tagged")["birds_Prob"]
 
 
-def test_a_new_diffusion_family_is_recognised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_diffusion_family_is_recognised(tmp_path: Path) -> None:
     from vestige.models import diffusion
 
-    monkeypatch.setattr(diffusion, "FAMILIES", list(diffusion.FAMILIES))
     config = {"model_type": "modernbert-diffusion", "architectures": ["Something"]}
     assert diffusion.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
-    diffusion.FAMILIES.insert(0, ("modernbert-diffusion", "masked"))
-    assert diffusion.diffusion_kind(config) == "masked"
+    recipe = next(b.body for b in blocks(PAGE) if b.word == "family.py")
+    with registries_kept():
+        exec(recipe, {})
+        assert diffusion.diffusion_kind(config) == "masked"
+    assert diffusion.diffusion_kind(config) == "other"
+
+
+def test_a_new_attack_is_measured_beside_its_control(made: Path) -> None:
+    found = json.loads((made / "stress" / "noise" / "stress.json").read_text())
+    assert [row["budget"] for row in found["rows"]].count(0.1) == 2  # the model and the retain model
+    assert {row["budget"] for row in found["rows"]} == {None, 0.1, 0.5}
+    assert "of the weights' deviation" in json.dumps(found)
+
+
+def test_a_new_method_makes_a_checkpoint_that_is_not_the_full_model(made: Path) -> None:
+    weights = [p / "model.safetensors" for p in (made / "unlearn" / "hinge", LAB / "models" / "full")]
+    assert weights[0].read_bytes() != weights[1].read_bytes()
+    record = json.loads((made / "unlearn" / "hinge" / "training.json").read_text())
+    assert record["settings"]["method"] == "hinge" and record["config"]["method_args"] == {"ceiling": 3}
+    assert 0 < summary(made / "eval" / "hinge")["forget_Q_A_Prob"] < 1

@@ -23,11 +23,12 @@ from vestige.models.load import ModelArgs, load_model, load_tokenizer
 from vestige.show.stress_plots import recovery_curve, recovery_points
 from vestige.stress.attacks import RELEARNING, prune, prune_weights, quantise
 from vestige.stress.copies import lesson_rows
-from vestige.stress.leak import expected_best
+from vestige.stress.leak import _sample, expected_best
 from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 from vestige.stress.robustness import relearning_r, show_r
 from vestige.stress.run import Row, Stress, Subject, show, stress, under_prompt
 from vestige.types import content_key
+from vestige.unlearn.trainer import Recipe
 
 DATA = LAB / "data"
 UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))
@@ -102,9 +103,9 @@ def test_r_needs_a_control_and_a_metric_that_tells_knowing() -> None:
 
 
 def test_the_published_relearning_is_the_default() -> None:
-    said = (RELEARNING.lr, RELEARNING.batch_size, RELEARNING.accumulation, RELEARNING.epochs, RELEARNING.weight_decay)
-    assert said == (2e-5, 8, 4, 1, 0.0)
-    assert (RELEARNING.warmup_epochs, RELEARNING.scheduler, RELEARNING.optim) == (0.0, "linear", "auto")
+    recipe = Recipe(**RELEARNING)
+    assert (recipe.lr, recipe.batch_size, recipe.accumulation, recipe.epochs, recipe.weight_decay) == (2e-5, 8, 4, 1, 0)
+    assert (recipe.warmup_epochs, recipe.scheduler, recipe.optim) == (0.0, "linear", "auto")
 
 
 def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
@@ -114,12 +115,12 @@ def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
     measured = read_file(tmp_path / "out" / "data" / "forget.jsonl")
     assert measured == whole[1::2]
     subject = Subject("model", str(UNLEARNED), ask, DATA)
-    lesson = lesson_rows(subject._run(str(UNLEARNED), "before"), subject._lesson())
+    lesson = lesson_rows(subject.evaluation(str(UNLEARNED), "before"), subject.lesson)
     tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
     taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
     assert taught == [row["answer"] for row in whole[:8:2]]
     fewer = Subject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
-    assert lesson_rows(fewer._run(str(UNLEARNED), "before"), fewer._lesson()) == lesson[:2]
+    assert lesson_rows(fewer.evaluation(str(UNLEARNED), "before"), fewer.lesson) == lesson[:2]
 
 
 def test_quantisation_moves_the_numbers_a_little(tmp_path: Path) -> None:
@@ -301,13 +302,13 @@ def test_the_jailbreak_metric_is_the_jailbreak_attack(tmp_path: Path) -> None:
 
 def test_prompt_attacks_spare_retain_rows(tmp_path: Path) -> None:
     ask = asked(tmp_path, metrics=["forget_Q_A_Prob", "retain_Q_A_Prob"])
-    run = Subject("model", str(UNLEARNED), ask, DATA)._run(str(UNLEARNED), "x")
+    run = Subject("model", str(UNLEARNED), ask, DATA).evaluation(str(UNLEARNED), "x")
     changed = under_prompt(run, paraphrase)
     keys = {name: [d.config["args"]["question_key"] for d in m.datasets] for name, m in changed.suite.metrics.items()}
     assert keys["forget_Q_A_Prob"] == ["paraphrased_question"] and keys["retain_Q_A_Prob"] == ["question"]
     only = Subject("model", str(UNLEARNED), asked(tmp_path, metrics=["retain_Q_A_Prob"]), DATA)
     with pytest.raises(UserError, match="changes nothing"):
-        under_prompt(only._run(str(UNLEARNED), "x"), paraphrase)
+        under_prompt(only.evaluation(str(UNLEARNED), "x"), paraphrase)
 
 
 def test_expected_best_against_every_choice() -> None:
@@ -337,7 +338,7 @@ def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_pa
     greedy, one, two = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
     assert one == two == pytest.approx(greedy)  # k tries of one and the same text
     warm = Subject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
-    first, second = warm._sample(0), warm._sample(1)
+    first, second = _sample(warm, 0), _sample(warm, 1)
     assert first != second and set(first) == set(second)
 
 

@@ -19,11 +19,12 @@ from vestige.depth.run import depth_run
 from vestige.errors import UserError
 from vestige.meta.pools import read_attacks as read_attack_pools
 from vestige.report.run import ReportAsk, make_report
+from vestige.stress.registry import ATTACKS, OURS
 from vestige.stress.run import Stress, stress
-from vestige.sweep.attacks import LESSON, SETTINGS, read_attacks
+from vestige.sweep.attacks import read_attacks
 from vestige.sweep.plan import make_tasks, read_plan
 from vestige.sweep.pools import _files
-from vestige.sweep.tasks import ATTACKS, Task, task_key
+from vestige.sweep.tasks import Task, task_key
 
 DATA = LAB / "data"
 MODELS = {name: str(LAB / "models" / name) for name in ("unlearned", "retain")}
@@ -188,16 +189,17 @@ def test_settings_have_the_names_of_a_recipe() -> None:
     from vestige.stress.attacks import BITS
     from vestige.unlearn.trainer import Recipe
 
-    ours = set(SETTINGS["relearn"]) - {*LESSON, "steps"}
+    ours = set(OURS["relearn"].settings) - {"steps"}
     assert ours <= {f.name for f in fields(Recipe)}
     assert set(BITS) == {4, 8}
 
 
 def read(said: Any) -> Any:
-    return read_attacks(said, {"mine"}, lambda name, kind: str(name))
+    return read_attacks(said, lambda name, kind: str(name))
 
 
-def test_names_and_settings() -> None:
+def test_names_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ATTACKS, "mine", lambda checkpoint, copy, x=0: copy)
     one, two, three, four = read(["relearn", {"quantise": {"bits": 8}}, {"p": {"attack": "prune"}}, {"mine": {"x": 1}}])
     assert (one.name, one.kind, dict(one.settings)) == ("relearn", "relearn", {})
     assert (two.quantization, one.quantization) == ("8bit", None)

@@ -125,7 +125,7 @@ def test_an_interval_that_reaches_across_makes_a_measure_unclear(
 def test_an_attack_without_control() -> None:
     back = Recovery("quantise", "prob", 0.1, 0.8)
     assert verdict(replace(WHOLE, attacks=[back]))["answer"] == "partly"  # quantising teaches nothing
-    taught = Recovery("relearn", "prob", 0.1, 0.8)
+    taught = Recovery("relearn", "prob", 0.1, 0.8, teaches=True)
     out = verdict(replace(WHOLE, attacks=[taught]))
     assert next(e for e in out["evidence"] if e["panel"] == "attacks")["points"] == "unclear"
     assert any("without a control" in words for words in out["limits"])

@@ -15,7 +15,7 @@ def __getattr__(name: str) -> Any:
 
         return measure
     if name in __all__:
-        from vestige.engine import api
+        from vestige import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'vestige' has no attribute '{name}'")

@@ -22,7 +22,8 @@ from vestige.secrets import hiding_streams, note_variables, note_words
 
 # Every verb, in the order of --help, and the module that declares its flags. Only the one at hand is imported.
 VERBS = {
-    **dict.fromkeys(("eval", "plan"), "engine.flags"),
+    "eval": "engine.flags",
+    "plan": "costs.flags",
     **dict.fromkeys(("score", "compare", "diff", "ls", "explain", "import", "published"), "results.flags"),
     "audit": "audit.flags",
     **dict.fromkeys(("demo", "demo-meta"), "lab.flags"),

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError
 
 # Flags of `vestige collapse` that stand for settings of the collapse_detection group.
@@ -59,12 +59,15 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--batch-tokens", type=int, metavar="N", help="reasoning tokens in one forward")
     loading_flags(p)
     p.add_argument("--config-dir", metavar="DIR", help="your own collapse_detection group, before ours")
+    plugin_flag(p, "model families")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def run_collapse(args: argparse.Namespace) -> int:
     from vestige.collapse.run import Ask, collapse, reasoning_for, scheduled_settings
+    from vestige.integrations.plugins import load_plugins
 
+    load_plugins(args.plugin)
     overrides = [w for w in args.files if "=" in w and not Path(w).exists()]
     files = [w for w in args.files if w not in overrides]
     if not files:

@@ -55,7 +55,7 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             attention_mask=additive_mask(allowed, model.dtype).to(device),
             use_cache=False,
         )
-    return _per_target(reduce_logits(logits, *_places(logits, pairs, labels)), pairs) if pairs else {}
+    return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
 
 
 def _tree_mask(end: Array, hidden: Array, width: int) -> Array:
@@ -99,15 +99,15 @@ def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
         attention_mask=torch.from_numpy(mask).to(model.device),
         use_cache=False,
     )
-    return _per_target(reduce_logits(logits, *_places(logits, pairs, labels)), pairs) if pairs else {}
+    return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
 
 
 def _places(
-    logits: torch.Tensor, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
+    device: torch.device, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which row of the logits is read for each label, and the labels, on the logits' device."""
-    where = torch.from_numpy(np.concatenate([w for _, w in pairs])).to(logits.device)
-    return where, torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(logits.device)
+    where = torch.from_numpy(np.concatenate([w for _, w in pairs])).to(device)
+    return where, torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(device)
 
 
 def _per_target(reduced: Mapping[str, Array], pairs: Sequence[tuple[int, Array]]) -> dict[int, TokenStats]:

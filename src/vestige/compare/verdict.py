@@ -56,6 +56,7 @@ class Recovery:
     control_before: float | None = None
     control_after: float | None = None
     full: float | None = None
+    teaches: bool = False  # the attack shows the model answers
 
 
 @dataclass(frozen=True)
@@ -186,14 +187,11 @@ def _recovery(r: Recovery) -> Point:
     text = f"Under {r.attack}, {r.metric} goes from {number(r.before)} to {number(r.after)}"
     if r.control_after is None:
         share = (r.after - r.before) / _room(r.full, r.before)
-        points = "knows" if share > FORGOT and r.attack not in TEACHING else "unclear"
+        points = "knows" if share > FORGOT and not r.teaches else "unclear"
         return Point("attacks", points, f"{text}; without a control.", r.metric, share)
     text += f"; a model that never knew goes from {number(r.control_before)} to {number(r.control_after)}."
     share = (r.after - r.control_after) / _room(r.full, r.control_after)
     return Point("attacks", "forgot" if share <= FORGOT else "knows", text, r.metric, share)
-
-
-TEACHING = ("relearn", "few-shot")  # attacks that show the model answers
 
 
 def _room(full: float | None, start: float) -> float:

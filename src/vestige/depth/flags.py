@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (
@@ -45,14 +45,17 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--plots", action="store_true", help="draw the layer profile, the heat map and the tokens")
     p.add_argument("--seed", type=int)
     p.add_argument("--config-dir", metavar="DIR", help="with a depth.yaml of your own")
+    plugin_flag(p, "readers of data files")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def run_depth(args: argparse.Namespace) -> int:
     from vestige.depth.ask import ask_from
     from vestige.depth.run import depth_run, report
+    from vestige.integrations.plugins import load_plugins
     from vestige.types import BAD_LOGITS
 
+    load_plugins(args.plugin)
     flags = {name: getattr(args, name) for name in DEPTH}
     if args.baselines is not None:
         flags["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]

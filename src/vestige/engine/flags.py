@@ -1,4 +1,4 @@
-"""The verbs `eval` and `plan`: their flags, and from flags to runs."""
+"""The verb `eval`: its flags, and from flags to runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError
 
 # Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
@@ -21,13 +21,11 @@ FRIENDLY = (
 
 def add_verbs(verbs: Any) -> None:
     evaluate = verbs.add_parser("eval", help="evaluate a checkpoint", description="Evaluate a checkpoint.")
-    plan = verbs.add_parser("plan", help="say what an evaluation would cost", description="Say what it would cost.")
-    for verb, do in ((evaluate, run_eval), (plan, run_plan)):
-        _evaluation_flags(verb)
-        verb.set_defaults(do=do, late="words")
+    evaluation_flags(evaluate)
+    evaluate.set_defaults(do=run_eval, late="words")
 
 
-def _evaluation_flags(p: argparse.ArgumentParser) -> None:
+def evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite (tofu) and/or Hydra overrides")
     p.add_argument("--model", metavar="PATH", help="directory, .gguf file, PEFT adapter or hub id")
     p.add_argument("--data", metavar="DIR", help="folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...")
@@ -59,7 +57,7 @@ def _evaluation_flags(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int)
     p.add_argument("--config-name", default="eval.yaml", help=argparse.SUPPRESS)
     p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
-    p.add_argument("--plugin", action="append", default=[], metavar="FILE", help="Python file with your own metrics")
+    plugin_flag(p)
     p.add_argument("-m", "--multirun", action="store_true", help="comma lists in overrides make several runs")
     p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
@@ -73,7 +71,7 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     return (suites[0] if suites else None), [w for w in args.words if w not in suites]
 
 
-def _runs(args: argparse.Namespace) -> list[Any]:
+def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     from vestige.engine.config import compose_runs
     from vestige.engine.friendly import Ask, to_run
@@ -110,20 +108,20 @@ def _retain_first(args: argparse.Namespace) -> None:
     from vestige.engine.evaluate import evaluate_config
     from vestige.show.progress import hushed
 
-    out = _runs(args)[0].output_dir / "retain-model"
+    out = runs_of(args)[0].output_dir / "retain-model"
     retain = argparse.Namespace(**{**vars(args), "model": args.retain_model, "out": str(out), "retain_logs": None})
     print(f"Evaluating the retain model {args.retain_model} ...", flush=True)
     with hushed():  # it has no retain logs itself
-        evaluate_config(_runs(retain)[0])
+        evaluate_config(runs_of(retain)[0])
     args.retain_logs = [*(args.retain_logs or []), str(out)]
 
 
 def run_eval(args: argparse.Namespace) -> int:
     if args.retain_model and not args.cfg:
         _retain_first(args)
-    runs = _runs(args)
+    runs = runs_of(args)
     if args.cfg:
-        return _print_config(runs)
+        return print_config(runs)
     from vestige.engine.evaluate import evaluate_config
 
     status = 0
@@ -170,7 +168,7 @@ def _nothing(outcome: Any) -> int:
     return 2
 
 
-def _print_config(runs: Sequence[Any]) -> int:
+def print_config(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
     from vestige.engine.evaluate import config_json
@@ -180,18 +178,4 @@ def _print_config(runs: Sequence[Any]) -> int:
         if hasattr(run, "dialect"):
             body["dialect"] = run.dialect
         print(OmegaConf.to_yaml(OmegaConf.create(body)))
-    return 0
-
-
-def run_plan(args: argparse.Namespace) -> int:
-    from vestige.engine.config import HarnessConfig
-    from vestige.engine.plan import make_plan, show
-
-    runs = _runs(args)
-    if args.cfg:
-        return _print_config(runs)
-    for run in runs:
-        if isinstance(run, HarnessConfig):
-            raise UserError(f"vestige plan counts the cost of metrics; '{run.name}' has tasks. Try --limit 10 instead.")
-        print(show(make_plan(run), run))
     return 0

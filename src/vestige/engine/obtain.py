@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from vestige.collect import diffusion as trajectories
 from vestige.data.chat import Encoder
-from vestige.engine import trajectories
 from vestige.engine.handles import ModelHandle, device_kind, unquantised
 from vestige.engine.team import Team
 from vestige.engine.trust import Settling, read_again

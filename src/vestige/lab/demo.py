@@ -18,6 +18,7 @@ from vestige.lab.models import build_lab
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number, table
 from vestige.types import Score
+from vestige.unlearn.methods import METHODS
 
 # What the demo shows of each model, and how to read it.
 SHOWN = {
@@ -30,7 +31,6 @@ SHOWN = {
     "privleak": "0 = like the retain model, negative = still leaks, positive = conspicuously strange",
     "model_utility": "what else the model can still do, 0..1",
 }
-METHODS = {"grad_ascent": "gradient ascent", "grad_diff": "gradient difference", "npo": "NPO"}
 
 
 def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
@@ -96,7 +96,7 @@ def verdict(name: str, values: Mapping[str, Mapping[str, float | None]]) -> str:
     forgot = _first((left, 0.25, "has forgotten"), (left, 0.75, "still knows part"), "still knows")
     kept = _first((utility, 0.3, "but is ruined"), (utility, 0.8, "but lost abilities"), "and kept its abilities")
     seen = _first((area, 0.3, "; so thoroughly that it shows"), (area, 0.7, ""), "; an attacker still sees traces")
-    return f"{METHODS.get(name, name)}: {forgot} {kept}{seen}"
+    return f"{METHODS[name].title if name in METHODS else name}: {forgot} {kept}{seen}"
 
 
 def _first(*bands: tuple[float, float, str] | str) -> str:

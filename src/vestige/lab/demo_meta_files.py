@@ -10,6 +10,7 @@ from typing import Any
 from vestige.engine.friendly import quote
 from vestige.lab.pools import PoolLab
 from vestige.store.files import write_bytes
+from vestige.stress.registry import OURS
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
 OUTPUTS = (
@@ -24,7 +25,6 @@ DIALECT = "depth-score"  # the short names' own definitions
 RELEARN = {"lr": 5e-4, "batch_size": 8, "accumulation": 1}
 STEPS = 8  # two passes over the forget rows
 CURVE_STEPS = (2, 4, 16)  # the recovery curve's other budgets
-ATTACKS = {"relearn": "relearning", "quantise": "quantization"}
 
 
 def evaluation(lab: PoolLab, metrics: Sequence[str] = METRICS) -> dict[str, Any]:
@@ -76,9 +76,11 @@ def pool_files(lab: PoolLab) -> dict[str, dict[str, Any]]:
     def listed(folder: str, *pools: str) -> list[dict[str, Any]]:
         return [{"model": name, "run": runs_of(folder, name)} for name in lab.models(*pools)]
 
+    after = {name: record.state for name, record in OURS.items() if record.state}
+
     def states(name: str) -> dict[str, Any]:
         return {"before": runs_of("attacks", name)} | {
-            state: runs_of("attacks", name, attack) for attack, state in ATTACKS.items()
+            state: runs_of("attacks", name, attack) for attack, state in after.items()
         }
 
     methods = {r.name: r.unlearning.method for r in lab.recipes if r.unlearning is not None}

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 
@@ -25,7 +26,7 @@ def add_verbs(verbs: Any) -> None:
     meta.add_argument("--accept-mixture", action="store_true", help="thresholds and halves measured in different ways")
     meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
     meta.add_argument("--rows", type=int, default=20, metavar="N", help="axes: rows shown (0: all)")
-    meta.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(meta)
 
 
 def run_meta(args: argparse.Namespace) -> int:

@@ -1,4 +1,8 @@
-"""The depth score's former name in result files: udr for uds. Old files are read; a mixture of both is found out."""
+"""What result files of earlier versions lack or call otherwise.
+
+The depth score's former name is udr for uds: old files are read, a mixture of both is found out. A stress.json or a
+sweep.json from before attacks wrote their own facts has them here.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,20 @@ from typing import Any
 
 _ABSENT = object()
 RENAMED = {"avg_udr": "avg_uds", "udr": "uds", "udr_unclipped": "uds_unclipped"}
+
+# Of the attacks there were when files did not say this yet; closed, later attacks write their facts themselves.
+ATTACK_FACTS: dict[str, dict[str, Any]] = {
+    "relearn": {"unit": "steps", "zero": "1 epoch", "teaches": True},
+    "quantise": {"unit": "bits", "reverse": True},
+    "prune": {"unit": "share"},
+    "few-shot": {"unit": "examples", "teaches": True},
+    "leak": {"unit": "samples"},
+}
+
+
+def attack_facts(name: str) -> dict[str, Any]:
+    """What a file that says nothing of its attack means by its name."""
+    return dict(ATTACK_FACTS.get(name, {}))
 
 
 def modern(data: Any) -> Any:

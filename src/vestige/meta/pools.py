@@ -209,7 +209,7 @@ def read_pools(path: Path) -> Pools:
 
 class _Result(TypedDict, total=False):
     pool: str | None
-    metrics: dict[str, Any] | None  # values one by one: what is no number may be an error's text
+    metrics: dict[str, Any] | None  # values one by one: what is not a number may be an error's text
 
 
 def _pools_from_results(path: Path) -> Pools:

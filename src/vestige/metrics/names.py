@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from vestige.errors import UserError
 from vestige.metrics import membership, memorisation, utility  # noqa: F401 - they fill METRICS
+from vestige.metrics.cards import card_of
 from vestige.metrics.registry import METRICS
 
 CHAT = "chat"  # rows as turns of a chat template
@@ -32,6 +33,7 @@ class Known:
     filtered_by: str = ""  # the metric whose threshold chooses its models, where that is another
     settings: Mapping[str, object] = field(default_factory=dict)  # of the metric, as published
     note: str = ""  # what the short name leaves unsaid
+    handler: str = ""  # whose card explains it; published files do not name one
 
     @property
     def metric(self) -> str:
@@ -43,7 +45,7 @@ def _attack(short: str, label: str, ours: str = "", **settings: object) -> tuple
     """An attack and its likeness to the retain model. The published tables filter both by the attack's threshold."""
     raw = f"mia_{short}"
     return (
-        Known(raw, f"MIA-{label}", "mia", "O", ours=ours, settings=settings),
+        Known(raw, f"MIA-{label}", "mia", "O", ours=ours, settings=settings, handler=ours or raw),
         Known(f"s_{raw}", f"s_{label}", "mia", "OR", "low", filtered_by=raw),
     )
 
@@ -65,30 +67,33 @@ KNOWN: dict[str, Known] = {
     for k in (
         Known(
             "es", "Extraction Strength", "memorization", "O", ours="extraction_strength",
+            handler="extraction_strength",
             note="As published it is never 0: where nothing can be finished it is 1/n.",
         ),
         Known(
             "em", "Exact Memorization", "memorization", "O", ours="exact_memorization",
+            handler="exact_memorization",
             note="As published the end token is left out.",
         ),
-        Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob"),
+        Known("prob", "Probability", "memorization", "O", ours="forget_Q_A_Prob", handler="probability"),
         Known(
-            "paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob",
+            "paraprob", "Para. Probability", "memorization", "O", ours="forget_Q_A_PARA_Prob", handler="probability",
             note="Several paraphrases per row: published is their geometric mean, this metric takes the plain mean.",
         ),
         Known(
             "truth_ratio", "Truth Ratio", "memorization", "O", ours="forget_truth_ratio_prob_mean",
-            settings={"aggregator": "prob_mean"},
+            settings={"aggregator": "prob_mean"}, handler="truth_ratio",
             note="P(right) / (P(right) + P(wrong) + 1e-10), high when it knows. TOFU's own forget_truth_ratio is "
             "another number (aggregator closer_to_1_better).",
         ),
-        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE", settings=_RECALL),
+        Known("rouge", "ROUGE", "generation", "O", ours="forget_Q_A_ROUGE", settings=_RECALL, handler="rouge"),
         Known(
             "para_rouge", "Para. ROUGE", "generation", "O", ours="forget_Q_A_PARA_ROUGE", settings=_RECALL,
+            handler="rouge",
             note="The very text that rouge scores, against the paraphrased answer: the question stays as it is.",
         ),
         Known(
-            "jailbreak_rouge", "Jailbreak ROUGE", "generation", "O", settings=_RECALL,
+            "jailbreak_rouge", "Jailbreak ROUGE", "generation", "O", settings=_RECALL, handler="rouge",
             note="The prompt's tokens, then those of 'Sure, here is the answer:'; what follows is scored.",
         ),
         *(pair[0] for pair in _ATTACKS),
@@ -98,7 +103,7 @@ KNOWN: dict[str, Known] = {
         Known("logit_lens", "Logit Lens", "representation", "ORI", "low", ENTITY),
         Known(
             "uds", "UDS", "representation", "ORI", "low", ENTITY,
-            settings={"delta_threshold": 0.05, "last_layer": "peer"},
+            settings={"delta_threshold": 0.05, "last_layer": "peer"}, handler="uds",
             note="Published with last_layer peer, which norms the last layer twice; the suite says residual.",
         ),
     )
@@ -193,22 +198,6 @@ class Direction:
 
 ENDS = ("high", "low", "one", "half")
 
-# Where a handler's number is not what its function returns: an AUC, a p-value, a share.
-_OF_HANDLER: dict[str, Direction] = {
-    "rouge": Direction("high"),
-    "loss": Direction("low", unit=False),
-    "ks_test": Direction("low"),  # a p-value: high is "like the retain model"
-    "privleak": Direction("low", unit=False),  # negative: still recognisable
-    "truth_ratio:prob_mean": Direction("high"),
-    "truth_ratio:true_better": Direction("high"),
-    "truth_ratio:closer_to_1_better": Direction("low"),  # right and wrong far apart: knows
-}
-_NO_END = {
-    "hm_aggregate": "it measures ability, not knowledge of the forget rows",
-    "classifier_prob": "it measures how texts read, not what is known",
-    "rel_diff": "it is a difference to another run; evaluate the metric it is made of",
-}
-
 
 def direction_of(
     name: str, handler: str = "", aggregator: str = "", said: Mapping[str, object] | None = None
@@ -219,14 +208,15 @@ def direction_of(
     key = short(name)
     if key in KNOWN:
         return Direction(KNOWN[key].knows, said_by="the table of known metrics")
-    if handler.startswith("mia_"):
+    card = card_of(handler)
+    if card is not None and card.attack:
         return Direction("high", said_by="an AUC of forget rows against fresh ones")
-    for rule in (f"{handler}:{aggregator}", handler):
-        if rule in _OF_HANDLER:
-            found = _OF_HANDLER[rule]
-            return Direction(found.knows, found.unit, f"handler {rule}")
-    if handler in _NO_END:
-        raise UserError(f"{name} has no end that means 'knows': {_NO_END[handler]}.")
+    if card is not None and (variant := card.aggregators.get(aggregator)):
+        return Direction(variant.knows, card.unit, f"handler {handler}:{aggregator}")
+    if card is not None and card.knows:
+        return Direction(card.knows, card.unit, f"handler {handler}")
+    if card is not None and card.no_end:
+        raise UserError(f"{name} has no end that means 'knows': {card.no_end}.")
     for entry in (name, handler):
         if entry in METRICS:
             return Direction(METRICS[entry].knows, said_by=f"@metric of {entry}")

@@ -114,7 +114,7 @@ def refuse_copy(loaded: Any) -> None:
     if isinstance(predictor, CanvasPredictor) and predictor.inner.model.encoder.vision_tower is None:
         raise UserError(
             f"'{loaded.name}' was loaded without its vision part, so a saved copy would lack it; DiffusionGemma can "
-            "only be stressed by attacks that save none: quantise, jailbreak, paraphrase, few-shot, leak."
+            "only be stressed by attacks that save none: on prompts, on answers, and quantise."
         )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
-from vestige.models.families import FAMILIES as PUBLISHED
+from vestige.models import families
 
 if TYPE_CHECKING:  # the command line asks diffusion_kind and should not wait for torch
     import torch
@@ -23,21 +23,8 @@ EITHER = "either"  # rows of 0/1 mean "both sides", and 4-D masks are taken as t
 ROWS = "rows"  # only rows of 0/1 (LLaDA's own code)
 FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal models), or nothing (Dream)
 
-# Families by what stands in `model_type` or `architectures`, lower case; first match wins. Plug-ins may insert theirs.
-FAMILIES = [
-    ("diffusion_gemma", "diffusion_gemma"),
-    ("diffusiongemma", "diffusion_gemma"),
-    ("sdar", "other"),
-    ("mdlm", "other"),
-    ("llada", "llada"),
-    ("dream", "dream"),
-    ("a2d", "adapted"),
-    ("diffusion", "other"),
-]
-# Mask tokens of published families whose tokenizers do not name one.
-MASK_IDS = {"llada": 126336, "dream": 151666}
-# The setting that marks a causal model as adapted to diffusion.
-NATIVE = {family.native for family in PUBLISHED} | {"qwen2"}
+# Words and kinds that plug-ins enter in the form before records (families.register_family); looked at first.
+FAMILIES: list[tuple[str, str]] = []
 NO_DEPTH = (
     "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
     "at tokens that are hidden: the score would not say what it knows, so it is not computed for one"
@@ -59,16 +46,38 @@ def diffusion_kind(config: Mapping[str, Any]) -> str | None:
     'adapted'
     """
     heads = [str(head) for head in config.get("architectures") or []]
-    names = [str(config.get("model_type") or "").lower(), *(head.lower() for head in heads)]
-    for word, kind in FAMILIES:
-        if any(word in name for name in names):
-            return kind
+    for family in _of_plugins():
+        if families.marked(family, _names(config)):
+            return family.kind
+    for family in families.FAMILIES:
+        if families.marked(family, _names(config)):
+            return family.kind
     if config.get("is_encoder_decoder"):
         return None
     if heads and all(head.endswith("MaskedLM") for head in heads):
         return "masked"
     causal = not heads or any(head.endswith(("CausalLM", "LMHeadModel")) for head in heads)
     return "adapted" if causal and config.get("mask_token_id") is not None else None
+
+
+def _names(config: Mapping[str, Any]) -> list[str]:
+    heads = [str(head) for head in config.get("architectures") or []]
+    return [name.lower() for name in (str(config.get("model_type") or ""), *heads)]
+
+
+def _of_plugins() -> list[families.Family]:
+    return [families.Family(word, words=(word,), kind=kind) for word, kind in FAMILIES]
+
+
+def plugged_family(config: Mapping[str, Any]) -> str:
+    """What a plug-in says of a model, as a part of the model's name; "" where no plug-in has a say.
+
+    Without it, evidence made under one definition of a family would be taken for evidence under another.
+    """
+    theirs = [*_of_plugins(), *(f for f in families.FAMILIES if f not in families.OURS)]
+    type_ = str(config.get("model_type", "")).lower()
+    met = [f for f in theirs if families.marked(f, _names(config)) or (f.model_type and f.model_type.lower() == type_)]
+    return families.described(met[0]) if met else ""
 
 
 def auto_class(kind: str | None, config: Mapping[str, Any]) -> str:
@@ -201,7 +210,7 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     config = getattr(model, "config", None)
     mask_id = _first(getattr(config, "mask_token_id", None), getattr(tokenizer, "mask_token_id", None))
     if mask_id is None:
-        mask_id = MASK_IDS.get(kind)
+        mask_id = _first(*(f.mask_id for f in families.FAMILIES if f.kind == kind))
     if mask_id is None:
         raise UserError(
             f"Model does not have a sampler: neither the config nor the tokenizer of this model ({_type_name(model)}) "
@@ -215,7 +224,8 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     pad = _first(getattr(tokenizer, "pad_token_id", None), getattr(config, "pad_token_id", None), *eos[:1], mask_id)
     bos = _first(*(getattr(tokenizer, name, None) for name in ("bos_token_id", "cls_token_id")))
     # A causal architecture of transformers' own, however published: masks by hand, and its cache works.
-    causal = kind == "adapted" or (kind != "masked" and _type_name(model) in NATIVE)
+    native = {family.native for family in families.FAMILIES} - {""}
+    causal = kind == "adapted" or (kind != "masked" and _type_name(model) in native)
     return MaskPredictor(
         model=model,
         mask_id=int(mask_id),

@@ -1,18 +1,22 @@
-"""Published diffusion families that are one of transformers' own architectures under other names.
+"""Diffusion families: how each is recognised and asked, and how the published ones become a model of transformers'.
 
+    config.json --diffusion_kind--> how it wants to be asked (models/diffusion.py)
     config.json --find_family--> Family --native_config--> a config of transformers' own class
     tensors of the files --renamings--> its parameters (while they are read: no tensor is copied)
 
-So they load without their authors' code, which newer versions of transformers no longer run. `FAMILIES` is the one
-table: a family that is a renamed Llama is one entry. What an entry does not cover is refused by name, because a model
-with a setting that was passed over would compute other numbers without a word.
+`FAMILIES` is the one table. A published family that is one of transformers' architectures under other names loads
+without its authors' code, which newer versions of transformers no longer run; one that is a renamed Llama is one entry.
+What an entry does not cover is refused by name, because a model with a setting that was passed over would compute other
+numbers without a word.
 """
 
 from __future__ import annotations
 
+import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -38,12 +42,16 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Family:
-    """How the published files of one family become a model of transformers' own."""
+    """One family: how it is recognised and asked and, where its files are read as another's, how those are mapped."""
 
     title: str
-    model_type: str  # in config.json, in any case
-    architecture: str  # in config.json; a config that names another one is another family
-    native: str  # the model_type of transformers that it is
+    model_type: str = ""  # in config.json, in any case; "": its files are loaded as they are
+    architecture: str = ""  # in config.json; a config that names another one is another family
+    native: str = ""  # the model_type of transformers that it is
+    words: tuple[str, ...] = ()  # in model_type or architectures, lower case: what else marks a model of this kind
+    kind: str = ""  # how it wants to be asked: one of diffusion.KINDS, or `other` for none of them
+    mask_id: int | None = None  # its mask token, where tokenizers do not name one
+    tokenizers: Mapping[str, str] = field(default_factory=dict)  # classes that folders bring as code -> transformers'
     settings: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> published name; empty: the same
     derive: Callable[[Config], dict[str, Any]] | None = None  # settings that follow from several published ones
     modules: Mapping[str, str] = field(default_factory=dict)  # published module -> transformers' ({n} is a block)
@@ -70,12 +78,19 @@ LLADA_BLOCK = "model.transformer.blocks.{n}."
 BLOCK = "model.layers.{n}."
 NO_WINDOW = {"use_sliding_window": (False, None)}
 
+# By words, the first match wins.
 FAMILIES = [
+    Family("DiffusionGemma", words=("diffusion_gemma", "diffusiongemma"), kind="diffusion_gemma"),
+    Family("SDAR", words=("sdar",), kind="other"),
+    Family("MDLM", words=("mdlm",), kind="other"),
     Family(
         "LLaDA",
         model_type="llada",
         architecture="LLaDAModelLM",
         native="llama",
+        words=("llada",),
+        kind="llada",
+        mask_id=126336,
         settings={
             "hidden_size": "d_model",
             "num_hidden_layers": "n_layers",
@@ -118,13 +133,49 @@ FAMILIES = [
             "clip_qkv": (None,),
         },
     ),
-    Family("Dream", model_type="Dream", architecture="DreamModel", native="qwen2", only=NO_WINDOW),
-    Family("a2d-llama", model_type="a2d-llama", architecture="A2DLlamaLMHeadModel", native="llama"),
-    Family("a2d-qwen2", model_type="a2d-qwen2", architecture="A2DQwen2LMHeadModel", native="qwen2", only=NO_WINDOW),
-    Family("a2d-qwen3", model_type="a2d-qwen3", architecture="A2DQwen3LMHeadModel", native="qwen3", only=NO_WINDOW),
+    Family(
+        "Dream",
+        model_type="Dream",
+        architecture="DreamModel",
+        native="qwen2",
+        words=("dream",),
+        kind="dream",
+        mask_id=151666,
+        tokenizers={"DreamTokenizer": "Qwen2Tokenizer"},
+        only=NO_WINDOW,
+    ),
+    Family("a2d-llama", "a2d-llama", "A2DLlamaLMHeadModel", "llama", ("a2d",), "adapted"),
+    Family("a2d-qwen2", "a2d-qwen2", "A2DQwen2LMHeadModel", "qwen2", ("a2d",), "adapted", only=NO_WINDOW),
+    Family("a2d-qwen3", "a2d-qwen3", "A2DQwen3LMHeadModel", "qwen3", ("a2d",), "adapted", only=NO_WINDOW),
+    Family("another diffusion model", words=("diffusion",), kind="other"),
 ]
-# Tokenizer classes that published folders bring as code -> the class of transformers that they are.
-TOKENIZERS = {"DreamTokenizer": "Qwen2Tokenizer"}
+OURS = tuple(FAMILIES)
+
+
+def register_family(family: Family) -> Family:
+    """Enters a plug-in's family, before ours; a plug-in that is loaded again replaces its own."""
+    if family.title in {ours.title for ours in OURS}:
+        raise UserError(f"A plug-in registers a family '{family.title}', which vestige has itself; rename it.")
+    FAMILIES[:] = [family, *(other for other in FAMILIES if other.title != family.title)]
+    return family
+
+
+def tokenizer_class(said: str, default: str) -> str:
+    """The class of transformers that a tokenizer class of a published family is."""
+    return next((f.tokenizers[said] for f in FAMILIES if said in f.tokenizers), default)
+
+
+def marked(family: Family, names: Iterable[str]) -> bool:
+    """Do model_type and architectures (lower case) say that a model is of this kind?"""
+    return any(word in name for name in names for word in family.words)
+
+
+def described(family: Family) -> str:
+    """All that a record says, for the name of what is computed with it; functions by their source."""
+    said = {f.name: getattr(family, f.name) for f in fields(family)}
+    if family.derive is not None:
+        said["derive"] = inspect.getsource(family.derive)
+    return json.dumps(said, sort_keys=True, default=str)
 
 
 def find_family(config: Config) -> Family | None:
@@ -137,7 +188,7 @@ def find_family(config: Config) -> Family | None:
     """
     heads = config.get("architectures") or []
     for family in FAMILIES:
-        if str(config.get("model_type", "")).lower() == family.model_type.lower():
+        if family.model_type and str(config.get("model_type", "")).lower() == family.model_type.lower():
             return family if not heads or family.architecture in heads else None
     return None
 
@@ -215,7 +266,7 @@ def _not_covered(family: Family, setting: str, config: Config, covered: tuple[An
 def renamings(family: Family) -> dict[str, str] | None:
     """Patterns of published tensor names and what replaces them, as from_pretrained takes them (key_mapping).
 
-    >>> renamings(FAMILIES[0])["^model\\\\.transformer\\\\.ff_out"]
+    >>> renamings(find_family({"model_type": "llada"}))["^model\\\\.transformer\\\\.ff_out"]
     'lm_head'
     """
     return {_pattern(a): b.replace("{n}", r"\1") for a, b in family.modules.items()} or None
@@ -229,7 +280,7 @@ def native_name(family: Family, name: str) -> str:
 def published_name(family: Family, name: str) -> str:
     """The published name of a tensor or module of the loaded model.
 
-    >>> published_name(FAMILIES[0], "model.layers.3.mlp.down_proj.weight")
+    >>> published_name(find_family({"model_type": "llada"}), "model.layers.3.mlp.down_proj.weight")
     'model.transformer.blocks.3.ff_out.weight'
     """
     return _renamed(name, tuple((b, a) for a, b in family.modules.items()))

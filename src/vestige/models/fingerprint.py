@@ -25,6 +25,7 @@ from vestige.errors import UserError
 from vestige.journal import adopt
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
+from vestige.models.diffusion import plugged_family
 from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.tensors import ALLOW_UNUSED
@@ -59,6 +60,9 @@ def fingerprint(args: ModelArgs) -> str:
 def fingerprint_place(place: Place, args: ModelArgs, volatile: AbstractSet[str] = VOLATILE) -> str:
     """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
     parts = _place_parts(place, args, volatile)
+    whole = place.base or place
+    if said := "" if whole.gguf else plugged_family(whole.config):
+        parts.append(said)
     options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors", ALLOW_UNUSED)}
     if options:
         # Other from_pretrained arguments can override the config, and so change the model.

@@ -10,7 +10,7 @@ from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import TOKENIZERS, find_family, native_config
+from vestige.models.families import find_family, native_config, tokenizer_class
 from vestige.models.foreign import explain_foreign
 from vestige.models.gguf_file import damaged, parsed_once
 from vestige.models.identity import pipeline_key
@@ -151,14 +151,14 @@ def _class_named(directory: Path) -> str:
     """The tokenizer class that a folder's own files ask for, by its present name."""
     config = directory / "tokenizer_config.json"
     said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
-    return TOKENIZERS.get(said, said).removesuffix("Fast")
+    return tokenizer_class(said, said).removesuffix("Fast")
 
 
 def _reader(directory: Path) -> str:
     """transformers' class for a folder: its own choice, but for classes that are known under another name."""
     config = directory / "tokenizer_config.json"
     said = read_json(config).get("tokenizer_class") if config.is_file() else None
-    return TOKENIZERS.get(str(said), "AutoTokenizer")
+    return tokenizer_class(str(said), "AutoTokenizer")
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import Methods, from_results
+from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit
@@ -54,6 +55,7 @@ class Work:
     trajectories: list[tuple[Source, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+    attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
 
     def methods_of(self, source: Source) -> Methods:
@@ -67,7 +69,7 @@ class Work:
 def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
     """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
-    work = Work(found, Roster(), {}, {}, {}, [], {}, {})
+    work = Work(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
     work.roster.name_roles(ask.full, ask.retain)
     _sweep_copies(work)
@@ -147,6 +149,18 @@ def _sweep_copies(work: Work) -> None:
         if of is not None:
             copy.role, copy.method = "other", attack
             work.swept.setdefault(of.id, {})[attack] = copy.id
+            work.attack_facts[attack] = _facts_of(work, attack)
+
+
+def _facts_of(work: Work, attack: str) -> dict[str, Any]:
+    """What the sweep, or the note beside a run of it, says of an attack."""
+    plans = [s.data["plan"] for s in work.found.of("sweep")]
+    said = [(plan.get("attack_facts") or {}).get(attack) for plan in plans]
+    tasks = [s.data["task"] for s in work.found.of("eval", "trajectory")]
+    said += [task.get("attack_facts") for task in tasks if task.get("attack") == attack]
+    of = [a[attack] for plan in plans if isinstance(a := plan.get("attacks"), dict) and isinstance(a.get(attack), dict)]
+    kind = next((str(how["attack"]) for how in of if how.get("attack")), attack)
+    return {**attack_facts(kind), **next((facts for facts in said if facts), {})}
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

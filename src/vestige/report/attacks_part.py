@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
 from vestige.report.gather import Source
 from vestige.report.roster import Met, name_of
-
-UNITS = {"relearn": "steps", "quantise": "bits", "prune": "share", "few-shot": "examples", "leak": "samples"}
-REVERSED = ("quantise",)  # fewer bits are the stronger attack
-ONE_EPOCH = "a budget of 0 steps stands for one epoch"
 
 
 def met(source: Source) -> dict[str, Met]:
@@ -31,6 +28,7 @@ def met(source: Source) -> dict[str, Met]:
 def curves(source: Source, ids: Mapping[str, str], names: Mapping[str, str]) -> list[dict[str, Any]]:
     """A curve for each attack, metric and model; `ids` and `names` by model | retain."""
     rows = source.data["rows"]
+    told_of = source.data.get("attacks") or {}
     out = []
     for attack in dict.fromkeys(r["attack"] for r in rows if r["attack"] != "none"):
         asked = source.data.get("asked", {}).get("metrics") or ()
@@ -39,29 +37,35 @@ def curves(source: Source, ids: Mapping[str, str], names: Mapping[str, str]) -> 
             for who in dict.fromkeys(r["model"] for r in rows):
                 mine = [r for r in rows if r["model"] == who and r["attack"] == attack]
                 if mine and who in ids:
-                    line = _curve(rows, mine, attack, metric, who)
+                    facts = {**attack_facts(attack), **told_of.get(attack, {})}
+                    line = _curve(rows, mine, facts, metric, who)
                     told = {"model": ids[who], "name": names[who], "source": source.id}
                     out.append({**line, **told})
     return out
 
 
 def _curve(
-    rows: Sequence[Mapping[str, Any]], mine: Sequence[Mapping[str, Any]], attack: str, metric: str, who: str
+    rows: Sequence[Mapping[str, Any]],
+    mine: Sequence[Mapping[str, Any]],
+    facts: Mapping[str, Any],
+    metric: str,
+    who: str,
 ) -> dict[str, Any]:
     ordered = sorted(mine, key=lambda r: float(r["budget"] or 0))
     before = next((r["values"].get(metric) for r in rows if r["model"] == who and r["attack"] == "none"), None)
     notes = list(dict.fromkeys(str(n) for r in mine for n in r.get("notes") or ()))
-    if attack == "relearn" and any(not r["budget"] for r in mine):
-        notes.append(ONE_EPOCH)
+    if facts.get("zero") and any(not r["budget"] for r in mine):
+        notes.append(f"a budget of 0 {facts['unit']} stands for {facts['zero'].replace('1 ', 'one ')}")
     return {
-        "attack": attack,
-        "unit": UNITS.get(attack, ""),
+        "attack": mine[0]["attack"],
+        "unit": facts.get("unit", ""),
         "metric": metric,
         "is_control": who == "retain",
         "budgets": [float(r["budget"] or 0) for r in ordered],
         "values": [finite(r["values"].get(metric)) for r in ordered],
         "before": finite(before),
-        "reverse": attack in REVERSED,
+        "reverse": bool(facts.get("reverse")),
+        "teaches": bool(facts.get("teaches")),
         "notes": notes,
     }
 
@@ -77,7 +81,12 @@ def attacked_name(name: str, attacks: Sequence[str]) -> tuple[str, str]:
 
 
 def sweep_curve(
-    attack: str, metric: str, model: Mapping[str, Any], before: float | None, after: Mapping[str, Any]
+    attack: str,
+    metric: str,
+    model: Mapping[str, Any],
+    before: float | None,
+    after: Mapping[str, Any],
+    facts: Mapping[str, Any],
 ) -> dict[str, Any]:
     """An attack of one budget, as a sweep makes it."""
     return {
@@ -91,6 +100,7 @@ def sweep_curve(
         "values": [after.get("v")],
         "before": before,
         "reverse": False,
+        "teaches": bool(facts.get("teaches")),
         "notes": [],
         "source": after["source"],
     }

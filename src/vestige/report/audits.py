@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.compare.verdict import Facts, Measure, Recovery, verdict
+from vestige.metrics.cards import is_attack
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
@@ -83,7 +84,8 @@ def _attacks(work: Work, e: Entry, retain: Entry | None) -> list[dict[str, Any]]
             for metric, after in copy.values.items():
                 if metric in m.values and split_of(metric) == "forget" and not any(w in metric for w in SIDE):
                     before = m.values[metric]["v"]
-                    out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after))
+                    told = work.attack_facts[attack]
+                    out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after, told))
         out += tree_part.curves(work.found, m.to_json()) if m else []
     return out
 
@@ -96,7 +98,7 @@ def facts(e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[
     by_handler = [(m, handler_of(s, m)) for s in sources for m in s.data["results"]]
     forget = [(m, h) for m, h in by_handler if split_of(m) == "forget" and not any(w in m for w in SIDE)]
     forget += tree_part.told(e.values)
-    attacks = list(dict.fromkeys(m for m, h in (*by_handler, *forget) if h.startswith("mia_")))
+    attacks = list(dict.fromkeys(m for m, h in (*by_handler, *forget) if is_attack(h)))
 
     def first(handler: str) -> Measure | None:
         name = next((m for m, h in forget if h == handler and e.values.get(m, {}).get("v") is not None), None)
@@ -144,7 +146,7 @@ def recoveries(curves: Sequence[Mapping[str, Any]], full: Entry | None) -> list[
             if control is not None and c["budgets"][i] in control["budgets"]:
                 theirs = control["before"], control["values"][control["budgets"].index(c["budgets"][i])]
             knew = (full.values.get(c["metric"]) or {}).get("v") if full else None
-            new = Recovery(c["attack"], c["metric"], c["before"], after, *theirs, knew)
+            new = Recovery(c["attack"], c["metric"], c["before"], after, *theirs, knew, bool(c.get("teaches")))
             old = out.get(c["attack"])
             if old is None or _excess(new) > _excess(old):
                 out[c["attack"]] = new

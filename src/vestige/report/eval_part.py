@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.meta.numbers import protocol_of
-from vestige.metrics.explanations import EXPLANATIONS
+from vestige.metrics.cards import CARDS
 from vestige.metrics.reading import reading
 from vestige.report.format import finite
 from vestige.report.gather import Source
@@ -73,7 +73,7 @@ def guessed_handler(metric: str) -> str:
     >>> guessed_handler("forget_Q_A_ROUGE"), guessed_handler("mia_min_k"), guessed_handler("my_own")
     ('rouge', 'mia_min_k', '')
     """
-    if metric in EXPLANATIONS or metric in NAMED:
+    if metric in CARDS or metric in NAMED:
         return NAMED.get(metric, metric)
     return next((h for end, h in ENDINGS.items() if metric.lower().endswith(end)), "")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 ROWS = 400
@@ -68,7 +69,7 @@ def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES
     p.add_argument("--full", action="append", default=[], metavar="NAME", help="the model that knows (name or path)")
     p.add_argument("--retain", action="append", default=[], metavar="NAME", help="the model that never knew")
     p.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"examples kept of a split (default: {ROWS})")
-    p.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(p)
 
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
@@ -114,7 +115,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
         return made
     if len(args.runs) > 1:
         raise UserError(f"{args.runs[0]} is a report; give it alone, or give runs.")
-    return {**found, "left_out": []}  # what it lacks was said when it was made
+    return {**found, "left_out": []}  # what it lacks was printed when it was made
 
 
 def run_table(args: argparse.Namespace) -> int:

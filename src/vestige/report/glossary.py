@@ -9,27 +9,10 @@ from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, 
 from vestige.meta.bench import ELSEWHERE
 from vestige.meta.methods import SOURCES
 from vestige.metrics import depth  # noqa: F401 - it fills METRICS
-from vestige.metrics.explanations import EXPLANATIONS, Explanation
+from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, Card, card_of
 from vestige.metrics.names import KNOWN, direction_of, short
 from vestige.metrics.registry import METRICS
 
-# Handler of the published tables' metrics, whose files do not name one.
-HANDLERS = {
-    "es": "extraction_strength",
-    "em": "exact_memorization",
-    "prob": "probability",
-    "paraprob": "probability",
-    "truth_ratio": "truth_ratio",
-    "rouge": "rouge",
-    "para_rouge": "rouge",
-    "jailbreak_rouge": "rouge",
-    "mia_loss": "mia_loss",
-    "mia_zlib": "mia_zlib",
-    "mia_min_k": "mia_min_k",
-    "mia_min_kpp": "mia_min_k_plus_plus",
-    "uds": "uds",
-}
-SAYS = ("rouge", "bleu")
 LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]
 NARROW = 16
 
@@ -42,8 +25,8 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
     if key in PART_LABELS and key != "uds" and not handler:
         return _part(key)
     name = short(key)
-    used = handler or HANDLERS.get(name, "")
-    words = EXPLANATIONS.get(used)
+    used = handler or (KNOWN[name].handler if name in KNOWN else "")
+    words = CARDS.get(used)
     label = KNOWN[name].label if name in KNOWN and key == name else key
     facts = METRICS.get(used)
     if words is None and name.startswith("s_mia_"):
@@ -56,12 +39,12 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
         "source": facts.source if facts else "",
         "knows": _knows(key, used, aggregator),
         "better": _better(key, used, aggregator),
-        "range": None if used in ("loss", "privleak", "rel_diff") or not used else [0, 1],
+        "range": None if not used or (words and not words.unit) else [0, 1],
         "group": group(key, used),
     }
 
 
-def definition(words: Explanation) -> str:
+def definition(words: Card) -> str:
     """An explanation in lines."""
     lines = [f"High: {words.high}.", f"Low: {words.low}.", f"Reads: {words.tokens}."]
     return "\n".join([*lines, *([words.note] if words.note else [])])
@@ -91,7 +74,7 @@ def _part(key: str) -> dict[str, Any]:
     if key in MIA:
         return _likeness(key, PART_LABELS[key])
     words = f"1 - {known.label}" if key in MEM and known else source
-    inner = EXPLANATIONS.get(HANDLERS.get(source, ""))
+    inner = CARDS.get(known.handler) if known else None
     return {
         "label": LABELS[key],
         "short": _short(LABELS[key]),
@@ -130,17 +113,13 @@ def elsewhere(key: str) -> bool:
 
 def group(key: str, handler: str) -> str:
     """The panel a metric belongs to."""
-    if handler in ("hm_aggregate", "classifier_prob") or elsewhere(key):
+    if elsewhere(key):
         return "utility"
-    if handler in SAYS:
-        return "says"
-    if handler.startswith("mia_") or handler == "privleak":
-        return "membership"
-    if handler == "uds" or (short(key) in KNOWN and KNOWN[short(key)].category == "representation"):
+    card = card_of(handler)
+    looks_inside = short(key) in KNOWN and KNOWN[short(key)].category == "representation"
+    if looks_inside and (card is None or card.group in ("likely", "trajectory")):
         return "layers"
-    if handler == "trajectory_metrics":
-        return "trajectory"
-    return "likely" if handler in EXPLANATIONS else "other"
+    return card.group if card else "other"
 
 
 def _knows(key: str, handler: str, aggregator: str) -> str | None:
@@ -154,8 +133,9 @@ def _knows(key: str, handler: str, aggregator: str) -> str | None:
 
 def _better(key: str, handler: str, aggregator: str) -> str | None:
     """The good end. An attack's aim is the retain model's value, so neither end is good."""
-    if elsewhere(key) or handler in ("hm_aggregate", "classifier_prob", "ks_test"):
-        return None if handler == "loss" else "high"
-    if handler.startswith("mia_") or handler in ("privleak", "rel_diff", "truth_ratio"):
-        return None
+    card = card_of(handler)
+    if elsewhere(key):
+        return card.better_kept if card else HIGH
+    if card is not None and card.better != FORGOTTEN:
+        return card.better or None
     return {"high": "low", "low": "high"}.get(_knows(key, handler, aggregator) or "")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
 from vestige.report.gather import Source
@@ -161,14 +162,14 @@ def likely(runs: Runs) -> list[dict[str, Any]]:
 
 
 def _what(source: Source, metric: str) -> str:
-    attack = handler_of(source, metric).startswith("mia_")
+    attack = is_attack(handler_of(source, metric))
     return "the attack's score of each row: low is familiar" if attack else "the metric's value of each row"
 
 
 def _splits(source: Source, metric: str) -> dict[str, list[float]]:
     results, handler = source.data["results"], handler_of(source, metric)
     body = results[metric]
-    if handler.startswith("mia_"):
+    if is_attack(handler):
         return {k: _thinned(_by_row(body.get(k) or {}, "score")) for k in ("forget", "holdout") if body.get(k)}
     if handler not in LIKELY or split_of(metric) == "retain" or any(w in metric for w in SIDE):
         return {}
@@ -210,7 +211,7 @@ def curves(runs: Runs) -> list[dict[str, Any]]:
         for source in sources:
             for metric, body in source.data["results"].items():
                 sets = [_by_row(body.get(k) or {}, "score") for k in ("forget", "holdout")]
-                if not handler_of(source, metric).startswith("mia_") or not all(sets):
+                if not is_attack(handler_of(source, metric)) or not all(sets):
                     continue
                 stat = source.data["stats"].get(metric) or {}
                 ends = dict(zip(("lo", "hi"), stat.get("interval") or (), strict=False))

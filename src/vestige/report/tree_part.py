@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vestige.meta.old_keys import attack_facts
 from vestige.meta.pools import Attacks
 from vestige.meta.tree import Tree, methods_of
 from vestige.meta.tree_meta import tree_meta
+from vestige.metrics.names import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import Found, Source
-from vestige.report.glossary import HANDLERS
 from vestige.report.methods_part import value
 
+# The published tables' metrics of outputs, with the handlers that explain them.
+OUTPUTS = {k: known.handler for k, known in KNOWN.items() if known.handler and known.protocol == CHAT}
 ATTACK_NAMES = {"relearning": "relearn", "quantization": "quantise"}
 SHOWN = ("prob", "rouge")  # metrics whose return under attack a verdict looks at: high means it still knows
 
@@ -22,14 +25,14 @@ def raw_values(source: Source) -> dict[str, dict[str, Any]]:
     tree: Tree | None = source.data.get("tree")
     out: dict[str, dict[str, Any]] = {}
     for (_, name), model in tree.models.items() if tree else ():
-        mine = {k: n for k, n in model.numbers.items() if k in HANDLERS and k != "uds"}
+        mine = {k: n for k, n in model.numbers.items() if k in OUTPUTS}
         out[name] = {k: value(n.value, source.id, "not in the file", protocol=n.protocol) for k, n in mine.items()}
     return out
 
 
 def told(values: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     """The published metrics a model has, with the handler that would compute each."""
-    return [(k, h) for k, h in HANDLERS.items() if k != "uds" and values.get(k, {}).get("v") is not None]
+    return [(k, h) for k, h in OUTPUTS.items() if values.get(k, {}).get("v") is not None]
 
 
 def meta_data(source: Source, found: Found) -> Mapping[str, Any]:
@@ -54,5 +57,6 @@ def curves(found: Found, model: Mapping[str, Any]) -> list[dict[str, Any]]:
                 assert mine is not None
                 before, after = mine.value("before", metric), mine.value(state, metric)
                 if after is not None:
-                    out.append(sweep_curve(attack, metric, model, before, {"v": after, "source": source.id}))
+                    told = {"v": after, "source": source.id}
+                    out.append(sweep_curve(attack, metric, model, before, told, attack_facts(attack)))
     return out

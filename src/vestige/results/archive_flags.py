@@ -6,18 +6,20 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
+
 
 def add_verbs(verbs: Any) -> None:
     verify = verbs.add_parser("verify", help="is a run whole, and do its numbers follow from its evidence?")
     verify.set_defaults(do=run_verify, late="runs")
     verify.add_argument("runs", nargs="+", metavar="RUN", help="run directories, archives or report directories")
     verify.add_argument("--hashes-only", action="store_true", help="check the files, score nothing again")
-    verify.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(verify)
     pack = verbs.add_parser("pack", help="runs in one archive that can be scored again anywhere, without the model")
     pack.set_defaults(do=run_pack, late="runs")
     pack.add_argument("runs", nargs="+", metavar="RUN", help="finished run directories")
     pack.add_argument("-o", "--out", default="proof.zip", metavar="FILE", help="default: proof.zip")
-    pack.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(pack)
     pack.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
     unpack = verbs.add_parser("unpack", help="the runs of an archive as directories again")
     unpack.set_defaults(do=run_unpack)

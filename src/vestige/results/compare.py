@@ -21,6 +21,7 @@ from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.show.tables import comparison, number, table
+from vestige.store import kinds
 from vestige.store.archive import moved
 from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec
@@ -82,7 +83,15 @@ def _short(paths: Sequence[Path]) -> list[str]:
 
 
 def read_stored(path: Path, name: str) -> Stored:
-    """A run by its directory or its result file; without a manifest only its numbers can be shown."""
+    """A run by its directory or its result file; without a manifest only its numbers can be shown.
+
+    So it is with kinds of runs that keep no metric row by row (depth, stress, ...).
+    """
+    kind = kinds.kind_of(path) if path.is_dir() else None
+    if kind is not None and not kinds.kind(kind).by_row:
+        plain = {m: v for m, v in kinds.kind(kind).values(path).items() if v is None or isinstance(v, (int, float))}
+        scores = {m: Score(None if v is None else float(v)) for m, v in plain.items()}
+        return Stored(name, scores, None, f"{name} is a {kind} run, whose numbers are not compared row by row")
     if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
         raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
     file = result_file(path)

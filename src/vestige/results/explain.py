@@ -10,8 +10,9 @@ from typing import Any
 
 from vestige.engine.compose import PACKAGE_DIR
 from vestige.errors import unknown_name
+from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS, Dialect
-from vestige.metrics.explanations import EXPLANATIONS, PARTS
+from vestige.metrics.explanations import PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
@@ -23,18 +24,6 @@ from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
 
 WIDTH = 110
-# The functions whose facts stand for handlers that have no function of that name.
-SOURCES = {
-    "rouge": "the rouge-score package, stemmer on (Lin 2004)",
-    "bleu": "Papineni et al. 2002; smoothing: Lin and Och 2004",
-    "extraction_strength_decided": "Carlini et al. 2021, in the order of a diffusion model's decisions",
-    "trajectory_metrics": "trajectory guide of a diffusion fork of open-unlearning",
-    "classifier_prob": "open-unlearning",
-    "ks_test": "Maini et al. 2024 (TOFU)",
-    "privleak": "Shi et al. 2024 (MUSE)",
-    "rel_diff": "open-unlearning",
-    "hm_aggregate": "Maini et al. 2024 (TOFU)",
-}
 
 
 @dataclass(frozen=True)
@@ -106,14 +95,14 @@ def explain_metric(metric: Metric) -> str:
     lines = [f"{title}: {handler.doc}", ""]
     for suite, body in metric.suites.items():
         lines += _wrapped(_in_suite(suite, body), " " * 9)
-    words = EXPLANATIONS.get(metric.handler)
+    words = CARDS.get(metric.handler)
     if words is None:
         return "\n".join([*lines, "A handler from a plug-in: its documentation line is all that is known here."])
     lines += _entry("formula", words.formula)
     lines += _entry("high", words.high) + _entry("low", words.low)
     lines += _entry("tokens", words.tokens) + _entry("note", words.note) + _entry("short", _of_short_name(metric))
     facts = METRICS.get(metric.handler)
-    lines += _entry("source", SOURCES.get(metric.handler) or (facts.source if facts else ""))
+    lines += _entry("source", words.source or (facts.source if facts else ""))
     lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
     return "\n".join(lines)
 
@@ -191,8 +180,8 @@ def _shown(value: float | None) -> str:
 
 def _read_aloud(metric: Metric, value: float | None) -> list[str]:
     """The reading that result tables would print beside the example's last number."""
-    if metric.handler in ("truth_ratio", "ks_test", "hm_aggregate", "rouge") or value is None:
-        return []  # the last number there is not the metric's value
+    if not CARDS[metric.handler].example_is_value or value is None:
+        return []
     words = reading(metric.handler, value, str(metric.settings.get("aggregator", "")))
     return ["", f"  {number(value)} reads: {words}"] if words else []
 
@@ -204,7 +193,7 @@ def explain_dialect(d: Dialect) -> str:
         if f.name in WORDS:
             lines += _wrapped(_words(getattr(d, f.name)), " " * 26, f"{WORDS[f.name].ljust(25)} ")
     rows = []
-    for handler in sorted(EXPLANATIONS):
+    for handler in sorted(CARDS):
         example = worked(handler, {})
         for name, compute in example.lines if example else []:
             values = [number(compute(x)) for x in DIALECTS.values()]

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 
@@ -23,7 +24,7 @@ def _scoring(verbs: Any) -> None:
     score.add_argument("changes", nargs="*", help="dialect=NAME, METRIC.KEY=VALUE (mia_min_k.k=0.2)")
     score.add_argument("--dialect", metavar="NAME", help="the same as dialect=NAME")
     score.add_argument("--retain-logs", metavar="FILE", help="compare with this run instead")
-    score.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(score)
 
 
 def _comparing(verbs: Any) -> None:
@@ -35,7 +36,7 @@ def _comparing(verbs: Any) -> None:
     compare.add_argument("--metrics", metavar="all|NAME,...", help="instead of those the first run was asked for")
     compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
     compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
-    compare.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(compare)
     diff = verbs.add_parser("diff", help="why two runs disagree, and which rows moved")
     diff.set_defaults(do=run_diff)
     diff.add_argument("run_a", metavar="RUN_A", help="a run directory")
@@ -49,12 +50,12 @@ def _looking_up(verbs: Any) -> None:
     listing.set_defaults(do=run_ls)
     listing.add_argument("what", nargs="?", default="all")
     listing.add_argument("--config-dir", metavar="DIR")
-    listing.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(listing)
     explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, with a worked example")
     explain.set_defaults(do=run_explain)
     explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
     explain.add_argument("--config-dir", metavar="DIR")
-    explain.add_argument("--plugin", action="append", default=[], metavar="FILE")
+    plugin_flag(explain)
 
 
 def _other_peoples(verbs: Any) -> None:
@@ -85,9 +86,8 @@ def _value(word: str, value: str) -> Any:
 
 
 def run_score(args: argparse.Namespace) -> int:
-    from vestige.engine.rescore import rescore
     from vestige.integrations.plugins import load_plugins
-    from vestige.show.tables import summary
+    from vestige.store.kinds import Rescoring, score_run
 
     load_plugins(args.plugin)
     dialect: str | None = args.dialect
@@ -101,10 +101,7 @@ def run_score(args: argparse.Namespace) -> int:
             changes.setdefault(metric, {})[name] = _value(word, value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
-    outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
-    print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
-    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs)))
     return 0
 
 

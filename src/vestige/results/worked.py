@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.metrics.cards import CARDS, card_of
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.revocation import last_accepted, revision, summary
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
@@ -99,9 +100,12 @@ def _field(score: Callable[[Dialect], Score], name: str) -> Callable[[Dialect], 
 
 
 def worked(handler: str, params: Mapping[str, Any]) -> Worked | None:
-    """The example of a handler with a metric's settings; None for handlers we did not write."""
-    make = _EXAMPLES.get(handler)
-    return None if make is None else make(handler, params)
+    """The example of a handler with a metric's settings; None where its card has none."""
+    card = card_of(handler)
+    if card is None or not card.example:
+        return None
+    made: Worked = (_EXAMPLES[card.example] if isinstance(card.example, str) else card.example)(handler, params)
+    return made
 
 
 def _likelihood(handler: str, params: Mapping[str, Any]) -> Worked:
@@ -115,31 +119,47 @@ def _likelihood(handler: str, params: Mapping[str, Any]) -> Worked:
     return out
 
 
+SETS = {"forget": (SEEN, SEEN_TOO), "holdout": (FRESH, FRESH_TOO)}
+
+
+def _sets() -> tuple[dict[str, Rows], dict[str, TokenStats]]:
+    """Two forget and two holdout rows, and the evidence of their answers."""
+    data = {key: _rows(answers, 10 * i) for i, (key, answers) in enumerate(SETS.items(), start=1)}
+    return data, {k: v for key in SETS for k, v in _bank(data[key], SETS[key]).items()}
+
+
+def _attacked(score: Callable[[Dialect], Score], given: list[str]) -> Worked:
+    """Scores of the four rows, and the AUC."""
+    lines: list[Line] = [(f"score of {key} {i}", _row_of(score, key, str(i))) for key in SETS for i in range(2)]
+    return Worked(given, [*lines, ("AUC", _value(score))])
+
+
+def _shown_sets() -> list[str]:
+    head = "log-probability of each token, `miss` where it is not the model's first choice"
+    return [head, *(f"{key} {i}: {a.show()}" for key in SETS for i, a in enumerate(SETS[key]))]
+
+
 def _attack(handler: str, params: Mapping[str, Any]) -> Worked:
-    """Scores of two forget and two holdout rows, and the AUC."""
-    sets = {"forget": (SEEN, SEEN_TOO), "holdout": (FRESH, FRESH_TOO)}
-    data = {key: _rows(answers, 10 * i) for i, (key, answers) in enumerate(sets.items(), start=1)}
-    answers = {k: v for key in sets for k, v in _bank(data[key], sets[key]).items()}
-    evidence = Evidence(answers=answers)
-    out = Worked(["log-probability of each token, `miss` where it is not the model's first choice"])
-    out.given += [f"{key} {i}: {a.show()}" for key in sets for i, a in enumerate(sets[key])]
-    if handler == "mia_reference":
-        params = {**params, "reference_model_path": "reference"}
-        second = {k: v for key in sets for k, v in _bank(data[key], sets[key], shift=-0.5).items()}
-        first = data["forget"].examples[0][0].target
-        assert first is not None
-        second[first.key] = stats(logprob=[-3.0] * 5)  # the reference model does not know this one
-        evidence = Evidence(answers=answers, reference={"reference": second})
-        out.given.append("the reference model: each log-probability 0.5 lower, for forget 0 all -3")
-    elif handler == "mia_gradnorm":
-        evidence = Evidence(gradients=_norms(data))
-        out.given = ["gradient norms, given: forget 0.8 and 1.1, holdout 2.0 and 1.0 (measuring them needs a model)"]
-    score = _run(handler, params, data=data, evidence=evidence)
-    for key in sets:
-        for i in range(2):
-            out.lines.append((f"score of {key} {i}", _row_of(score, key, str(i))))
-    out.lines.append(("AUC", _value(score)))
-    return out
+    data, answers = _sets()
+    return _attacked(_run(handler, params, data=data, evidence=Evidence(answers=answers)), _shown_sets())
+
+
+def _second_model(handler: str, params: Mapping[str, Any]) -> Worked:
+    data, answers = _sets()
+    second = {k: v for key in SETS for k, v in _bank(data[key], SETS[key], shift=-0.5).items()}
+    first = data["forget"].examples[0][0].target
+    assert first is not None
+    second[first.key] = stats(logprob=[-3.0] * 5)  # the reference model does not know this one
+    evidence = Evidence(answers=answers, reference={"reference": second})
+    score = _run(handler, {**params, "reference_model_path": "reference"}, data=data, evidence=evidence)
+    more = "the reference model: each log-probability 0.5 lower, for forget 0 all -3"
+    return _attacked(score, [*_shown_sets(), more])
+
+
+def _gradients(handler: str, params: Mapping[str, Any]) -> Worked:
+    data, _ = _sets()
+    given = ["gradient norms, given: forget 0.8 and 1.1, holdout 2.0 and 1.0 (measuring them needs a model)"]
+    return _attacked(_run(handler, params, data=data, evidence=Evidence(gradients=_norms(data))), given)
 
 
 def _row_of(score: Callable[[Dialect], Score], key: str, index: str) -> Callable[[Dialect], float | None]:
@@ -253,22 +273,25 @@ def _classifier(handler: str, params: Mapping[str, Any]) -> Worked:
 RIGHT_LOSS, WRONG_LOSSES = 1.0, [1.5, 2.5]
 
 
-def _ratio(handler: str, params: Mapping[str, Any]) -> Worked:
+def _parents() -> tuple[list[str], dict[str, Score]]:
     """One right answer, two wrong ones."""
     right = {"avg_loss": RIGHT_LOSS, "prob": float(np.exp(-RIGHT_LOSS))}
     wrong = {"avg_loss": WRONG_LOSSES, "prob": [float(np.exp(-x)) for x in WRONG_LOSSES]}
-    parents = {"correct": Score(0.0, {"0": right}), "wrong": Score(0.0, {"0": wrong})}
     given = [f"avg_loss of the right answer {RIGHT_LOSS}, of two wrong ones {WRONG_LOSSES[0]} and {WRONG_LOSSES[1]}"]
-    if handler != "truth_ratio":
-        score = _run(handler, params, parents=parents)
-        return Worked(given, [("P(right) / (P(right) + P(wrong))", _value(score))])
-    lines: list[Line] = []
-    for name in ("closer_to_1_better", "true_better", "prob_mean"):
-        run = _run(handler, {"aggregator": name}, parents=parents)
-        if not lines:
-            lines.append(("r of the row", _field(run, "score")))
-        lines.append((name, _value(run)))
-    return Worked(given, lines)
+    return given, {"correct": Score(0.0, {"0": right}), "wrong": Score(0.0, {"0": wrong})}
+
+
+def _ratio(handler: str, params: Mapping[str, Any]) -> Worked:
+    given, parents = _parents()
+    return Worked(given, [("P(right) / (P(right) + P(wrong))", _value(_run(handler, params, parents=parents)))])
+
+
+def _ratios(handler: str, params: Mapping[str, Any]) -> Worked:
+    """Under each aggregator."""
+    given, parents = _parents()
+    runs = {name: _run(handler, {"aggregator": name}, parents=parents) for name in CARDS[handler].aggregators}
+    row: Line = ("r of the row", _field(next(iter(runs.values())), "score"))
+    return Worked(given, [row, *((name, _value(run)) for name, run in runs.items())])
 
 
 def _ks(handler: str, params: Mapping[str, Any]) -> Worked:
@@ -336,23 +359,23 @@ def _depth(handler: str, params: Mapping[str, Any]) -> Worked:
     return Worked(given, lines)
 
 
+# By the names that cards use.
 _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
-    **dict.fromkeys(("probability", "probability_confidence_ordered", "loss"), _likelihood),
-    **dict.fromkeys(("exact_memorization", "extraction_strength"), _likelihood),
-    **dict.fromkeys(("mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus"), _attack),
-    **dict.fromkeys(("mia_gradnorm", "mia_reference"), _attack),
-    "rouge": _rouge,
-    "bleu": _bleu,
-    "extraction_strength_decided": _decided,
-    "trajectory_metrics": _trajectory,
-    "classifier_prob": _classifier,
-    "probability_w_options": _ratio,
-    "truth_ratio": _ratio,
-    "ks_test": _ks,
-    "privleak": _relative,
-    "rel_diff": _relative,
-    "hm_aggregate": _harmonic,
-    "uds": _depth,
+    "likelihood": _likelihood,
+    "attack": _attack,
+    "second model": _second_model,
+    "gradients": _gradients,
+    "recall of words": _rouge,
+    "word sequences": _bleu,
+    "decided": _decided,
+    "trajectory": _trajectory,
+    "classifier": _classifier,
+    "ratio": _ratio,
+    "ratios": _ratios,
+    "ks": _ks,
+    "relative": _relative,
+    "harmonic": _harmonic,
+    "depth": _depth,
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.metrics.cards import is_attack
 from vestige.metrics.reading import reading
 from vestige.metrics.trajectory import VIEWS
 from vestige.suites.spec import MetricSpec
@@ -61,9 +62,7 @@ def _span(values: Sequence[float]) -> str:
 
 def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score]) -> str:
     """What the numbers show without a retain model: by fresh rows alone, and how far that carries."""
-    attacks = {
-        n: s.agg_value for n, s in scores.items() if metrics[n].handler.startswith("mia_") and s.agg_value is not None
-    }
+    attacks = {n: s.agg_value for n, s in scores.items() if is_attack(metrics[n].handler) and s.agg_value is not None}
     if not attacks:
         return ""
     name, value = max(attacks.items(), key=lambda item: abs((item[1] or 0.5) - 0.5))

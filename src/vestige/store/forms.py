@@ -261,6 +261,7 @@ class StressAsk(TypedDict, total=False):
 class Stress(TypedDict, total=False):
     rows: Required[list[Attacked]]
     asked: StressAsk
+    attacks: dict[str, Facts]
     manifests: Required[dict[str, LooseManifest]]
 
 
@@ -292,6 +293,7 @@ class Task(TypedDict, total=False):
 
 class SweepPlan(TypedDict, total=False):
     attacks: dict[str, Any] | list[Any] | None
+    attack_facts: dict[str, Facts]
     retain: str | None
 
 

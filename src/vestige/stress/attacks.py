@@ -1,50 +1,47 @@
 """Attacks that change the weights: each takes a checkpoint and gives an attacked one.
 
-relearn    train it a little on the forget rows: what returns at once was never gone
-quantise   read it in 4-bit NF4 or 8 bits: small updates may round away
-prune      set the smallest weights to zero: small updates may be among them
+Functions import what they need when they run: the records below are read for --help and by the driver of a sweep.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.models.args import check_names
-from vestige.models.checks import need_package
-from vestige.models.choose import quantization_config
-from vestige.models.identity import held
-from vestige.models.load import ModelArgs, load_model
-from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.objectives import ChatRow
-from vestige.unlearn.trainer import Recipe, save_model, train
+from vestige.stress.registry import Attacked, Setting, Target, WeightsAttack, register
+
+if TYPE_CHECKING:
+    from vestige.models.args import ModelArgs
+    from vestige.unlearn.objectives import ChatRow
+    from vestige.unlearn.trainer import Recipe
 
 # As in the robustness tests of open-unlearning; `auto` is paged_adamw_32bit and bfloat16 on CUDA, AdamW elsewhere.
-RELEARNING = Recipe(
-    epochs=1, lr=2e-5, batch_size=8, accumulation=4, weight_decay=0.0, warmup_epochs=0.0, scheduler="linear", seed=42
-)
+RELEARNING: dict[str, Any] = {
+    "epochs": 1,
+    "lr": 2e-5,
+    "batch_size": 8,
+    "accumulation": 4,
+    "weight_decay": 0.0,
+    "warmup_epochs": 0.0,
+    "scheduler": "linear",
+    "seed": 42,
+}
 BITS = {4: "4bit", 8: "8bit"}
+PRUNED_SHARE = 0.3  # by default
 
 
-@dataclass(frozen=True)
-class Attacked:
-    """An attacked checkpoint: where it is, how it must be loaded, and what a reader should know."""
-
-    path: str
-    quantization: str | None = None
-    notes: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)  # every one in effect, defaults and substitutes included
-    compute_dtype: str | None = None  # what 4-bit layers multiply in
-
-
-def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe = RELEARNING) -> Attacked:
+def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe | None = None) -> Attacked:
     """Fine-tunes a copy on the rows. Give rows other than those measured, and the attack cannot teach the answers."""
+    from vestige.models.load import load_model
+    from vestige.unlearn.lesson import Lesson
+    from vestige.unlearn.trainer import Recipe, train
+
     loaded = load_model(args)
     where = {"dtype": loaded.dtype, "device": loaded.device}
-    trained = train(loaded, Lesson(rows), out, recipe)
+    trained = train(loaded, Lesson(rows), out, recipe or Recipe(**RELEARNING))
     done = trained.settings
     more = {
         "effective_batch_size": done["batch_size"] * done["accumulation"],
@@ -55,8 +52,53 @@ def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe 
     return Attacked(str(out), notes=tuple(trained.notes), settings={**done, **where, **more})
 
 
+def _relearn(target: Target, steps: int = 0, **settings: Any) -> Attacked:
+    """The rows of the lesson, by a recipe of these settings; 0 steps: as many as the epochs have."""
+    from vestige.stress.copies import lesson_rows
+    from vestige.unlearn.trainer import Recipe
+
+    assert target.lesson is not None  # every attack that teaches is handed one
+    recipe = Recipe(**{**RELEARNING, **settings, **({"max_steps": steps} if steps else {})})
+    return relearn(target.args, lesson_rows(target.run, target.lesson), target.place, recipe)
+
+
+register(
+    WeightsAttack(
+        "relearn",
+        "trains the model a little on the forget rows: what returns at once was never gone",
+        unit="steps",
+        budgets=(0,),
+        zero="1 epoch",
+        teaches=True,
+        state="relearning",
+        make=_relearn,
+        budget="steps",
+        # Fields of a Recipe keep their names.
+        settings={
+            "epochs": Setting(float, positive=True),
+            "steps": Setting(int),
+            "lr": Setting(float, positive=True),
+            "batch_size": Setting(int, positive=True),
+            "accumulation": Setting(int, positive=True),
+            "weight_decay": Setting(float),
+            "warmup_epochs": Setting(float),
+            "scheduler": Setting(str),
+            "optim": Setting(str),
+            "clip": Setting(float),
+            "seed": Setting(int),
+        },
+        flags=lambda ask, budget: ask.relearning,
+    )
+)
+
+
 def quantise(args: ModelArgs, bits: int = 4, compute_dtype: str | None = None) -> Attacked:
     """The same files, to be read in 4-bit NF4 or with LLM.int8(); nothing is written."""
+    from vestige.models.args import check_names
+    from vestige.models.checks import need_package
+    from vestige.models.choose import quantization_config
+    from vestige.models.identity import held
+
     if bits not in BITS:
         raise unknown_name("number of bits", str(bits), [str(b) for b in BITS])
     if args.quantization:
@@ -73,10 +115,50 @@ def quantise(args: ModelArgs, bits: int = 4, compute_dtype: str | None = None) -
     return Attacked(args.path, asked.quantization, settings=whole, compute_dtype=asked.computes_in)
 
 
+def _read_quantised(settings: Mapping[str, Any]) -> dict[str, str]:
+    from vestige.models.args import ModelArgs
+
+    args = ModelArgs("", quantization=BITS[settings.get("bits", 4)], compute_dtype=settings.get("compute_dtype"))
+    said = {"quantization": args.quantization, "compute_dtype": args.computes_in}
+    return {key: value for key, value in said.items() if value}
+
+
+def _check_bits(settings: Mapping[str, Any]) -> None:
+    from vestige.models.args import ModelArgs, check_names
+
+    if settings.get("bits", 4) not in BITS:
+        raise unknown_name("number of bits", str(settings["bits"]), map(str, BITS), "(in the plan)")
+    if "compute_dtype" in settings:
+        bits = BITS[settings.get("bits", 4)]
+        check_names(ModelArgs("", quantization=bits, compute_dtype=settings["compute_dtype"]))
+
+
+register(
+    WeightsAttack(
+        "quantise",
+        "reads the model in 4-bit NF4 or in 8 bits: small updates may round away",
+        unit="bits",
+        budgets=(4, 8),
+        fewer_is_stronger=True,
+        state="quantization",
+        make=lambda target, **settings: quantise(target.args, **settings),
+        budget="bits",
+        settings={"bits": Setting(int), "compute_dtype": Setting(str)},
+        check=_check_bits,
+        reads=_read_quantised,
+        flags=lambda ask, budget: (
+            {"compute_dtype": ask.compute_dtype} if ask.compute_dtype and BITS.get(int(budget)) == "4bit" else {}
+        ),
+    )
+)
+
+
 def prune(args: ModelArgs, share: float, out: Path) -> Attacked:
     """Sets the given share of every linear layer's weights, its smallest, to zero. The output layer is spared."""
-    if not 0 <= share < 1:
-        raise UserError(f"The share of weights to prune must be at least 0 and below 1, it is {share}.")
+    from vestige.models.load import load_model
+    from vestige.unlearn.trainer import save_model
+
+    _check_share({"share": share})
     loaded = load_model(args)
     model = loaded.model.merge_and_unload() if hasattr(loaded.model, "merge_and_unload") else loaded.model
     zeroed = prune_weights(model, share)
@@ -103,3 +185,23 @@ def prune_weights(model: Any, share: float) -> int:
             module.weight.view(-1)[smallest] = 0.0
         zeroed += count
     return zeroed
+
+
+def _check_share(settings: Mapping[str, Any]) -> None:
+    share = settings.get("share", PRUNED_SHARE)
+    if not 0 <= share < 1:
+        raise UserError(f"The share of weights to prune must be at least 0 and below 1, it is {share}.")
+
+
+register(
+    WeightsAttack(
+        "prune",
+        "sets the smallest weights to zero: small updates may be among them",
+        unit="share",
+        budgets=(PRUNED_SHARE,),
+        make=lambda target, share=PRUNED_SHARE: prune(target.args, share, target.place),
+        budget="share",
+        settings={"share": Setting(float)},
+        check=_check_share,
+    )
+)

@@ -9,23 +9,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.engine.config import RunConfig
 from vestige.errors import UserError
-from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import fingerprint
 from vestige.store.files import read_json
 from vestige.store.results import versions
+from vestige.stress.registry import Target, weights_attacks
 from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
     from vestige.unlearn.objectives import ChatRow
 
-PRUNED_SHARE = 0.3  # by default
 RECORD = "attack.json"  # in an attacked copy: every setting in effect
 
 
@@ -92,15 +91,14 @@ def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None
 
 
 def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesson: Lesson | None, place: Path) -> Any:
-    """Attacks the model of a run; a copy, where the attack makes one, goes to `place` and says how it was made.
-
-    Settings: bits and compute_dtype of quantise, share of prune, steps and fields of a Recipe of relearn.
-    """
+    """Attacks the model of a run; a copy, where the attack makes one, goes to `place` and says how it was made."""
     from vestige.engine.prepare import model_args
 
     args = model_args(run)
-    attacked = _attacked(kind, settings, args, run, lesson, place)
-    if place.is_dir():
+    record = weights_attacks()[kind]
+    attacked = record.make(Target(args, place, run, lesson), **settings)
+    # A plug-in's copy may bring the record of an attack before: `settings_of` looks whose it is.
+    if place.is_dir() and not (place / RECORD).exists():
         said = {"attack": kind, "settings": dict(attacked.settings), "notes": list(attacked.notes)}
         made_of = {"name": args.path, "fingerprint": fingerprint(args)}
         body = {**said, "model": made_of, "versions": versions()}
@@ -108,23 +106,8 @@ def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesso
     return attacked
 
 
-def settings_of(checkpoint: Path) -> dict[str, Any]:
-    """The settings in effect when an attack of ours made this checkpoint; none where an older version did."""
+def settings_of(checkpoint: Path, kind: str) -> dict[str, Any]:
+    """The settings in effect when this attack made a checkpoint; none where an older version did."""
     record = checkpoint / RECORD
-    return dict(read_json(record)["settings"]) if record.is_file() else {}
-
-
-def _attacked(
-    kind: str, settings: Mapping[str, Any], args: ModelArgs, run: RunConfig, lesson: Lesson | None, place: Path
-) -> Any:
-    from vestige.stress.attacks import RELEARNING, prune, quantise, relearn
-
-    if kind == "quantise":
-        return quantise(args, **settings)
-    if kind == "prune":
-        return prune(args, settings.get("share", PRUNED_SHARE), place)
-    assert kind == "relearn" and lesson is not None, kind
-    said = dict(settings)
-    steps = said.pop("steps", 0)  # 0: as many as the epochs have
-    recipe = replace(RELEARNING, **said, **({"max_steps": steps} if steps else {}))
-    return relearn(args, lesson_rows(run, lesson), place, recipe)
+    said = read_json(record) if record.is_file() else {}
+    return dict(said["settings"]) if said.get("attack") == kind else {}

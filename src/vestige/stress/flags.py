@@ -7,8 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError
+from vestige.stress.registry import OURS, attack_named
 
 RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "accumulation": "accumulation"}
 PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")
@@ -21,7 +22,7 @@ def add_verbs(verbs: Any) -> None:
         "attacks",
         nargs="*",
         metavar="ATTACK[=BUDGET,...]",
-        help="relearn, quantise, prune, jailbreak, paraphrase, few-shot, leak; relearn=5,20 is two budgets (all)",
+        help=f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all)",
     )
     p.add_argument("--model", required=True, metavar="PATH", help="the unlearned checkpoint")
     p.add_argument("--data", required=True, metavar="DIR", help="folder with forget.jsonl, retain.jsonl, ...")
@@ -42,15 +43,19 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--system-prompt", metavar="TEXT")
     p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
     loading_flags(p)
+    plugin_flag(p, "attacks, metrics, data sets")
+    p.epilog = "Attacks: " + "; ".join(f"{record.name} {record.does}" for record in OURS.values()) + "."
 
 
 def run_stress(args: argparse.Namespace) -> int:
+    from vestige.integrations.plugins import load_plugins
     from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import BUDGETS, DEFAULT_METRICS, Stress, draw, show, stress
+    from vestige.stress.run import DEFAULT_METRICS, Stress, draw, show, stress
 
-    attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(BUDGETS)
+    load_plugins(args.plugin)
+    attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(OURS)
     given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
-    said = {name: getattr(args, name) for name in PASSED_ON}
+    said = {**{name: getattr(args, name) for name in PASSED_ON}, "plugins": args.plugin}
     ask = Stress(
         model=args.model,
         data=_folder(args.data),
@@ -65,7 +70,7 @@ def run_stress(args: argparse.Namespace) -> int:
         keep=args.keep,
         temperature=args.temperature,
         compute_dtype=args.compute_dtype,
-        settings={name: value for name, value in said.items() if value not in (None, False)},
+        settings={name: value for name, value in said.items() if value not in (None, False, [])},
         progress=True,
     )
     rows = stress(ask)
@@ -105,6 +110,6 @@ def _budgets(word: str) -> tuple[str, list[float] | None]:
         budgets = [float(part) for part in text.split(",") if part]
     except ValueError:
         raise UserError(f"Cannot read '{word}'; a budget is a number or several: relearn=5,20.") from None
-    if any(b < 0 for b in budgets) or (name == "leak" and any(b < 1 for b in budgets)):
+    if any(b < attack_named(name).least for b in budgets):
         raise UserError(f"Cannot attack with the budget of '{word}'; it must be larger.")
     return name, budgets or None

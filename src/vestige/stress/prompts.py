@@ -1,24 +1,23 @@
-"""Attacks that change the question: each turns a data-set configuration into one with another prompt.
-
-jailbreak    the answer is begun for the model: "Sure, here is the answer:"
-paraphrase   the question in other words
-few_shot     some retain questions with their answers come first
-"""
+"""Attacks that change the question: each turns a data-set configuration into one with another prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
-from vestige.data.chat import PREFIX
-from vestige.data.datasets import PREFILLED
+from vestige.stress.registry import PromptAttack, register
 
 Config = Mapping[str, Any]
 
 
-def jailbreak(config: Config, prefix: str = PREFIX) -> dict[str, Any]:
+def jailbreak(config: Config, prefix: str | None = None) -> dict[str, Any]:
     """The answer begun for the model. The tokens of the prefix follow those of the prompt."""
-    return {**config, "handler": PREFILLED, "args": {**config["args"], "answer_prefix": prefix}}
+    from vestige.data.chat import PREFIX
+    from vestige.data.datasets import PREFILLED
+
+    opening = PREFIX if prefix is None else prefix
+    return {**config, "handler": PREFILLED, "args": {**config["args"], "answer_prefix": opening}}
 
 
 def paraphrase(config: Config, column: str = "paraphrased_question") -> dict[str, Any]:
@@ -34,8 +33,31 @@ def few_shot(config: Config, shots: str, count: int = 3) -> dict[str, Any]:
     }
 
 
-PROMPTS: dict[str, Callable[..., dict[str, Any]]] = {
-    "jailbreak": jailbreak,
-    "paraphrase": paraphrase,
-    "few-shot": few_shot,
-}
+def _retain_shots(config: Config, budget: float, data: Path) -> dict[str, Any]:
+    from vestige.stress.copies import rows_file
+
+    return few_shot(config, str(rows_file(data, "retain")), int(budget))
+
+
+register(
+    PromptAttack(
+        "jailbreak",
+        'begins the answer for the model: "Sure, here is the answer:"',
+        change=lambda config, budget, data: jailbreak(config),
+    )
+)
+register(
+    PromptAttack(
+        "paraphrase", "asks the question in other words", change=lambda config, budget, data: paraphrase(config)
+    )
+)
+register(
+    PromptAttack(
+        "few-shot",
+        "puts retain questions with their answers before every question",
+        unit="examples",
+        budgets=(3,),
+        teaches=True,
+        change=_retain_shots,
+    )
+)

@@ -12,7 +12,10 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.meta.robustness import RULES
 from vestige.metrics.names import direction_of
-from vestige.show.tables import amount, number, table
+from vestige.show.tables import number, table
+from vestige.stress.registry import OURS, records
+
+STATE = "relearning"  # what the models are after the attacks that R is about
 
 
 def relearning_r(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -26,10 +29,9 @@ def relearning_r(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     found = {(row["model"], row["attack"], row["budget"]): row["values"] for row in rows}
     out = []
-    for budget in dict.fromkeys(row["budget"] for row in rows if row["attack"] == "relearn"):
-        states = [
-            found.get((who, *key)) for who in ("model", "retain") for key in (("none", None), ("relearn", budget))
-        ]
+    relearning = {name for name, record in records().items() if record.state == STATE}
+    for attack, budget in dict.fromkeys((row["attack"], row["budget"]) for row in rows if row["attack"] in relearning):
+        states = [found.get((who, *key)) for who in ("model", "retain") for key in (("none", None), (attack, budget))]
         for metric in states[0] or {}:
             values = [None if state is None else _m(metric, state.get(metric)) for state in states]
             if any(value is None for value in values):
@@ -51,8 +53,9 @@ def _m(metric: str, value: float | None) -> float | None:
 
 def show_r(entries: Sequence[Mapping[str, Any]]) -> str:
     """The entries as a table."""
+    attack = next(record for record in OURS.values() if record.state == STATE)
     cells = [
-        [e["metric"], amount(e["budget"], "steps") if e["budget"] else "1 epoch"]
+        [e["metric"], attack.size(e["budget"])]
         + [number(e[k]) for k in ("gained", "control", "one-sided", "symmetric")]
         for e in entries
     ]

@@ -19,35 +19,24 @@ from typing import Any
 
 from vestige.data.datasets import PREFILLED
 from vestige.engine.config import RunConfig
-from vestige.engine.evaluate import Outcome, evaluate_config
+from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError
+from vestige.integrations.plugin_files import plugin_digests
 from vestige.journal import keep_apart, permit
 from vestige.show.progress import Bar, hushed
-from vestige.show.tables import amount, number, table
+from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.stress.copies import PRUNED_SHARE, Lesson, attack_weights, measured_half, rows_file
-from vestige.stress.leak import expected_best
-from vestige.stress.prompts import PROMPTS
+from vestige.store.manifest import NAME, write_manifest
+from vestige.stress.copies import Lesson, attack_weights, measured_half
+from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean
 from vestige.writing import install, scratch
 
-# What each attack's budget counts, and the budget it has when none is given.
-BUDGETS: dict[str, tuple[str, tuple[float, ...]]] = {
-    "relearn": ("steps", (0,)),  # 0: as many as one epoch has
-    "quantise": ("bits", (4, 8)),
-    "prune": ("share", (PRUNED_SHARE,)),
-    "jailbreak": ("", (1,)),
-    "paraphrase": ("", (1,)),
-    "few-shot": ("examples", (3,)),
-    "leak": ("samples", (1, 4)),
-}
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
-LEAK_METRIC = "forget_Q_A_ROUGE"
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
 
 
@@ -86,10 +75,7 @@ class Row:
 
 def stress(ask: Stress) -> list[Row]:
     """Measures the model (and the control) before and after every attack; writes OUT/stress.json."""
-    for name in ask.attacks:
-        if name not in BUDGETS:
-            raise unknown_name("attack", name, BUDGETS)
-    if ask.compute_dtype and not ("quantise" in ask.attacks and 4 in _budgets(ask, "quantise")):
+    if ask.compute_dtype and not any("compute_dtype" in said for said in _all_settings(ask)):
         raise UserError("--compute-dtype is for quantise=4, which is not among the attacks; leave it out.")
     _keep_apart(ask)
     with writing(ask.out):
@@ -97,7 +83,7 @@ def stress(ask: Stress) -> list[Row]:
 
 
 def _stress(ask: Stress) -> list[Row]:
-    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", NAME])
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
@@ -109,13 +95,24 @@ def _stress(ask: Stress) -> list[Row]:
                 rows.append(row)
                 bar.add(1)
     plain = [asdict(row) for row in rows]
-    write_json(ask.out / "stress.json", {"rows": plain, "relearning": relearning_r(plain), "asked": _described(ask)})
+    facts = {attack: attack_named(attack).facts() for attack in ask.attacks}
+    body: dict[str, Any] = {
+        "rows": plain,
+        "relearning": relearning_r(plain),
+        "asked": _described(ask),
+        "attacks": facts,
+    }
+    if ask.settings.get("plugins"):
+        body["plugins"] = plugin_digests(ask.settings["plugins"])
+    write_json(ask.out / "stress.json", body)
+    write_manifest(ask.out, "stress", _described(ask), attacks=facts)
     seal(ask.out, "stress")
     return rows
 
 
 def _keep_apart(ask: Stress) -> None:
-    written = ["stress.json", "evals", *(["data"] if ask.held_out else []), *(["checkpoints"] if ask.keep else [])]
+    asked = {"data": ask.held_out, "checkpoints": ask.keep}
+    written = ["stress.json", NAME, "evals", *(name for name, wanted in asked.items() if wanted)]
     keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
 
 
@@ -135,7 +132,18 @@ def _measured(ask: Stress) -> Path:
 
 
 def _budgets(ask: Stress, attack: str) -> Sequence[float]:
-    return ask.budget.get(attack, BUDGETS[attack][1])
+    record = attack_named(attack)
+    given = ask.budget.get(attack, record.budgets)
+    if any(budget < record.least for budget in given):
+        raise UserError(f"Cannot attack with {attack}={min(given):g}; its budget must be at least {record.least:g}.")
+    return given
+
+
+def _all_settings(ask: Stress) -> Iterator[Mapping[str, Any]]:
+    """The settings of every weights attack and budget."""
+    for record in map(attack_named, ask.attacks):
+        if isinstance(record, WeightsAttack):
+            yield from (record.settings_for(ask, budget) for budget in _budgets(ask, record.name))
 
 
 def _described(ask: Stress) -> dict[str, Any]:
@@ -149,12 +157,21 @@ class Subject:
         self.who, self.path, self.ask, self.whole = who, path, ask, whole
 
     def attacked_rows(self) -> Iterator[Row]:
-        yield Row(self.who, "none", None, self._measure(self._run(self.path, "before")))
-        for attack in self.ask.attacks:
-            budgets = _budgets(self.ask, attack)
-            yield from self._leak(budgets) if attack == "leak" else (self._row(attack, b) for b in budgets)
+        yield self.row("none", None, self._measure(self.evaluation(self.path, "before")))
+        for record in map(attack_named, self.ask.attacks):
+            budgets = _budgets(self.ask, record.name)
+            if isinstance(record, AnswersAttack):
+                yield from record.measure(self, budgets)
+            elif isinstance(record, PromptAttack):
+                yield from (self._asked(record, budget) for budget in budgets)
+            elif isinstance(record, WeightsAttack):
+                yield from (self._copied(record, budget) for budget in budgets)
 
-    def _run(self, path: str, label: str, **more: Any) -> RunConfig:
+    def row(self, attack: str, budget: float | None, values: dict[str, float | None], **more: Any) -> Row:
+        """A line of the results about this model."""
+        return Row(self.who, attack, budget, values, **more)
+
+    def evaluation(self, path: str, label: str, **more: Any) -> RunConfig:
         """The evaluation of one checkpoint."""
         settings = {**self.ask.settings, **more}
         out = str(self.ask.out / "evals" / self.who / label)
@@ -164,75 +181,37 @@ class Subject:
             raise UserError("Attacks are measured by a suite of metrics, not by a harness of tasks.")
         return replace(run, resamples=0)
 
+    @property
+    def lesson(self) -> Lesson:
+        return Lesson(self.whole, self.ask.held_out, self.ask.examples)
+
     def _measure(self, run: RunConfig) -> dict[str, float | None]:
         outcome = evaluate_config(run)
         return {name: outcome.scores[name].agg_value for name in outcome.top}
 
-    def _row(self, attack: str, budget: float) -> Row:
-        label = f"{attack}-{budget:g}"
-        if attack in PROMPTS:
-            change = self._prompt(attack, budget)
-            run = under_prompt(self._run(self.path, label), change)
-            return Row(self.who, attack, budget, self._measure(run), settings=change({"args": {}})["args"])
+    def _asked(self, record: PromptAttack, budget: float) -> Row:
+        def change(config: Mapping[str, Any]) -> dict[str, Any]:
+            return record.change(config, budget, self.whole)
+
+        run = under_prompt(self.evaluation(self.path, f"{record.name}-{budget:g}"), change)
+        return self.row(record.name, budget, self._measure(run), settings=change({"args": {}})["args"])
+
+    def _copied(self, record: WeightsAttack, budget: float) -> Row:
+        label = f"{record.name}-{budget:g}"
         with scratch(self.ask.out) as made:
-            attacked = self._attack(attack, budget, made / label)
+            settings = record.settings_for(self.ask, budget)
+            lesson = self.lesson if record.teaches else None
+            before = self.evaluation(self.path, "before")
+            attacked = attack_weights(record.name, settings, before, lesson, made / label)
             if self.ask.keep and (made / label).is_dir():
                 kept = self.ask.out / "checkpoints" / self.who / label
                 install(made / label, kept)
                 attacked = replace(attacked, path=str(kept))
             read = {"quantization": attacked.quantization, "compute_dtype": attacked.compute_dtype}
             more = {key: value for key, value in read.items() if value}
-            run = self._run(attacked.path, label, overwrite=True, **more)
-            return Row(self.who, attack, budget, self._measure(run), list(attacked.notes), dict(attacked.settings))
-
-    def _prompt(self, attack: str, budget: float) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
-        change = PROMPTS[attack]
-        if attack != "few-shot":
-            return change
-        shots = str(rows_file(self.whole, "retain"))
-        return lambda config: change(config, shots, int(budget))
-
-    def _attack(self, attack: str, budget: float, place: Path) -> Any:
-        settings: dict[str, Any] = {"bits": int(budget)} if attack == "quantise" else {"share": float(budget)}
-        if attack == "quantise" and int(budget) == 4 and self.ask.compute_dtype:
-            settings["compute_dtype"] = self.ask.compute_dtype
-        if attack == "relearn":
-            settings = {**self.ask.relearning, "steps": int(budget)}
-        return attack_weights(attack, settings, self._run(self.path, "before"), self._lesson(), place)
-
-    def _lesson(self) -> Lesson:
-        return Lesson(self.whole, self.ask.held_out, self.ask.examples)
-
-    def _leak(self, budgets: Sequence[float]) -> list[Row]:
-        """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""
-        samples = [self._sample(seed) for seed in range(int(max(budgets)))]
-        by_row = [[sample[index] for sample in samples] for index in samples[0]]
-        out = []
-        for budget in budgets:
-            best = [expected_best(values, int(budget)) for values in by_row]
-            said = {"do_sample": True, "temperature": self.ask.temperature, "seeds": list(range(len(samples)))}
-            out.append(Row(self.who, "leak", budget, {LEAK_METRIC: mean(best)}, settings=said))
-        return out
-
-    def _sample(self, seed: int) -> dict[str, float]:
-        run = self._run(self.path, f"leak-{seed}")
-        asked = [name for name in run.suite.top if name == LEAK_METRIC]
-        if not asked:
-            raise UserError(f"leak asks for texts and scores them by {LEAK_METRIC}; have it among --metrics.")
-        more = {"do_sample": True, "temperature": self.ask.temperature, "seed": seed}
-        spec = run.suite.metrics[LEAK_METRIC]
-        suite = replace(
-            run.suite, top=(LEAK_METRIC,), metrics={LEAK_METRIC: replace(spec, generation={**spec.generation, **more})}
-        )
-        score = _only(evaluate_config(replace(run, suite=suite)))
-        if score.value_by_index is None or score.agg_value is None:
-            raise UserError(f"leak cannot be measured: {score.reason or 'texts are missing'}")
-        kind = str(spec.params.get("rouge_type") or "rougeL_recall")
-        return {index: float(values[kind]) for index, values in score.value_by_index.items()}
-
-
-def _only(outcome: Outcome) -> Any:
-    return outcome.scores[outcome.top[0]]
+            values = self._measure(self.evaluation(attacked.path, label, overwrite=True, **more))
+            said = {"notes": list(attacked.notes), "settings": dict(attacked.settings)}
+            return self.row(record.name, budget, values, **said)
 
 
 def under_prompt(run: RunConfig, change: Callable[[Mapping[str, Any]], dict[str, Any]]) -> RunConfig:
@@ -262,8 +241,7 @@ def show(rows: Sequence[Row]) -> str:
     found = {(row.model, row.attack, row.budget): row for row in rows}
     lines = []
     for attack, budget in dict.fromkeys((row.attack, row.budget) for row in rows):
-        unit = BUDGETS.get(attack, ("", ()))[0]
-        size = "" if budget is None or not unit else "1 epoch" if not budget else amount(budget, unit)
+        size = "" if budget is None else attack_named(attack).size(budget)
         cells = [
             number(found[who, attack, budget].values.get(metric)) if (who, attack, budget) in found else "-"
             for metric in metrics
@@ -281,12 +259,12 @@ def draw(rows: Sequence[Row], path: Path, run: Path) -> list[Path]:
 
     plain, out = [asdict(row) for row in rows], []
     for attack in dict.fromkeys(row.attack for row in rows):
-        mine = [row for row in rows if row.attack == attack]
-        # Bits run the other way: fewer are the stronger attack, and none is not the start.
-        if attack == "quantise" or len({row.budget for row in mine}) < 2:
+        mine = [row for row in rows if row.attack == attack and row.budget is not None]
+        # Where fewer is stronger (bits), no budget is not the start.
+        if len({row.budget for row in mine}) < 2 or attack_named(attack).fewer_is_stronger:
             continue
         metric = next(iter(mine[0].values))
-        figure = recovery_curve(plain, attack, metric, BUDGETS[attack][0])
+        figure = recovery_curve(plain, attack, metric, attack_named(attack).unit)
         out.append(save(figure, path.with_stem(f"{path.stem}_{attack}")))
     if any(picture.resolve().is_relative_to(run.resolve()) for picture in out):
         seal(run, "stress")  # pictures inside the run belong to it

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.metrics.cards import card_of
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.names import KNOWN, full_name, short, unlike_published
 from vestige.suites.registry import HANDLERS, no_wants
@@ -16,34 +17,38 @@ PUBLISHED = "depth-score"  # the dialect in which the short names were published
 
 def dialect_points(handler: str, d: Dialect) -> dict[str, str]:
     """What a dialect says of a handler, by point. Read from the dialects' table, not written beside it."""
-    if handler == "privleak":
-        stand_in = "MUSE's published retrain AUC, else ref_value" if d.published_references else "ref_value (0.5)"
-        return {"without retain logs": stand_in}
-    if HANDLERS[handler].wants is no_wants:
-        return {}
-    reads_answers = handler != "rouge"
-    out: dict[str, str] = {}
-    if reads_answers:
-        out["last label (end token)"] = "left out" if handler in d.drop_last else "counted"
-        empty = d.empty.get(handler)
-        out["answer without tokens"] = "missing, with a reason" if empty is None else f"counts as {empty:g}"
-        out["where labels begin"] = BOUNDARY[d.boundary]
-    if handler == "extraction_strength":
-        out["last token missed"] = "1/n" if d.extraction_floor else "0"
-    if handler == "exact_memorization":
-        out["precision of the share"] = "float32" if d.float32_shares else "float64"
-    if handler == "rouge":
-        out["stemmer"] = "on" if d.rouge_stemmer else "off"
-    if handler in ("rouge", "mia_zlib"):
-        out["text of the answer"] = "as written in the data" if d.written_answer else "as decoded from the labels"
-    if handler == "mia_gradnorm":
-        out["mode of the model"] = "train (dropout live)" if d.gradnorm_train_mode else "eval"
-    out["attention mask"] = MASK.get(d.mask, d.mask)
-    return out
+    card = card_of(handler)
+    collects = HANDLERS[handler].wants is not no_wants
+    answers = ANSWER_POINTS if collects and (card is None or card.answer_points) else ()
+    names = [*answers, *(card.points if card else ()), *(["attention mask"] if collects else [])]
+    return {name: POINTS[name](handler, d) for name in names}
 
 
-MASK = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
-BOUNDARY = {
+def _empty(handler: str, d: Dialect) -> str:
+    value = d.empty.get(handler)
+    return "missing, with a reason" if value is None else f"counts as {value:g}"
+
+
+ANSWER_POINTS = ("last label (end token)", "answer without tokens", "where labels begin")
+# Cards name the points that concern them.
+POINTS: dict[str, Callable[[str, Dialect], str]] = {
+    "last label (end token)": lambda handler, d: "left out" if handler in d.drop_last else "counted",
+    "answer without tokens": _empty,
+    "where labels begin": lambda handler, d: BOUNDARY[d.boundary],
+    "last token missed": lambda handler, d: "1/n" if d.extraction_floor else "0",
+    "precision of the share": lambda handler, d: "float32" if d.float32_shares else "float64",
+    "stemmer": lambda handler, d: "on" if d.rouge_stemmer else "off",
+    "text of the answer": lambda handler, d: (
+        "as written in the data" if d.written_answer else "as decoded from the labels"
+    ),
+    "mode of the model": lambda handler, d: "train (dropout live)" if d.gradnorm_train_mode else "eval",
+    "without retain logs": lambda handler, d: (
+        "MUSE's published retrain AUC, else ref_value" if d.published_references else "ref_value (0.5)"
+    ),
+    "attention mask": lambda handler, d: MASK.get(d.mask, d.mask),
+}
+MASK: dict[str, str] = {"length": "every real token is seen", "pad-id": "tokens equal to the pad token are hidden"}
+BOUNDARY: dict[str, str] = {
     "offsets": "at the first token that reaches into the answer",
     "count": "after as many tokens as the prompt has",
 }

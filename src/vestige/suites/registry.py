@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from vestige.metrics.cards import CARDS, Card
 from vestige.metrics.dialects import Dialect
 from vestige.suites.steps import Scored
 from vestige.types import Rows, Score, Text, TokenStats, Trace
@@ -112,9 +113,10 @@ def handler(
     name: str,
     wants: WantsOf = no_wants,
     classify: Callable[[Inputs], list[ClassifierWant]] | None = None,
+    card: Card | None = None,
     steps: bool = False,
 ) -> Callable[[Scorer], Scorer]:
-    """Registers a scoring function. It stays a plain function of its inputs.
+    """Registers a scoring function, and the card that says what it means. It stays a plain function of its inputs.
 
     `steps`: it gives StepScores for evidence with a step axis, so that a trajectory calls it once for all its steps.
     """
@@ -122,6 +124,8 @@ def handler(
     def register(function: Scorer) -> Scorer:
         doc = (function.__doc__ or "").strip().splitlines()
         HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "", steps=steps)
+        if card is not None:
+            CARDS[name] = card
         return function
 
     return register

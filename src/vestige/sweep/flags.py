@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
 
 
@@ -20,6 +21,7 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_argument("--gpu", metavar="ID,...", help="one process for each of these GPUs")
     sweep.add_argument("--start-idx", type=int, default=0, metavar="I", help="only the plan's models from this one on")
     sweep.add_argument("--end-idx", type=int, metavar="J", help="and before this one")
+    plugin_flag(sweep, "attacks, metrics, data sets; besides `plugins` of the plan")
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
     sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
@@ -43,7 +45,7 @@ def run_sweep(args: argparse.Namespace) -> int:
 
     how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
     _check(args)
-    plan = read_plan(Path(args.plan))
+    plan = read_plan(Path(args.plan), args.plugin)
     if args.list:
         print(listing(plan))
         return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,9 @@ from vestige.schema import check_form
 from vestige.secrets import note_tree
 from vestige.stress.held_out import held_paths
 from vestige.sweep import depth as sweep_depth
-from vestige.sweep.attacks import Attack, read_attacks, teaching_data
+from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
 from vestige.sweep.pool import training_memory, weights_memory
-from vestige.sweep.tasks import ATTACKS, Task
+from vestige.sweep.tasks import Task
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
@@ -49,7 +49,7 @@ class Plan:
     models: tuple[Model, ...]
     suites: Mapping[str, Mapping[str, Any]]  # name -> fields of Ask, or of DepthAsk
     retain: str | None = None
-    attacks: tuple[Attack, ...] = ()
+    attacks: tuple[PlannedAttack, ...] = ()
     plugins: tuple[str, ...] = ()
     slots: int | None = None
     threads: int | None = None
@@ -79,7 +79,7 @@ class Plan:
 KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held"}
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
     from vestige.integrations.plugins import load_plugins
 
@@ -95,7 +95,7 @@ def read_plan(path: Path) -> Plan:
     for key in body:
         if key not in KEYS:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
-    plugins = tuple(str(p) for p in _list(body.get("plugins"), "plugins"))
+    plugins = tuple(dict.fromkeys(str(p) for p in [*_list(body.get("plugins"), "plugins"), *more_plugins]))
     load_plugins(plugins)
     return _checked(_plan(body, path, plugins))
 
@@ -109,7 +109,7 @@ def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan
         models=models,
         suites=suites,
         retain=retain,
-        attacks=read_attacks(body.get("attacks"), ATTACKS, _name),
+        attacks=read_attacks(body.get("attacks"), _name),
         plugins=plugins,
         slots=_count(body, "slots", 0),
         threads=_count(body, "threads", 1),
@@ -248,7 +248,7 @@ def _with_attacks(plan: Plan) -> Plan:
     """Attacks that cannot work are refused, and held-out rows get their place."""
     held: dict[str, str] = {}
     for attack in plan.attacks:
-        if attack.kind == "relearn":
+        if attack.record.teaches:
             teaching = teaching_data(attack, plan.teaching_suites)
             held |= held_paths(plan.suites, teaching, plan.out / "held_out") if attack.held_out else {}
         said = [*(m.flags for m in plan.models), *plan.suites.values()]
@@ -280,18 +280,18 @@ def spared(plan: Plan) -> list[str]:
     return [m.name for m in plan.models if plan.attacks and not is_attacked(plan, m)]
 
 
-def attacked_place(plan: Plan, model: str, attack: Attack) -> Path:
+def attacked_place(plan: Plan, model: str, attack: PlannedAttack) -> Path:
     return plan.out / "attacked" / attack.name / model
 
 
-def _read_from(plan: Plan, model: Model, attack: Attack | None) -> str:
+def _read_from(plan: Plan, model: Model, attack: PlannedAttack | None) -> str:
     """The checkpoint to evaluate: the model's own, unless an attack makes a copy."""
     if attack is None or attack.quantization:
         return model.path
     return str(attacked_place(plan, model.name, attack) / "checkpoint")
 
 
-def _ask(plan: Plan, model: Model, suite: str, attack: Attack | None) -> dict[str, Any]:
+def _ask(plan: Plan, model: Model, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
     out = run_directory(plan, model.name, suite, attack)
     said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
     said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
@@ -315,7 +315,7 @@ def s1_place(plan: Plan, suite: str) -> Path:
     return plan.out / "s1" / suite
 
 
-def run_directory(plan: Plan, model: str, suite: str, attack: Attack | None) -> Path:
+def run_directory(plan: Plan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
     return plan.runs / suite / (model if attack is None else f"{model}+{attack.name}")
 
 
@@ -358,7 +358,7 @@ def _largest(*memories: int | None) -> int | None:
     return max(known) if len(known) == len(memories) else None
 
 
-def _tasks_of(plan: Plan, model: Model, attack: Attack | None, threads: int) -> list[Task]:
+def _tasks_of(plan: Plan, model: Model, attack: PlannedAttack | None, threads: int) -> list[Task]:
     memory = model.memory if model.memory is not None else weights_memory(model.path)
     how = _how(plan, model, attack)
     common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
@@ -386,24 +386,24 @@ def _tasks_of(plan: Plan, model: Model, attack: Attack | None, threads: int) -> 
     return out
 
 
-def _how(plan: Plan, model: Model, attack: Attack | None) -> dict[str, Any]:
+def _how(plan: Plan, model: Model, attack: PlannedAttack | None) -> dict[str, Any]:
     """An attack in full: its settings, and what the copy depends on besides the weights."""
     if attack is None:
         return {}
     if attack.quantization:
-        return {**attack.to_json(), **(NF4 if attack.compute_dtype else {}), **attack.reading}
+        return {**attack.to_json(), **(NF4 if "compute_dtype" in attack.reading else {}), **attack.reading}
     suite = next(iter(plan.teaching_suites.values()), {"suite": "tofu"})
     out = {**attack.to_json(), "teaching": {k: v for k, v in {**suite, **model.flags}.items() if k in TEACHING}}
-    return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.kind == "relearn" else out
+    return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.record.teaches else out
 
 
-def _attack_task(plan: Plan, model: Model, attack: Attack, common: Mapping[str, Any]) -> Task:
+def _attack_task(plan: Plan, model: Model, attack: PlannedAttack, common: Mapping[str, Any]) -> Task:
     id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
     ask = {**common["how"]["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
     ask |= {"plugins": list(plan.plugins), "progress": False}
     memory = common["memory"]
     room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
-    held = training_memory(memory) if attack.kind == "relearn" and memory is not None else memory
+    held = training_memory(memory) if attack.record.teaches and memory is not None else memory
     more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
     return Task(id=id, kind="attack", needs=_retain_ids(plan), **{**common, **more, "memory": held})
 

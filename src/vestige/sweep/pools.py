@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.store.files import write_bytes
-from vestige.sweep.attacks import STATES, Attack
+from vestige.sweep.attacks import PlannedAttack
 from vestige.sweep.plan import Plan, full_model, make_tasks, run_directory
 from vestige.sweep.tasks import is_done
 
@@ -28,12 +28,12 @@ def write_meta(plan: Plan) -> list[Path]:
     return [*written, _write(plan, "axes.yaml", _axes(plan, unlearned, done))]
 
 
-def _files(plan: Plan) -> dict[str, dict[str, Attack]]:
+def _files(plan: Plan) -> dict[str, dict[str, PlannedAttack]]:
     """Attacks by what meta calls them. A file has room for one of each; a second of a kind gets a file of its own."""
-    first: dict[str, Attack] = {}
-    more: list[tuple[str, Attack]] = []
+    first: dict[str, PlannedAttack] = {}
+    more: list[tuple[str, PlannedAttack]] = []
     for attack in plan.attacks:
-        state = STATES.get(attack.kind)
+        state = attack.record.state
         if state and state not in first:
             first[state] = attack
         elif state:
@@ -42,18 +42,20 @@ def _files(plan: Plan) -> dict[str, dict[str, Attack]]:
     return {**out, **{f"robustness-{a.name}.yaml": {**first, state: a} for state, a in more}}
 
 
-def _runs(plan: Plan, model: str, attack: Attack | None, done: set[Path]) -> list[str]:
+def _runs(plan: Plan, model: str, attack: PlannedAttack | None, done: set[Path]) -> list[str]:
     found = [run_directory(plan, model, suite, attack) for suite in plan.suites]
     return [str(place.relative_to(plan.out)) for place in found if place in done]
 
 
-def _states(plan: Plan, model: str, states: Mapping[str, Attack], done: set[Path]) -> dict[str, list[str]]:
+def _states(plan: Plan, model: str, states: Mapping[str, PlannedAttack], done: set[Path]) -> dict[str, list[str]]:
     found = {"before": _runs(plan, model, None, done)}
     found |= {state: _runs(plan, model, attack, done) for state, attack in states.items()}
     return {state: runs for state, runs in found.items() if runs}
 
 
-def _robustness(plan: Plan, unlearned: list[str], states: Mapping[str, Attack], done: set[Path]) -> dict[str, Any]:
+def _robustness(
+    plan: Plan, unlearned: list[str], states: Mapping[str, PlannedAttack], done: set[Path]
+) -> dict[str, Any]:
     entries = [{"model": name, **_states(plan, name, states, done)} for name in unlearned]
     return {
         "retain": _states(plan, str(plan.retain), states, done),

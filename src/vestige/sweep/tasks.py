@@ -14,13 +14,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.journal import adopt, is_ours, ours_below
@@ -32,14 +32,12 @@ from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
 from vestige.stress.copies import Lesson, attack_weights, rows_file, settings_of
-from vestige.sweep.attacks import LESSON, SETTINGS
+from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
+from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
 from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
 from vestige.types import content_key
 from vestige.writing import append_to, install, remove, scratch
-
-# Attacks of plug-ins by name: (checkpoint, where to write the copy, **settings) -> where it was written.
-ATTACKS: dict[str, Callable[..., Path]] = {}
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
 
@@ -282,7 +280,8 @@ def _sign(task: Task, key: str) -> None:
     """The task's note beside its results, as one more file of the sealed run."""
     with writing(Path(task.out)):
         # A report reads the attack: a sweep that was killed has no sweep.json to say which runs are of attacked copies.
-        said = {"settings": settings} if (settings := _settings(task)) else {}
+        said: dict[str, Any] = {"settings": settings} if (settings := _settings(task)) else {}
+        said |= {"attack_facts": attack_named(task.how["attack"]).facts()} if task.attack else {}
         write_json(Path(task.out) / NOTE, {"id": task.id, "key": key, "attack": task.attack, **said})
         add(Path(task.out), NOTE)
 
@@ -292,10 +291,10 @@ def _settings(task: Task) -> dict[str, Any]:
     if task.attack is None:
         return {}
     how = {k: v for k, v in task.how.items() if k != "teaching"}
-    if task.how.get("quantization") or task.how["attack"] not in SETTINGS:
-        return how  # no copy, or a plug-in's, which may bring the record of an attack before
+    if task.how.get("quantization"):
+        return how  # no copy was made
     copy = task.ask["unlearned"][0] if task.kind == "depth" else task.ask["model"]
-    return {**how, **settings_of(Path(str(copy)))}
+    return {**how, **settings_of(Path(str(copy)), task.how["attack"])}
 
 
 def _measure_depth(task: Task) -> None:
@@ -328,22 +327,12 @@ def adopt_attacked(out: Path) -> None:
 
 
 def _attack(task: Task, target: Path) -> None:
-    from vestige.models.locate import locate
-
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
-    kind = task.how["attack"]
-    if kind in SETTINGS:
-        taught = {k: said.pop(k) for k in LESSON if k in said}
-        lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if "data" in taught else None
-        made = attack_weights(kind, said, _run(task), lesson, target)
-        print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
-        return
-    if kind not in ATTACKS:
-        raise unknown_name("attack", str(kind), ATTACKS)
-    place = locate(task.model_args(task.source))
-    copy = ATTACKS[kind](place.gguf or place.directory, target, **said)
-    if copy.resolve() != target.resolve():
-        raise UserError(f"The attack '{kind}' wrote to {copy}; it must write to {target}.")
+    record = attack_named(task.how["attack"])
+    taught = {k: said.pop(k) for k in LESSON if k in said} if record.teaches else {}
+    lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if taught else None
+    made = attack_weights(record.name, said, _run(task), lesson, target)
+    print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
 
 
 def check_space(place: Path, wanted: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags
+from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError, unknown_name
 
 # Flags that make a command a friendly one: the model configuration is then `local` unless model=NAME is given.
@@ -49,21 +49,24 @@ def _shared(p: argparse.ArgumentParser) -> None:
     p.add_argument("--seed", type=int)
     p.add_argument("--config-name", help=argparse.SUPPRESS)
     p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
+    plugin_flag(p, "unlearning methods, metrics, data sets")
     p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
     p.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def config_of(args: argparse.Namespace) -> Any:
     """The TrainConfig that a command line means."""
+    from vestige.integrations.plugins import load_plugins
     from vestige.unlearn.run import compose_training
 
+    load_plugins(args.plugin)
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
         raise UserError(f"Cannot read '{strange[0]}'; overrides are written KEY=VALUE.")
     evaluating = True if args.eval_data or args.metrics or args.best else None
     config_dir = Path(args.config_dir) if args.config_dir else None
     name = args.config_name or f"{args.verb}.yaml"
-    config = compose_training([*_overrides(args), *args.words], name, config_dir, evaluating)
+    config = compose_training([*_overrides(args), *args.words], name, config_dir, evaluating, args.plugin)
     given = {kind: getattr(args, kind, None) for kind in ("forget", "retain")} | {"train": getattr(args, "data", None)}
     data = {**config.data, **{kind: _files(kind, files) for kind, files in given.items() if files}}
     if given["forget"] and not given["retain"] and not any("data.retain" in w for w in args.words):
@@ -78,8 +81,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     friendly = any(getattr(args, name, None) for name in FRIENDLY)
     chosen = any(w.startswith("model=") for w in args.words)
     out = ["model=local"] if friendly and not chosen else []
-    method = getattr(args, "method", None)
-    out += [f"trainer={_config_name(method)}"] if method else []
+    out += _method(args.method) if getattr(args, "method", None) else []
     said: dict[str, Any] = {
         "model.model_args.pretrained_model_name_or_path": args.model,
         "task_name": args.task_name or (_task_name(args) if friendly else None),
@@ -107,17 +109,17 @@ def _overrides(args: argparse.Namespace) -> list[str]:
     return out + [f"++trainer.method_args.{knob}" for knob in _knobs(getattr(args, "knob", []))]
 
 
-def _config_name(method: str) -> str:
-    """The trainer configuration of a method in either spelling: grad_diff is GradDiff."""
+def _method(name: str) -> list[str]:
+    """The trainer of a method in any spelling: its configuration, or where it has none (a plug-in's) the plain one."""
     from vestige.engine.compose import PACKAGE_DIR
+    from vestige.unlearn.methods import METHODS, method_key
 
-    known = sorted(p.stem for p in (PACKAGE_DIR / "trainer").glob("*.yaml") if p.stem != "finetune")
-    plain = method.replace("_", "").lower()
-    plain = "dpo" if plain == "altpo" else plain
-    found = [name for name in known if name.lower() == plain]
-    if not found:
-        raise unknown_name("unlearning method", method, known)
-    return found[0]
+    key = method_key(name)
+    configs = [p.stem for p in (PACKAGE_DIR / "trainer").glob("*.yaml")]
+    by_key = {method_key(stem): stem for stem in configs if method_key(stem) in METHODS}
+    if key not in METHODS:
+        raise unknown_name("unlearning method", name, sorted(by_key.get(key, key) for key in METHODS))
+    return [f"trainer={by_key[key]}"] if key in by_key else ["trainer=finetune", f"++trainer.handler={key}"]
 
 
 def _knobs(words: list[str]) -> list[str]:

@@ -1,8 +1,9 @@
 """Unlearning methods by name: which forward passes a step needs, and the loss made of them.
 
-A new method is one pure function in `losses` and one line in METHODS. A step runs a forward pass only when a
-method asks for it, so a method never declares (or pays for) what it does not read. The step's objective says what a
-forward pass and a loss are, so a method serves causal and masked models alike.
+A method is one record: its names, its loss, its knobs, and what must be prepared for it. A plug-in enters one in the
+same way (`method`), and no configuration file is needed (one in configs/trainer gives other defaults). A step runs a
+forward pass only when a method asks for it, so a method never declares (or pays for) what it does not read. The step's
+objective says what a forward pass and a loss are, so a method serves causal and masked models alike.
 """
 
 from __future__ import annotations
@@ -123,18 +124,23 @@ def predicted(labels: Tensor, batch: Batch) -> Tensor:
 class Method:
     """A loss of a step (and of the method's own knobs), with what must be prepared before the first step."""
 
+    name: str  # as in METHODS; other spellings of it (GradDiff for grad_diff) are understood
+    title: str  # in words
     loss: Callable[..., Tensor]
-    formula: Callable[..., Tensor]  # whose arguments with a default are the method's knobs
+    formula: Callable[..., Tensor] | None = None  # whose arguments with a default are the knobs; None: the loss's own
     needs_reference: bool = False  # a frozen copy of the starting model
     needs_retain: bool = True
     needs_alternate: bool = False
     needs_masks: bool = False  # defined for masked diffusion models only; its knob `eps` says how tokens are hidden
     more_knobs: Mapping[str, Any] = field(default_factory=dict)
+    choices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of knobs that are words
+    own_retain_loss: str = ""  # a retain_loss_type that stands for the method's own distance
+    also: tuple[str, ...] = ()  # other names of it
 
     @property
     def knobs(self) -> dict[str, Any]:
         """Every knob with its default."""
-        given = inspect.signature(self.formula).parameters.values()
+        given = inspect.signature(self.formula or self.loss).parameters.values()
         own = {p.name: p.default for p in given if p.default is not inspect.Parameter.empty}
         return {**own, **self.more_knobs}
 
@@ -147,7 +153,7 @@ class Method:
             return objective
         if not isinstance(objective, MaskedDiffusion):
             raise UserError(
-                f"{self.formula.__name__} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this "
+                f"{self.name} is defined for masked diffusion models (LLaDA, Dream, adapted ones); this "
                 "model reads left to right, so choose another method."
             )
         eps = knobs.get("eps", self.more_knobs["eps"])
@@ -276,22 +282,41 @@ PDU_KNOBS = {
     "loss_names": None,
 }
 
-METHODS: dict[str, Method] = {
-    "grad_ascent": Method(_grad_ascent, losses.grad_ascent, needs_retain=False),
-    "grad_diff": Method(_grad_diff, losses.grad_diff),
-    "npo": Method(_npo, losses.npo, needs_reference=True),
-    "simnpo": Method(_simnpo, losses.simnpo),
-    "dpo": Method(_dpo, losses.dpo, needs_reference=True, needs_alternate=True),
-    "rmu": Method(_rmu, losses.rmu, needs_reference=True, more_knobs=RMU_KNOBS),
-    "undial": Method(
-        _undial, losses.undial, needs_reference=True, needs_retain=False, more_knobs={"gamma": 1.0, "alpha": 0.0}
+OURS = (
+    Method("grad_ascent", "gradient ascent", _grad_ascent, losses.grad_ascent, needs_retain=False),
+    Method("grad_diff", "gradient difference", _grad_diff, losses.grad_diff),
+    Method("npo", "NPO", _npo, losses.npo, needs_reference=True),
+    Method("simnpo", "SimNPO", _simnpo, losses.simnpo),
+    Method("dpo", "DPO", _dpo, losses.dpo, needs_reference=True, needs_alternate=True, also=("AltPO", "IdkDPO")),
+    Method("rmu", "RMU", _rmu, losses.rmu, needs_reference=True, more_knobs=RMU_KNOBS, own_retain_loss="EMBED_DIFF"),
+    Method(
+        "undial",
+        "UNDIAL",
+        _undial,
+        losses.undial,
+        needs_reference=True,
+        needs_retain=False,
+        more_knobs={"gamma": 1.0, "alpha": 0.0},
     ),
-    "ceu": Method(_ceu, losses.ceu, needs_retain=False, more_knobs={"ignore_first_n_answer_tokens": 1}),
-    "satimp": Method(_satimp, losses.satimp),
-    "wga": Method(_wga, losses.wga),
-    "pdu": Method(_pdu, losses.pdu, more_knobs=PDU_KNOBS),
-    "mdu": Method(_mdu, losses.mdu, needs_reference=True, needs_masks=True, more_knobs={"eps": 1e-3}),
-}
+    Method("ceu", "CEU", _ceu, losses.ceu, needs_retain=False, more_knobs={"ignore_first_n_answer_tokens": 1}),
+    Method("satimp", "SatImp", _satimp, losses.satimp),
+    Method("wga", "WGA", _wga, losses.wga),
+    Method("pdu", "PDU", _pdu, losses.pdu, more_knobs=PDU_KNOBS, choices={"dual_update_upon": ("step", "epoch")}),
+    Method("mdu", "MDU", _mdu, losses.mdu, needs_reference=True, needs_masks=True, more_knobs={"eps": 1e-3}),
+)
+METHODS: dict[str, Method] = {record.name: record for record in OURS}
+
+
+def method(name: str, title: str = "", **facts: Any) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Enters a loss of a Step as a method; its arguments with a default are the knobs, `facts` fields of the record."""
+
+    def enter(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        if name in {record.name for record in OURS}:
+            raise UserError(f"A plug-in registers a method '{name}', which vestige has itself; give it another name.")
+        METHODS[name] = Method(name, title or name, loss, **facts)
+        return loss
+
+    return enter
 
 
 def method_key(name: str) -> str:
@@ -300,9 +325,14 @@ def method_key(name: str) -> str:
     >>> method_key("GradAscent"), method_key("NPO"), method_key("AltPO")
     ('grad_ascent', 'npo', 'dpo')
     """
-    plain = name.replace("_", "").lower()
-    plain = "dpo" if plain in ("altpo", "idkdpo") else plain
-    return next((key for key in METHODS if key.replace("_", "") == plain), name)
+
+    def plain(spelled: str) -> str:
+        return spelled.replace("_", "").lower()
+
+    for key, record in METHODS.items():
+        if plain(name) in map(plain, (key, *record.also)):
+            return key
+    return name
 
 
 def method_named(name: str) -> Method:
@@ -339,10 +369,11 @@ def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, A
     for knob in own:
         if knob not in method.knobs:
             raise unknown_name("knob", knob, [*method.knobs, "retain_loss_type"], f"(of {name})")
-    if retain_loss_type == "EMBED_DIFF" and method_key(name) == "rmu":
+    if method.own_retain_loss and retain_loss_type == method.own_retain_loss:
         retain_loss_type = "NLL"  # its own distance, which reads no retain loss
     if retain_loss_type not in RETAIN_LOSSES:
         raise unknown_name("retain_loss_type", retain_loss_type, RETAIN_LOSSES, f"(of {name})")
-    if own.get("dual_update_upon", "step") not in ("step", "epoch"):
-        raise UserError(f"dual_update_upon must be step or epoch, it is {own['dual_update_upon']}.")
+    for knob, allowed in method.choices.items():
+        if own.get(knob, allowed[0]) not in allowed:
+            raise UserError(f"{knob} must be {' or '.join(allowed)}, it is {own[knob]}.")
     return own, retain_loss_type

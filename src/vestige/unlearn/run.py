@@ -25,14 +25,17 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import make_template, model_args
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.integrations.plugin_files import plugin_digests
 from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
 from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
-from vestige.store.checksums import adopt_earlier
+from vestige.store.checksums import NAME as SEAL
+from vestige.store.checksums import adopt_earlier, pass_over, refuse_other_kind, seal
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, manifest
 from vestige.store.results import versions
 from vestige.unlearn.rows import Reading, TrainingRows, read_training_rows
 from vestige.writing import install, scratch
@@ -86,13 +89,14 @@ class TrainConfig:
     overwrite: bool
     best: Mapping[str, float] | None
     evaluation: RunConfig | None = None  # what to measure after each epoch
+    plugins: tuple[str, ...] = ()
 
     @property
     def method(self) -> str | None:
         return None if self.handler == FINETUNE else self.handler
 
     def describe(self) -> dict[str, Any]:
-        hidden = ("evaluation", "progress", "overwrite", "output_dir")
+        hidden = ("evaluation", "progress", "overwrite", "output_dir", *(() if self.plugins else ("plugins",)))
         return {k: v for k, v in vars(self).items() if k not in hidden}
 
 
@@ -108,6 +112,7 @@ def compose_training(
     config_name: str,
     config_dir: Path | None = None,
     evaluating: bool | None = None,
+    plugins: Sequence[str] = (),
 ) -> TrainConfig:
     """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says."""
     from omegaconf import OmegaConf
@@ -130,7 +135,7 @@ def compose_training(
     args = trainer.get("args") or {}
     if evaluating is None:
         evaluating = str(args.get("eval_strategy", "no")) == "epoch"
-    evaluation = _evaluation(overrides, config_name, config_dir, evaluate) if evaluating else None
+    evaluation = _evaluation(overrides, config_name, config_dir, evaluate, plugins) if evaluating else None
     data = dict(parts["data"] or {})
     return TrainConfig(
         mode=mode,
@@ -149,6 +154,7 @@ def compose_training(
         local=data.get("local") or {},
         best=evaluate.get("best"),
         evaluation=evaluation,
+        plugins=tuple(plugins),
         **flags,
     )
 
@@ -164,11 +170,15 @@ def _plain(cfg: Any, key: str) -> Any:
 
 
 def _evaluation(
-    overrides: Sequence[str], config_name: str, config_dir: Path | None, evaluate: Mapping[str, Any]
+    overrides: Sequence[str],
+    config_name: str,
+    config_dir: Path | None,
+    evaluate: Mapping[str, Any],
+    plugins: Sequence[str],
 ) -> RunConfig:
     metrics, best = evaluate.get("metrics"), evaluate.get("best")
     wanted = [*(metrics or []), *(m for m in (best or {}) if metrics and m not in metrics)]
-    run = compose_runs(overrides, config_name, config_dir, wanted or None)[0]
+    run = compose_runs(overrides, config_name, config_dir, wanted or None, plugins)[0]
     if not isinstance(run, RunConfig):
         raise UserError("Evaluation while training takes a suite of metrics (eval=tofu), not a harness of tasks.")
     for name in best or {}:
@@ -238,11 +248,16 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             "best": diary.best,
             "seconds": round(time.perf_counter() - started, 2),
             "versions": versions(),
+            **({"plugins": plugin_digests(config.plugins)} if config.plugins else {}),
             "notes": [*notes, *trained.notes],
         }
         record = masked(record)
         write_json(made / RECORD, record)
+        facts = {k: record[k] for k in ("model", "data", "seconds", "notes")}
+        write_json(made / NAME, manifest("train", record["config"], mode=config.mode, **facts))
+        seal(made, "train")  # moved with the rest: what is installed is sealed
         install(made, config.output_dir, last=RECORD, patient=True)
+        pass_over(config.output_dir)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 
 
@@ -251,7 +266,7 @@ WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "conf
 # What else the libraries write, as far as it is known beforehand.
 BESIDE = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.*", "merges.txt", "*.model",
+    "vocab.*", "merges.txt", "*.model", NAME, SEAL,
 )  # fmt: skip
 
 
@@ -269,6 +284,7 @@ def _inputs(config: TrainConfig) -> dict[str, Any]:
 def _check_place(config: TrainConfig) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
+    refuse_other_kind(out, "train")
     _adopt_earlier(out)
     old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
     if old and not config.overwrite:

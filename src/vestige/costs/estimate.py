@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.collect.windows import text_want
+from vestige.costs.answers import AnswersPlan, Packing, plan_answers, weights_stored
+from vestige.costs.depth import DepthPlan, plan_depth
 from vestige.engine.canvases import with_own_sampler
 from vestige.engine.config import RunConfig
 from vestige.engine.handles import ModelHandle, second_model
 from vestige.engine.obtain import count_nodes
-from vestige.engine.plan_answers import AnswersPlan, Packing, plan_answers, weights_stored
-from vestige.engine.plan_depth import DepthPlan, plan_depth
 from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer

@@ -1,0 +1,30 @@
+"""The verb `plan`: the flags of `eval`, and what that evaluation would cost."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from vestige.engine.flags import evaluation_flags
+from vestige.errors import UserError
+
+
+def add_verbs(verbs: Any) -> None:
+    plan = verbs.add_parser("plan", help="say what an evaluation would cost", description="Say what it would cost.")
+    evaluation_flags(plan)
+    plan.set_defaults(do=run_plan, late="words")
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    from vestige.costs.estimate import make_plan, show
+    from vestige.engine.config import HarnessConfig
+    from vestige.engine.flags import print_config, runs_of
+
+    runs = runs_of(args)
+    if args.cfg:
+        return print_config(runs)
+    for run in runs:
+        if isinstance(run, HarnessConfig):
+            raise UserError(f"vestige plan counts the cost of metrics; '{run.name}' has tasks. Try --limit 10 instead.")
+        print(show(make_plan(run), run))
+    return 0

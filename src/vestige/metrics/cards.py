@@ -1,0 +1,103 @@
+"""What a metric handler means, on one card: formula, ends, reading, dialect points, panel, example.
+
+    CARDS   handler -> Card; `vestige explain`, result tables, the report's glossary and meta-evaluation read it
+
+A handler of ours has its card in explanations.py, a plug-in's hands one to `handler(..., card=Card(...))`. What a
+formula's function records of itself (`@metric(knows=, source=)`) is not repeated on the card.
+
+Notation: an answer has tokens y_1..y_n; lp_t is the log-probability of y_t, a_t the model's first choice there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Reading = Callable[[float], str]  # a value in words: one short clause
+# The good end of a metric.
+FORGOTTEN = "forgotten"  # the one that does not mean "knows"
+HIGH = "high"
+NEITHER = ""  # the aim is the retain model's value
+
+
+def bands(*bands: tuple[float, str]) -> Reading:
+    """The words of the first band whose upper end is not below the value."""
+
+    def read(value: float) -> str:
+        return next(words for top, words in bands if value <= top)
+
+    return read
+
+
+END = math.inf  # of the last band
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What changes with a setting: the same handler says different things by how it aggregates."""
+
+    knows: str
+    reading: Reading
+
+
+@dataclass(frozen=True)
+class Card:
+    """One handler in words, and the facts that follow from what it measures."""
+
+    formula: str
+    high: str
+    low: str
+    tokens: str  # which tokens (or rows, or numbers) enter
+    note: str = ""
+    source: str = ""  # where no function of the handler's name records it
+    knows: str = ""  # the end that means "knows", where the number is not what such a function returns
+    no_end: str = ""  # why neither end means "knows"
+    unit: bool = True  # values lie in 0..1
+    reading: Reading | None = None
+    aggregators: Mapping[str, Variant] = field(default_factory=dict)
+    group: str = "likely"  # the report's panel: likely, says, membership, layers, trajectory, utility
+    better: str = FORGOTTEN
+    better_kept: str | None = HIGH  # the good end on rows that are to be kept
+    attack: bool = False  # an AUC of forget rows against fresh ones
+    answer_points: bool = True  # dialects may treat the answer's tokens differently
+    points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/definitions.py)
+    # Worked by `vestige explain`: the name of an example in results/worked.py, or a function of (handler, settings).
+    example: str | Callable[[str, Mapping[str, Any]], Any] = ""
+    example_is_value: bool = True  # the example's last number is a value of the metric
+
+
+CARDS: dict[str, Card] = {}
+
+
+def card_of(handler: str) -> Card | None:
+    """The card of a handler. One without a card that is called mia_... is an attack like ours."""
+    card = CARDS.get(handler)
+    return ATTACK if card is None and handler.startswith("mia_") else card
+
+
+def is_attack(handler: str) -> bool:
+    card = card_of(handler)
+    return card is not None and card.attack
+
+
+AUC_READING = bands(
+    (0.35, "forget rows look stranger than fresh ones (over-forgotten)"),
+    (0.45, "forget rows look slightly stranger than fresh ones"),
+    (0.55, "an attacker cannot tell forget rows from fresh ones"),
+    (0.75, "an attacker has some success in telling forget rows"),
+    (0.95, "an attacker usually recognises forget rows"),
+    (END, "an attacker recognises forget rows: still known"),
+)
+ATTACK = Card(
+    "AUC of a score, forget rows (0) against holdout rows (1)",
+    "AUC near 1: forget rows are far more familiar than fresh ones, still known",
+    "AUC near 0.5: not to be told apart; well below 0.5: stranger than fresh rows, over-forgotten",
+    "every token of the answer after the prompt",
+    knows="high",
+    reading=AUC_READING,
+    group="membership",
+    better=NEITHER,
+    attack=True,
+)

@@ -151,14 +151,3 @@ def test_torch_stays_where_models_are(path: Path) -> None:
     if room_of(path) not in WITH_TORCH:
         used = {m.split(".")[0] for m in imported(path)} & TORCH
         assert not used, f"{room_of(path)} may not import {sorted(used)}"
-
-
-def test_only_reduce_and_samplers_see_the_vocabulary() -> None:
-    """In evaluation the log-softmax lives in one function."""
-    guilty = [
-        path.relative_to(SOURCE)
-        for path in modules()
-        if room_of(path) in {"collect", "engine", "depth", "collapse", "metrics", "suites"}
-        and "log_softmax" in path.read_text()
-    ]
-    assert guilty == []

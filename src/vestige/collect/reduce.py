@@ -1,4 +1,8 @@
-"""The one place in evaluation that sees the vocabulary axis."""
+"""The one place in evaluation that sees the vocabulary axis: three functions, listed in REDUCTIONS.
+
+In: logits (positions, vocabulary), as a model or a sampler hands them over. Out: numbers per position. Callers: what
+runs models in collect. tests/test_vocabulary.py follows runs and finds that no other function reads that axis.
+"""
 
 from __future__ import annotations
 
@@ -91,3 +95,7 @@ def token_logprobs(
 
     parts = [scaled(logits[i : i + rows]).logsumexp(-1) for i in range(0, logits.shape[0], rows)]
     return scaled(logits[where, label]) - torch.cat(parts)[where]
+
+
+# All that evaluation reduces logits with: per token all statistics, of one token per row, of many tokens.
+REDUCTIONS = (reduce_logits, chosen_logprob, token_logprobs)

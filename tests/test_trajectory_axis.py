@@ -192,6 +192,23 @@ def test_a_handler_that_knows_no_axis_is_called_at_each_step(bert: Path, tmp_pat
             assert len(set(curves["ours"])) > 1
 
 
+def test_a_plugin_may_let_the_axis_through(bert: Path, tmp_path: Path) -> None:
+    """As docs/plugins.md has it."""
+
+    @handler("quick_loss", wants_answers, steps=True)
+    def quick_loss(inputs: Inputs) -> Any:
+        value = one_stat(inputs, lambda t: {"score": -t.logprob.mean(axis=-1, dtype=float)})
+        return mean_score(by_index(inputs.rows, value), "score")
+
+    calls: Counter[str] = Counter()
+    counted(calls)
+    found = run(bert, tmp_path / "run", "{loss:{},quick_loss:{}}")
+    assert calls["quick_loss"] == PLACES
+    for along in found["agg_value"].values():
+        for curves in along.values():
+            assert curves["quick_loss"] == pytest.approx(curves["loss"], rel=1e-12)
+
+
 def test_scores_of_single_steps_make_one_record_and_come_back() -> None:
     one = Score(0.5, {"0": {"score": [0.25, None], "text": "a"}}, {"auc": 0.5})
     two = Score(None, None, {}, "broken", ("left out",))

@@ -74,7 +74,7 @@ def probability_w_options(inputs: Inputs) -> Scored:
 
 
 def _mean_of(values: Array) -> Array:
-    """The mean over answers. Only along steps does NaN mean that there is no value; else it is one, and shows."""
+    """The mean over answers. Only along steps does NaN mean that a value is missing; else it is a value, and shows."""
     return means(values) if values.ndim > 1 else np.asarray(mean(values))
 
 

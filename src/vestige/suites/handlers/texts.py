@@ -34,7 +34,7 @@ ROUGE_TYPES = ("rouge1_recall", "rougeL_f1", "rougeL_recall")
 def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[[str, str], Value]) -> Value:
     """What the model wrote with its score, a function of (reference, generation); along a trajectory at each step.
 
-    Where its logits were broken there is no text to score.
+    Broken logits leave nothing to score.
     """
     text = inputs.evidence.texts[Request(example.prompt, decoding).key]
     reference = example.answer if inputs.dialect.written_answer else example.reference

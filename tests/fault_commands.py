@@ -65,8 +65,9 @@ def compose_once() -> None:
 
         return call
 
-    for name, function in (("friendly", "to_run"), ("depth_ask", "compose_config"), ("collapse", "compose_config")):
-        module = importlib.import_module(f"vestige.run.{name}")
+    composed = (("engine.friendly", "to_run"), ("depth.ask", "compose_config"), ("collapse.run", "compose_config"))
+    for name, function in composed:
+        module = importlib.import_module(f"vestige.{name}")
         setattr(module, function, remembered(getattr(module, function)))
 
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
 import vestige
 from collapse_tools import TINY, golden, history_rows, tiny, tokenizer
 from conftest import LAB, SYSTEM
+from staleness_tools import forwards
 from vestige.cli import main
 from vestige.collapse.detector import CollapseSettings
 from vestige.collapse.run import settings_from
@@ -88,8 +89,9 @@ def test_the_printed_interval_is_that_of_the_number_before_it(
 
 def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
     """They have no interval of mi_seq_estimate."""
-    from vestige.results.verify import _collapse
+    from vestige.collapse.kind import KIND
 
+    assert KIND.check is not None
     file, out = write(tmp_path / "r.jsonl", turn_rows()), tmp_path / "o"
     assert main(["collapse", str(file), "--model", str(TINY), "--out", str(out), "--resamples", "20", "--quiet"]) == 0
     assert main(["verify", str(out)]) == 0
@@ -99,7 +101,7 @@ def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
         if not any(f"/{name}_ci_" in k for name in ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est"))
     }  # fmt: skip
     (out / "metrics.json").write_text(json.dumps(body))
-    assert [f.words for f in _collapse(out, None) if f.words] == []
+    assert [f.words for f in KIND.check(out, None) if f.words] == []
 
 
 def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:
@@ -254,3 +256,126 @@ def test_a_model_in_memory(tmp_path: Path) -> None:
     file = write(tmp_path / "r.jsonl", turn_rows())
     report = vestige.collapse(file, tiny(), tokenizer(), settings=CollapseSettings(resamples=20))
     assert report.files == [] and "collapse_first_turn_sample/mi_estimate" in report.metrics[1]
+
+
+# ---- evidence -----------------------------------------------------------------------------------------------------
+
+
+def command(place: Path, out: str, *more: str) -> list[str]:
+    file = place / "r.jsonl"
+    if not file.exists():
+        write(file, turn_rows())
+    return [
+        "collapse",
+        str(file),
+        "--model",
+        str(TINY),
+        "--out",
+        str(place / out),
+        "--resamples",
+        "20",
+        "--quiet",
+        *more,
+    ]
+
+
+def left(run: Path) -> dict[str, Any]:
+    """What a run left, without times."""
+    skip = (".lock", ".vestige.journal", "manifest.json", "checksums.json")
+    files = {p.relative_to(run).as_posix(): p.read_bytes() for p in sorted(run.rglob("*")) if p.is_file()}
+    out: dict[str, Any] = {name: data for name, data in files.items() if Path(name).name not in skip}
+    body = json.loads(out["metrics.json"])
+    for step in body["steps"]:
+        step["metrics"] = {k: v for k, v in step["metrics"].items() if not k.startswith("timing_s/")}
+    return {**out, "metrics.json": body}
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_an_interrupted_run_goes_on_to_the_same_bytes(
+    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four prompts are four batches; the second sample reads the first one's."""
+    from vestige.store.evidence import Bank
+
+    assert main(command(tmp_path, "whole")) == 0
+    real, kept = Bank.add_part, [0]
+    limit: list[int | None] = [after]
+
+    def add_part(self: Any, items: Any) -> None:
+        if kept[0] == limit[0]:
+            raise KilledError
+        kept[0] += 1
+        real(self, items)
+
+    monkeypatch.setattr(Bank, "add_part", add_part)
+    with pytest.raises(KilledError):
+        main(command(tmp_path, "cut"))
+    assert len(list((tmp_path / "cut" / "evidence" / "parts").glob("cross-*.part-*"))) == after
+    limit[0] = None
+    assert main(command(tmp_path, "cut")) == 0
+    assert kept[0] == 4  # no batch was scored twice
+    assert left(tmp_path / "cut") == left(tmp_path / "whole")
+    assert main(["verify", str(tmp_path / "cut")]) == 0
+
+
+def test_the_next_run_reads_what_is_there(tmp_path: Path) -> None:
+    """Other settings of the metrics read the same evidence; another temperature asks other questions."""
+    assert main(command(tmp_path, "o")) == 0
+    with forwards() as pushed:
+        assert main(command(tmp_path, "o")) == 0
+        assert main(command(tmp_path, "o", "--resamples", "50", "--std-eps", "0.1", "--num-samples", "5")) == 0
+    assert pushed[0] == 0
+    manifest = json.loads((tmp_path / "o" / "manifest.json").read_text())
+    made = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"][0]["made"]
+    assert manifest["models"]["1"]["dtype"] == made["dtype"] == "float32"  # as the evidence says: no model was loaded
+    with forwards() as pushed:
+        assert main(command(tmp_path, "o", "--temperature", "0.5")) == 0
+    assert pushed[0] > 0
+    assert main(["verify", str(tmp_path / "o")]) == 0
+
+
+def test_a_model_that_the_shared_way_does_not_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sequence per pair then, for every column; who reads that evidence later is told so, too."""
+    from vestige.collect.cross import CrossScorer, Mismatch
+
+    def never(self: Any, *args: Any) -> None:
+        raise Mismatch("log-probabilities differ by 9 on average")
+
+    assert main(command(tmp_path, "fast")) == 0
+    monkeypatch.setattr(CrossScorer, "_verify", never)
+    assert main(command(tmp_path, "plain")) == 0
+    for _ in range(2):
+        notes = json.loads((tmp_path / "plain" / "metrics.json").read_text())["notes"]
+        assert any("using one sequence per pair" in note for note in notes)
+        with forwards() as pushed:
+            assert main(command(tmp_path, "plain")) == 0
+        assert pushed[0] == 0
+    with np.load(tmp_path / "fast" / "cross.npz") as a, np.load(tmp_path / "plain" / "cross.npz") as b:
+        assert set(a.files) == set(b.files)
+        assert all(np.allclose(a[name], b[name], atol=1e-3) for name in a.files)
+
+
+def test_evidence_of_a_model_in_memory_is_checked(tmp_path: Path) -> None:
+    """A few pairs are scored again: a model that still says the same is not asked for the rest, a hooked one is."""
+    from staleness_tools import hooked
+    from vestige.collapse.run import measure
+
+    file, model, out = write(tmp_path / "r.jsonl", turn_rows()), tiny(), tmp_path / "o"
+    settings = CollapseSettings(resamples=20)
+
+    def run() -> Any:
+        return measure(file, model, tokenizer(), out, settings)
+
+    first = run()
+    again = run()
+    label = "collapse_first_turn_sample/mi_seq_estimate"
+    assert again.metrics[1][label] == first.metrics[1][label]
+    assert any("evidence of an earlier call was reused (cross)" in note for note in again.notes)
+    hooked(model)
+    after = run()
+    assert any("was not reused (cross)" in note for note in after.notes)
+    assert abs(after.metrics[1][label] - first.metrics[1][label]) > 1e-3

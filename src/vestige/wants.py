@@ -124,6 +124,18 @@ class PatchWant:
 
 
 @dataclass(frozen=True)
+class CrossWant:
+    """One reasoning under one prompt, its own or another's: how likely is each of its tokens there?"""
+
+    target: Target
+    temperature: float = 1.0
+
+    @property
+    def key(self) -> str:
+        return content_key(self.target.key.encode(), repr(float(self.temperature)).encode())
+
+
+@dataclass(frozen=True)
 class PatchInto:
     """The models of a depth score besides the evaluated one: states go into `full`, the retain model's and its own."""
 

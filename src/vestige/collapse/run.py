@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-import io
-import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vestige import __version__
-from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, Sampled, model_scorer
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, Sampled, Scorer, model_scorer
+from vestige.collapse.evidence import Crossing, step_key
+from vestige.collapse.files import RESULTS, Rows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
+from vestige.collect.cost import Cost
 from vestige.engine.compose import compose_config, composing
-from vestige.engine.handles import ModelHandle, how_held
+from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
 from vestige.journal import adopt_file, keep_apart, permit
-from vestige.metrics.collapse import LABELS, row_table
-from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer
-from vestige.show.progress import Bar
+from vestige.metrics.collapse import LABELS
+from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
-from vestige.store.files import read_ours, write_bytes, write_json
+from vestige.store.evidence import tidy
+from vestige.store.files import read_ours, write_json
 from vestige.store.lock import writing
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
-SHOWN = 200  # characters of a reasoning kept beside its row
+EVIDENCE = "evidence"
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,10 @@ class Report:
     def metrics(self) -> dict[int, dict[str, float]]:
         """step -> W&B name -> number."""
         return {o.step: o.metrics for o in self.outcomes}
+
+    def note(self, *words: str) -> None:
+        """What a reader must know, once each."""
+        self.notes += [w for w in words if w and w not in self.notes]
 
     def __str__(self) -> str:
         return show(self)
@@ -111,8 +115,9 @@ def collapse(ask: Ask) -> Report:
         )
     if ask.out is not None:
         files = {f"the file {n + 1}": path for n, path in enumerate(ask.files)}
-        models = {f"--model ({n + 1})": path for n, path in enumerate(ask.models)}
-        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, ["metrics.json", "rows.jsonl", "cross.npz"])
+        paths = enumerate(ask.models)
+        models = {f"--model ({n + 1})": path for n, path in paths if not isinstance(path, LoadedModel)}
+        keep_apart(ask.out, {**files, **models, "the means": ask.ema}, [*RESULTS, EVIDENCE])
     with writing(ask.out) if ask.out is not None else contextlib.nullcontext():
         return _collapse(ask)
 
@@ -126,32 +131,29 @@ def _collapse(ask: Ask) -> Report:
     if ask.ema is not None:
         permit(ask.ema)
     report = Report([], {}, {})
-    model, rows = _Current(ask), _Rows()
+    model, rows = _Current(ask), Rows()
     if ask.out is not None:
-        begin(ask.out, "collapse", ["metrics.json", "rows.jsonl", "cross.npz", "collapse.png"])
+        begin(ask.out, "collapse", [*RESULTS, "collapse.png", f"{EVIDENCE}/cross-"])
     for step in due:
         rollouts, file, loaded = batches[step]
-        held = model.get(file)
-        trajectories = Extractor(held.tokenizer, ask.reasoning).trajectories(rollouts)
-        with Bar(f"step {step}", 1, "prompt", ask.progress) as bar:
-            scorer = model_scorer(held.model, ask.settings, temperature=ask.temperature, row_tokens=ask.batch_tokens)
-            scorer.progress = _watch(bar)
-            detector.scorer = scorer
-            outcome = detector.compute(trajectories, step)
-        if held.watch is not None:
-            held.watch.check(held.fingerprint)  # numbers of weights that were written over meanwhile are nobody's
+        handle, tokenizer = model.get(file)
+        trajectories = Extractor(tokenizer, ask.reasoning).trajectories(rollouts)
+        cost = Cost()
+        detector.scorer = _scorer(ask, handle, step, step_key(trajectories), cost)
+        outcome = detector.compute(trajectories, step)
+        handle.check()  # numbers of weights that were written over meanwhile are nobody's
         report.outcomes.append(outcome)
-        report.models[step], report.formats[step] = held.name, loaded.format
-        report.made[step] = {"fingerprint": held.fingerprint, **how_held(held)}
-        _note(report, [loaded.loss, *scorer.cost.notes])
+        report.models[step], report.formats[step] = handle.name, loaded.format
+        report.made[step] = {"fingerprint": handle.fingerprint, **handle.made}
+        report.note(loaded.loss, *cost.notes)
         if ask.out is not None:
-            rows.add(outcome, held.tokenizer)
+            rows.add(outcome, tokenizer)
     if not report.outcomes:
         raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
-    _note(report, [OFF_POLICY])
+    report.note(OFF_POLICY)
     if ask.out is not None:
-        write_bytes(ask.out / "rows.jsonl", rows.text())
-        _write(ask, report, before)
+        write(ask, report, rows, before)
+        tidy(ask.out / EVIDENCE)
         seal(ask.out, "collapse")
     if ask.ema is not None:
         write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
@@ -185,37 +187,41 @@ def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -
     return detector.state_dict()
 
 
-def _watch(bar: Bar) -> Callable[[int, int], None]:
-    """A progress bar that starts over with each matrix."""
-
-    def progress(done: int, total: int) -> None:
-        if done == 1:
-            bar.expect(0, total)
-        bar.add(1)
-
-    return progress
-
-
-def _note(report: Report, words: Sequence[str]) -> None:
-    report.notes += [w for w in words if w and w not in report.notes]
+def _scorer(ask: Ask, handle: ModelHandle, step: int, key: str, cost: Cost) -> Scorer:
+    """Evidence in the run directory, and the model for what it lacks; without a directory the model alone."""
+    if ask.out is None:
+        how = {"temperature": ask.temperature, "row_tokens": ask.batch_tokens, "cost": cost}
+        return model_scorer(handle.get().model, ask.settings, **how)
+    return Crossing(
+        handle, ask.out / EVIDENCE, key, ask.settings, ask.temperature, ask.batch_tokens, f"step {step}", ask.progress,
+        cost,
+    )  # fmt: skip
 
 
 class _Current:
-    """One model in memory at a time."""
+    """One model in memory at a time, and none before it is needed."""
 
     def __init__(self, ask: Ask) -> None:
         self.ask = ask
         self.which: Any = None
-        self.held: LoadedModel | None = None
+        self.held: tuple[ModelHandle, Any] | None = None
 
-    def get(self, file: int) -> LoadedModel:
+    def get(self, file: int) -> tuple[ModelHandle, Any]:
+        """The model of a file, and its tokenizer."""
         wanted = self.ask.models[file if len(self.ask.models) > 1 else 0]
-        if isinstance(wanted, LoadedModel):
-            return wanted
-        if self.held is None or wanted != self.which:
-            self.held = None  # the old one goes before the new one comes
-            self.held, self.which = load_model(ModelArgs(path=str(wanted), **self.ask.model_args)), wanted
+        if self.held is None or wanted is not self.which:
+            if self.held is not None:
+                self.held[0].free()  # the old one goes before the new one comes
+            self.held, self.which = self._make(wanted), wanted
         return self.held
+
+    def _make(self, wanted: Any) -> tuple[ModelHandle, Any]:
+        if isinstance(wanted, LoadedModel):
+            return ModelHandle(None, wanted), wanted.tokenizer
+        args = ModelArgs(path=str(wanted), **self.ask.model_args)
+        handle = ModelHandle(args)
+        assert handle.fingerprint  # taken now: weights that are written over from here on are noticed
+        return handle, load_tokenizer(args)[0]
 
 
 def by_step(ask: Ask) -> dict[int, tuple[list[Rollout], int, Loaded]]:
@@ -246,96 +252,6 @@ def _named_step(file: Path, position: int) -> int:
     """
     found = re.findall(r"\d+", file.name.split(".")[0])
     return int(found[-1]) if found else position + 1
-
-
-class _Rows:
-    """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def add(self, outcome: Outcome, tokenizer: Any) -> None:
-        for label, sample in outcome.samples.items():
-            for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):
-                text = tokenizer.decode(list(turn.z)) if tokenizer is not None else ""
-                about = {"trajectory": turn.trajectory, "turn": turn.turn, "group": turn.group, "where": turn.where}
-                body = {"step": outcome.step, "label": label, "row": n, **about, **row, "reasoning": text[:SHOWN]}
-                self.lines.append(json.dumps(body, ensure_ascii=False) + "\n")
-
-    def text(self) -> bytes:
-        return "".join(self.lines).encode("utf-8", "surrogatepass")
-
-
-def _write(ask: Ask, report: Report, before: Mapping[str, Any]) -> None:
-    out = ask.out
-    assert out is not None
-    body = {
-        "version": __version__,
-        "settings": asdict(ask.settings) | {"temperature": ask.temperature},
-        "reasoning": asdict(ask.reasoning),
-        "ema": before,  # the running means this began with: what scoring again begins with
-        "notes": report.notes,
-        "steps": [_step_json(o, report) for o in report.outcomes],
-    }
-    write_json(out / "metrics.json", body)
-    arrays: dict[str, Any] = {}
-    for o in report.outcomes:
-        for label, sample in o.samples.items():
-            arrays |= _arrays(f"{o.step}/{label}", sample)
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **arrays)
-    write_bytes(out / "cross.npz", buffer.getvalue())
-    report.files = [out / "metrics.json", out / "rows.jsonl", out / "cross.npz"]
-    if len(report.outcomes) > 1 and any(o.samples for o in report.outcomes):
-        from vestige.show.collapse_plots import collapse_plot
-
-        try:
-            report.files.append(collapse_plot(_points(report), out / "collapse.png"))
-        except UserError as error:  # no matplotlib: the numbers are there all the same
-            _note(report, [str(error)])
-
-
-def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:
-    out: dict[str, list[tuple[int, Mapping[str, float | None]]]] = {}
-    for o in report.outcomes:
-        for label, sample in o.samples.items():
-            out.setdefault(label, []).append((o.step, sample.metrics))
-    return out
-
-
-def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
-    return {
-        "step": o.step,
-        "model": report.models[o.step],
-        "made": report.made.get(o.step, {}),
-        "format": report.formats[o.step],
-        "turns": o.turns,
-        "left_out": o.left_out,
-        "metrics": o.metrics,
-        "reasons": o.reasons,
-        "verdicts": {label: s.verdict for label, s in o.samples.items()},
-        "notes": {label: list(s.notes) for label, s in o.samples.items() if s.notes},
-        "samples": {label: _sizes(s) for label, s in o.samples.items()},
-    }
-
-
-def _sizes(s: Sampled) -> dict[str, Any]:
-    """Rows per prompt (K), as a histogram, and reasoning lengths."""
-    _, rows = np.unique(s.cross.own_prompt, return_counts=True)
-    sizes, times = np.unique(rows, return_counts=True)
-    return {
-        "rows_per_prompt": {str(k): int(n) for k, n in zip(sizes, times, strict=True)},
-        "mean_tokens": float(s.cross.lengths.mean()),
-        "max_tokens": int(s.cross.lengths.max()),
-    }
-
-
-def _arrays(name: str, s: Sampled) -> dict[str, Any]:
-    """The matrix, who belongs to whom, and every token: each row's (columns x tokens) values, row after row."""
-    tokens = np.concatenate([t.reshape(-1) for t in s.log_probs.tokens])
-    cross = s.cross
-    parts = {"sums": cross.sums, "lengths": cross.lengths, "own": cross.own, "prompts": cross.prompts, "tokens": tokens}
-    return {f"{name}/{key}": value for key, value in parts.items()}
 
 
 COLUMNS = (

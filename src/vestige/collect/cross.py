@@ -13,7 +13,7 @@ never occurred. Shared, a column costs one prompt and one tree of reasonings, wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -85,9 +85,7 @@ class CrossScorer:
 
     def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
-        _check(prompts, reasonings)
-        check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
-        check_tokens(self.model, (*prompts, *reasonings))
+        self.check(prompts, reasonings)
         # Sorted: neighbours share the longest beginnings, and the cache keeps only what the next prompt shares with
         # this one. Sets: a collapsed policy repeats itself, and a group of rollouts has one prompt.
         xs = sorted(set(prompts))
@@ -97,41 +95,63 @@ class CrossScorer:
         columns = np.asarray([at_x[x] for x in prompts])
         return CrossLogProbs(tuple(cells[at_z[z]][columns] for z in reasonings))
 
-    def _cells(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
-        if not self.plain:
-            try:
-                return self._shared(xs, zs)
-            except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
-                # Neither is about the architecture: the plain way would only be slower to fail.
-                if out_of_memory(error) or isinstance(error, UserError):
-                    raise
-                reraise_ours(error)  # a bug of ours must not hide behind a slower way that works
-                self._fall_back(error)
-        return self._plainly(xs, zs)
+    def check(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
+        """Refuses what the model cannot read, before anything is scored."""
+        _check(prompts, reasonings)
+        check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
+        check_tokens(self.model, (*prompts, *reasonings))
 
-    def _fall_back(self, error: Exception) -> None:
+    def _cells(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
+        try:
+            columns = dict(self.columns(xs, zs))
+        except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
+            reraise_ours(error)
+            self.fall_back(error)
+            columns = dict(self.columns(xs, zs))
+        return [np.stack([columns[j][i] for j in range(len(xs))]) for i in range(len(zs))]
+
+    def fall_back(self, error: Exception) -> None:
+        """From now on one sequence per pair, where the shared way was at fault; other errors are raised again."""
+        if self.plain or out_of_memory(error) or isinstance(error, UserError):
+            raise error
         problem = str(error) if isinstance(error, Mismatch) else named(error)
         self.cost.say(f"shared-prompt scoring does not fit this model ({problem}); using one sequence per pair, slower")
         self.plain = True
 
-    def _shared(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
-        """All columns, prompt by prompt in sorted order, so that neighbours share most."""
+    def columns(
+        self, xs: Sequence[Ids], zs: Sequence[Ids], done: frozenset[int] = frozenset()
+    ) -> Iterator[tuple[int, list[Array]]]:
+        """Prompt by prompt the log-probabilities of every reasoning; both are distinct and sorted.
+
+        `done`: prompts whose column is there already. Whatever is raised but memory and users' errors says that the
+        shared way does not fit the model: none of the columns counts then (`fall_back`).
+        """
+        if self.plain:
+            for j, x in enumerate(xs):
+                if j not in done:
+                    yield j, [self._sequence(x, z) for z in zs]
+                self.progress(j + 1, len(xs))
+            return
         checks = _cells_to_check(xs, zs)
         limit = self.row_tokens
         if self.rows_together is not None:
             limit = min(limit, self.rows_together * max(map(len, zs)))
         forest = Forest(zs, limit)
         cache = PromptCache(layers_of(self.model))
-        columns: list[list[Array]] = []
         # Column by column, since only one prompt's keys are in memory. Cells are checked as soon as their column is
         # there: a model that this does not fit should not first score a whole matrix.
-        for j, x in enumerate(xs):
-            column = self._column(cache, x, forest)
-            for i in checks.get(j, ()):
-                self._verify(x, zs[i], column[i])
-            columns.append(column)
+        last = max((j for j in range(len(xs)) if j not in done), default=-1)
+        for j, x in enumerate(xs[: last + 1]):
+            if j in done and j not in checks:
+                # Read all the same: what the next prompt shares with it comes out of the cache, to the last bit.
+                self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
+            else:
+                column = self._column(cache, x, forest)
+                for i in checks.get(j, ()):
+                    self._verify(x, zs[i], column[i])
+                if j not in done:
+                    yield j, column
             self.progress(j + 1, len(xs))
-        return [np.stack([column[i] for column in columns]) for i in range(len(zs))]
 
     def _column(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
         """One prompt's column; the rows are halved when memory runs out."""
@@ -171,14 +191,6 @@ class CrossScorer:
         # below 1 multiplies the logits, and their rounding with them.
         if not gap <= tolerance(self.model) / min(1.0, self.temperature):
             raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
-
-    def _plainly(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
-        out: list[list[Array]] = [[] for _ in zs]
-        for j, x in enumerate(xs):
-            for i, z in enumerate(zs):
-                out[i].append(self._sequence(x, z))
-            self.progress(j + 1, len(xs))
-        return [np.stack(row) for row in out]
 
     @torch.inference_mode()
     def _sequence(self, x: Ids, z: Ids) -> Array:

@@ -121,12 +121,18 @@ def write_run(
     skipped: Sequence[Mapping[str, Any]],
 ) -> list[Path]:
     """All files of one unlearned model."""
-    paths = [directory / name for name in FILES[:5]]
+    paths = write_results(directory, summary, records)
+    write_json(directory / FILES[4], list(skipped))
+    return [*paths, directory / FILES[4]]
+
+
+def write_results(directory: Path, summary: Mapping[str, Any], records: Sequence[Mapping[str, Any]]) -> list[Path]:
+    """The files that evidence gives."""
+    paths = [directory / name for name in FILES[:4]]
     write_json(paths[0], dict(summary))
     write_json(paths[1], [dict(r) for r in records])
     write_bytes(paths[2], detailed(records))
     write_bytes(paths[3], table_of(records))
-    write_json(paths[4], list(skipped))
     return paths
 
 

@@ -39,6 +39,7 @@ from vestige.store.checksums import begin, seal
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, write_manifest
 from vestige.types import TokenStats
 from vestige.wants import PatchWant
 
@@ -130,7 +131,7 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     inputs = {"--full": ask.full, "--retain": ask.retain, "--data": ask.data}
     inputs |= {"--s1-cache": str(given)} if (given := find_given(ask.s1_cache)) else {}
     inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
-    keep_apart(Path(ask.out), inputs, [*FILES, "evidence", "s1_cache"])
+    keep_apart(Path(ask.out), inputs, [*FILES, NAME, "evidence", "s1_cache"])
     with writing(Path(ask.out)):
         run = _DepthRun(ask, us)
         with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():
@@ -219,14 +220,30 @@ class _DepthRun:
         tidy(out / "evidence")
         if self.shared:  # otherwise another process may be at work there
             tidy(self.ask.cache)
+        self._manifest(sources)
         seal(out, "depth")
         for note in [*self.notes, *self.cost.notes]:
             log.warning(note)
         return results
 
+    def _manifest(self, sources: Sequence[Source]) -> None:
+        said = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.ask).items() if k != "progress"}
+        handles = {"full": self.full, "retain": self.retain, **{source.name: source.handle for source in sources[1:]}}
+        write_manifest(
+            Path(self.ask.out),
+            "depth",
+            said,
+            versions=versions_of(self.full),
+            models={name: handle.facts() for name, handle in handles.items()},
+            data={"source": self.contexts.source, "rows": len(self.contexts.wants)},
+            cost=self.cost.as_dict(),
+            notes=[*self.notes, *self.cost.notes],
+        )
+
     def _rewritten(self) -> list[str]:
         places = [""] if len(self.names) == 1 else ["", *(f"{name}/" for name in self.names.values())]
-        return [*(f"{place}{file}" for place in places for file in FILES), "evidence/patched-", f"evidence/{KEPT}"]
+        files = [f"{place}{file}" for place in places for file in FILES]
+        return [*files, NAME, "evidence/patched-", f"evidence/{KEPT}"]
 
     def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""

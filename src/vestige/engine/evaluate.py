@@ -9,7 +9,6 @@ before a model is loaded, evidence is on disk before a score is computed, and th
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +48,7 @@ from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
+from vestige.store.manifest import manifest
 from vestige.store.results import write_results
 from vestige.suites.definitions import differs_for_some_rows
 from vestige.suites.handlers.references import ref_value
@@ -64,6 +64,9 @@ NO_RETAIN_LOGS = (
     "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
     "(retain_logs_path=FILE or --retain-logs FILE)."
 )
+
+
+EVALUATIONS = ("eval", "trajectory", "harness")  # kinds of runs that this module and engine/harness.py write
 
 
 @dataclass
@@ -131,7 +134,7 @@ def check_directory(config: AnyConfig) -> None:
         if harness:
             raise
         return  # metrics have their evidence, and rewrite a damaged manifest
-    if before and ("harness" in before) != harness:
+    if before and (before.get("kind", "eval") not in EVALUATIONS or ("harness" in before) != harness):
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
         suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
@@ -291,25 +294,24 @@ class _Evaluation:
         if not self.team.leads:
             return Outcome(config.output_dir, scores, suite.top, config.dialect, self._manifest(prepared))
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
-        manifest = self._manifest(prepared)
-        write_json(config.output_dir / "manifest.json", manifest)
-        stats = write_statistics(config.output_dir, Run(suite, scores, manifest, self.references), config.resamples)
+        about = self._manifest(prepared)
+        write_json(config.output_dir / "manifest.json", about)
+        stats = write_statistics(config.output_dir, Run(suite, scores, about, self.references), config.resamples)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=reads(suite))
         notes = [*self.notes, *prepared.notes, *self.collector.said]
         retain = retain_values(self.references, suite)
         return Outcome(
-            config.output_dir, scores, suite.top, config.dialect, manifest, files, notes, retain, stats, suite.metrics
+            config.output_dir, scores, suite.top, config.dialect, about, files, notes, retain, stats, suite.metrics
         )
 
     def _manifest(self, prepared: Prepared) -> dict[str, Any]:
         """How these numbers came about: enough to compare two runs and to score this one again."""
         template = self.context.encoder.template
         dialect = prepared.dialect
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        return {
-            "created": now,
+        along = any(spec.children is not None for spec in self.config.suite.metrics.values())
+        return manifest("trajectory" if along else "eval", config_json(self.config)) | {
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self.model.facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
@@ -327,7 +329,6 @@ class _Evaluation:
             "patched": self.collector.patched_banks,
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,
-            "config": config_json(self.config),
             **({"evaluator": self._by_code()} if self.evaluator else {}),
             "processes": self.team.size,
             "versions": versions_of(self.model),

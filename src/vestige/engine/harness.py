@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
 import time
 from collections.abc import Mapping
@@ -19,7 +18,7 @@ from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.store.results import versions
+from vestige.store.manifest import manifest
 from vestige.types import Score
 
 log = logging.getLogger("vestige.run")
@@ -48,20 +47,17 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     for line in reasons:
         log.warning(line)
     notes = [*results.notes, *(model.get().notes), *reasons]
-    manifest = {
-        "created": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+    about = manifest("harness", config_json(config)) | {
         "harness": {"handler": config.handler, "settings": results.settings},
         "model": model.facts(),
         "data": results.data,
-        "config": config_json(config),
-        "versions": versions(),
         "seconds": {"total": round(time.perf_counter() - started, 3)},
         "notes": notes,
     }
-    write_json(place / "manifest.json", manifest)
+    write_json(place / "manifest.json", about)
     seal(place, "harness")
     scores = _scores(results)
-    return Outcome(place, scores, tuple(scores), config.file_stem, manifest, files, results.notes)
+    return Outcome(place, scores, tuple(scores), config.file_stem, about, files, results.notes)
 
 
 def _scores(results: HarnessResults) -> dict[str, Score]:

@@ -23,6 +23,7 @@ from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import HarnessManifest, Manifest, Result
+from vestige.store.manifest import kind_in
 from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
@@ -37,6 +38,9 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
     found = read_ours(path)
+    kind = kind_in(directory)
+    if kind not in (None, "eval", "trajectory", "harness"):
+        raise UserError(f"{directory} is a {kind} run, not an evaluation; give the directory of an evaluation.")
     if words := _manifest_misfit(found):
         raise damaged(path, words)
     return dict(found)

@@ -150,6 +150,9 @@ def _differs(old: Any, new: Any, tolerance: float) -> str:
             return "a text reads otherwise"
         gap = _gap(old.logprob, new.logprob)
         return f"log-probabilities differ by {gap:.2g} on average" if gap > tolerance else ""
+    if isinstance(new, np.ndarray):
+        gap = _gap(old, new)
+        return f"log-probabilities differ by {gap:.2g} on average" if gap > tolerance else ""
     scale = max(1.0, abs(float(new)))
     gap = _gap(np.asarray(old), np.asarray(new)) / scale
     return f"a number differs by {gap:.2g}" if gap > 10 * tolerance else ""

@@ -17,6 +17,7 @@ from vestige.meta import files
 from vestige.meta.asked import MetaAsk, asked_json, named
 from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
+from vestige.meta.kind import finish
 from vestige.meta.methods import Method, Methods, hidden, read_methods
 from vestige.meta.numbers import Model
 from vestige.meta.pools import Attacks, read_pools
@@ -50,7 +51,10 @@ def meta(what: str, ask: MetaAsk) -> str:
     if not ask.file.exists():  # before --out is made
         raise UserError(f"{ask.file} does not exist; write a YAML list of runs (see docs/meta.md).")
     with writing(ask.out):
-        return _written(QUESTIONS[what](ask), ask.out)
+        made = QUESTIONS[what](ask)
+        said = _written(made, ask.out)
+        finish(ask.out, what, vars(ask))
+        return said
 
 
 def _written(made: Made, out: Path) -> str:

@@ -51,6 +51,7 @@ COLLECTED = {
     "gradients": 1,
     "patched": 1,
     "classified": 1,
+    "cross": 1,
 }
 
 TOKENIZER_FILES = (

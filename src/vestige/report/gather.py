@@ -6,14 +6,16 @@ A directory is known by the files in it, not by its name. What holds no run itse
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.kinds import KINDS, META_FILES, Gathered, kind
 from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
+from vestige.meta.kind import in_file
 from vestige.meta.old_keys import modern
 from vestige.meta.tree import Tree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
 from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
@@ -27,7 +29,6 @@ from vestige.store.forms import FORMS, Curves, Spreads
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
 
-TASK = "sweep_task.json"
 UNFINISHED_ATTACK = (
     "the attacks in {} did not finish (or are still under way): the attacked copies measured there are not models of "
     "their own and were left out; run the same vestige stress again."
@@ -74,6 +75,18 @@ class Found:
         self.problem(text, where)
         if text not in self.left_out:
             self.left_out.append(text)
+
+    def read(self, path: Path, kind: type = dict) -> Any:
+        """JSON of the kind expected; otherwise a problem is noted and the file passed over."""
+        try:
+            data = modern(read_json(path))
+        except (OSError, ValueError) as error:
+            self.leave_out(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
+            return None
+        if not isinstance(data, kind):
+            self.leave_out(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
+            return None
+        return data
 
     def fits(self, kind: str, path: Path, data: Mapping[str, Any]) -> bool:
         """Whether a run has the form that the parts of the report rely on; if not, it is left out and named."""
@@ -190,125 +203,27 @@ def _has_results(path: Path) -> bool:
 
 
 def _in_file(path: Path, found: Found) -> Iterator[Source]:
-    if path.name.endswith("_EVAL.json") or path.name in ("summary.json", "stress.json", "metrics.json", "sweep.json"):
+    if path.name not in META_FILES and any(known.shows(path) for known in KINDS.values()):
         if not _unfinished_attack(path.parent, found):
             yield from _in_directory(path.parent, found)
         return
-    data = _read(path, found)
-    if data is not None and "faithfulness" in data:
-        yield Source("meta", path, (path,), data)
-    elif data is not None and isinstance(data.get("models"), list):
-        yield Source("methods", path, (path,), data)
+    yield from _taken(in_file(path, found.read), found)
 
 
 def _in_directory(path: Path, found: Found) -> Iterator[Source]:
-    for make in (_eval, _depth, _stress, _collapse, _sweep):
-        source = make(path, found)
-        if source is not None:
-            yield source
-    for name in (METHOD_RESULTS, META_EVAL):
-        if (path / name).is_file():
-            yield from _in_file(path / name, found)
+    """What every kind of run has to show of a directory; most directories hold one kind."""
+    for known in KINDS.values():
+        if known.seen_in(path):
+            yield from _taken(kind(known.name).gather(path, found.read), found)
 
 
-def _eval(path: Path, found: Found) -> Source | None:
-    """An evaluation: results of one or more suites, with or without a manifest."""
-    files = sorted(path.glob("*_EVAL.json"))
-    results = [(f, _read(f, found)) for f in files]
-    merged = {m: body for _, data in results for m, body in (data or {}).items() if isinstance(body, Mapping)}
-    if not merged:
-        return None
-    stats_files = sorted(path.glob("*_STATS.json"))
-    stats = {m: body for f in stats_files for m, body in (_read(f, found) or {}).items()}
-    manifest_file = path / "manifest.json"
-    manifest = (_read(manifest_file, found) if manifest_file.is_file() else None) or {}
-    if not manifest:
-        found.problem(f"{path.name} has no manifest.json: its model's weights, rows and dialect are not known.", path)
-    kind = "trajectory" if any(isinstance(body.get("agg_value"), Mapping) for body in merged.values()) else "eval"
-    kept = [*files, *stats_files, *([manifest_file] if manifest else [])]
-    data = {"results": merged, "stats": stats, "manifest": manifest, "task": _task(path, found)}
-    return Source(kind, path, tuple(kept), data, _eval_facts(manifest)) if found.fits(kind, path, data) else None
-
-
-def _task(path: Path, found: Found) -> dict[str, Any]:
-    """What a sweep noted beside a run it made."""
-    file = path / TASK
-    return dict((_read(file, found) if file.is_file() else None) or {})
-
-
-def _eval_facts(manifest: Mapping[str, Any]) -> dict[str, str]:
-    if not manifest:
-        return {}
-    versions = manifest.get("versions") or {}
-    config = manifest.get("config") or {}
-    facts = {
-        "suite": config.get("suite"),
-        "dialect": (manifest.get("dialect") or {}).get("name"),
-        "model": (manifest.get("model") or {}).get("name"),
-        "rows read at most": config.get("max_samples"),
-        "made": manifest.get("created"),
-        "versions": ", ".join(f"{k} {versions[k]}" for k in ("vestige", "torch", "transformers") if k in versions),
-    }
-    return {k: str(v) for k, v in facts.items() if v}
-
-
-def _depth(path: Path, found: Found) -> Source | None:
-    file = path / "summary.json"
-    data = _read(file, found) if file.is_file() else None
-    if data is None or "avg_uds" not in data:
-        return None
-    details = path / "results.json"
-    records = _read(details, found, list) if details.is_file() else None
-    files = (file, details) if records else (file,)
-    facts = {k: str(data[k]) for k in ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype") if k in data}
-    both = {"summary": data, "records": records or []}
-    return Source("depth", path, files, both, facts) if found.fits("depth", path, both) else None
-
-
-def _stress(path: Path, found: Found) -> Source | None:
-    file = path / "stress.json"
-    data = _read(file, found) if file.is_file() else None
-    if data is None or "rows" not in data:
-        return None
-    manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
-    there = {who: f for who, f in manifests.items() if f.is_file()}
-    more = {who: _read(f, found) or {} for who, f in there.items()}
-    all_of_it = {**data, "manifests": more}
-    return Source("stress", path, (file, *there.values()), all_of_it) if found.fits("stress", path, all_of_it) else None
-
-
-def _collapse(path: Path, found: Found) -> Source | None:
-    file = path / "metrics.json"
-    data = _read(file, found) if file.is_file() else None
-    if data is None or not {"steps", "settings", "reasoning"} <= set(data):
-        return None
-    return Source("collapse", path, (file,), data) if found.fits("collapse", path, data) else None
-
-
-def _sweep(path: Path, found: Found) -> Source | None:
-    file = path / "sweep.json"
-    data = _read(file, found) if file.is_file() else None
-    if data is None or "plan" not in data or not found.fits("sweep", path, data):
-        return None
-    tasks = data.get("tasks") or []
-    bad = [t for t in tasks if t.get("status") in ("failed", "blocked", "missing")]
-    for t in bad:
-        why = f": {t['error']}" if t.get("error") else ""
-        found.problem(f"the sweep's task {t['id']} is {t['status']}{why}", path)
-    return Source("sweep", path, (file,), data, {"tasks": str(len(tasks)), "not done": str(len(bad))})
-
-
-def _read(path: Path, found: Found, kind: type = dict) -> Any:
-    """JSON of the kind expected; otherwise a problem is noted and the file passed over."""
-    try:
-        data = modern(read_json(path))
-    except (OSError, ValueError) as error:
-        found.leave_out(f"{path.name} cannot be read ({type(error).__name__}); it was left out.", path)
-        return None
-    if not isinstance(data, kind):
-        found.leave_out(f"{path.name} does not hold a JSON {kind.__name__}; it was left out.", path)
-        return None
-    return data
+def _taken(gathered: Iterable[Gathered], found: Found) -> Iterator[Source]:
+    """Those that have the form that the parts of the report rely on. (Meta and methods are checked by these parts.)"""
+    for one in gathered:
+        for text in one.problems:
+            found.problem(text, one.path)
+        if one.kind not in FORMS or found.fits(one.kind, one.path, one.data):
+            yield Source(one.kind, one.path, one.files, one.data, one.facts)
 
 
 def traces_of(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from vestige.compare import bootstrap
+from vestige.engine import kinds
 from vestige.engine.references import data_fingerprints, difference, load_references, read_scores, result_file
 from vestige.engine.scores import family, references_of
 from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
@@ -82,7 +83,15 @@ def _short(paths: Sequence[Path]) -> list[str]:
 
 
 def read_stored(path: Path, name: str) -> Stored:
-    """A run by its directory or its result file; without a manifest only its numbers can be shown."""
+    """A run by its directory or its result file; without a manifest only its numbers can be shown.
+
+    So it is with kinds of runs that keep no metric row by row (depth, stress, ...).
+    """
+    kind = kinds.kind_of(path) if path.is_dir() else None
+    if kind is not None and not kinds.kind(kind).by_row:
+        plain = {m: v for m, v in kinds.kind(kind).values(path).items() if v is None or isinstance(v, (int, float))}
+        scores = {m: Score(None if v is None else float(v)) for m, v in plain.items()}
+        return Stored(name, scores, None, f"{name} is a {kind} run, whose numbers are not compared row by row")
     if not path.exists() or (path.is_dir() and not any(path.glob("*_EVAL.json"))):
         raise UserError(f"{path} is not a run: it {'holds no *_EVAL.json' if path.exists() else 'does not exist'}.")
     file = result_file(path)

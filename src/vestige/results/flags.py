@@ -86,9 +86,8 @@ def _value(word: str, value: str) -> Any:
 
 
 def run_score(args: argparse.Namespace) -> int:
-    from vestige.engine.rescore import rescore
+    from vestige.engine.kinds import Rescoring, score_run
     from vestige.integrations.plugins import load_plugins
-    from vestige.show.tables import summary
 
     load_plugins(args.plugin)
     dialect: str | None = args.dialect
@@ -102,10 +101,7 @@ def run_score(args: argparse.Namespace) -> int:
             changes.setdefault(metric, {})[name] = _value(word, value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
-    outcome = rescore(Path(args.run), dialect, changes, args.retain_logs)
-    print(f"\n{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)\n")
-    print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
-    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs)))
     return 0
 
 

@@ -10,15 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine import kinds
 from vestige.engine.references import result_file
-from vestige.engine.stored import read_manifest, suite_from_manifest
 from vestige.errors import UserError
 from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
 from vestige.secrets import shorten
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME
-from vestige.store.files import read_ours
-from vestige.store.forms import Definition
 from vestige.writing import temporary
 
 log = logging.getLogger("vestige.run")
@@ -38,11 +36,14 @@ def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) ->
     for name, directory in zip(names, directories, strict=True):
         if not directory.is_dir():
             raise UserError(f"{directory} is not a run directory; give the directory of a finished run.")
+        name_of_kind = kinds.kind_of(directory)
+        if name_of_kind and (why := kinds.kind(name_of_kind).not_packed):
+            raise UserError(f"{directory} is not packed: {why}.")
         root, files = sealed_files(directory)
         contents.runs[name], contents.roots[root] = root, f"runs/{name}"
         contents.files |= {f"runs/{name}/{file}": path for file, path in files.items()}
     for directory in directories:
-        for path in references_of_run(directory):
+        for path in kinds.of(directory).outside(directory):
             contents.references[path] = _bring(contents, path)
     refuse_secrets(contents.files)
     if not shorten_paths:
@@ -55,21 +56,6 @@ def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) ->
         references = {shorten(path): name for path, name in contents.references.items()}
         contents = replace(contents, files=copies, runs=runs, references=references)
         return contents, write_archive(out, contents)
-
-
-def references_of_run(directory: Path) -> list[str]:
-    """The retain logs a run names, in its manifest and in its other definitions, that are there."""
-    if not (directory / "manifest.json").is_file():
-        return []
-    manifest = read_manifest(directory)
-    if "harness" in manifest:
-        return []
-    suite = suite_from_manifest(manifest)
-    found = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
-    for file in sorted(directory.glob("scores/*/definition.json")):
-        logs = read_ours(file, Definition).get("retain_logs")
-        found |= {str(Path(logs).expanduser().absolute())} if logs else set()
-    return sorted(path for path in found if Path(path).exists())
 
 
 def _bring(contents: Contents, path: str) -> str:

@@ -31,6 +31,8 @@ from vestige.journal import (
 )
 from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, write_bytes
+from vestige.store.manifest import NAME as MANIFEST
+from vestige.store.manifest import kind_in
 from vestige.writing import claim
 
 NAME = "checksums.json"
@@ -100,9 +102,8 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
         claim(directory)
     adopt_earlier(directory, rewritten)
     permit(directory / NAME, *(directory / name for name in rewritten if not name.endswith(("/", "-"))))
+    refuse_other_kind(directory, kind)
     before = _sealed(directory)
-    if before is not None and before.kind != kind:
-        raise UserError(f"{directory} holds a finished run of another kind ({before.kind}); choose another --out.")
     if before is not None:
         for name, digest in before.files.items():
             path = directory / name
@@ -110,6 +111,19 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
             if not ours and path.is_file() and sha256(path) != digest:
                 raise damaged(path, "its checksum does not fit")
     write_bytes(directory / NAME, sealed_bytes(Seal(kind, finished=False)))
+
+
+SEALED_AS = {"trajectory": "eval"}  # the same command writes both, and either over the other
+
+
+def refuse_other_kind(directory: Path, kind: str) -> None:
+    """One directory, one kind of run: the manifest of another would be written over. Asked before any work."""
+    before, said = _sealed(directory), kind_in(directory)
+    if said is None and kind not in ("eval", "harness") and _is_our_manifest(directory / MANIFEST):
+        said = "eval"  # of a version whose manifests did not say
+    found = before.kind if before is not None else SEALED_AS.get(str(said), said)
+    if found is not None and found != kind:
+        raise UserError(f"{directory} holds a finished run of another kind ({found}); choose another --out.")
 
 
 def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
@@ -160,11 +174,17 @@ def _sealed(directory: Path) -> Seal | None:
 def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     """Names every file. The last thing a command does to its run directory."""
     files, runs = contents(directory)
-    others = strangers(directory, files)
-    note_beside(directory, others)
+    others = pass_over(directory)
     made = Seal(kind, {name: sha256(path) for name, path in files.items() if name not in others}, runs, facts)
     write_bytes(directory / NAME, sealed_bytes(made))
     return made
+
+
+def pass_over(directory: Path) -> list[str]:
+    """Notes the files of somebody else in a run: they are not part of it, and not damage. Returns their names."""
+    others = strangers(directory, contents(directory)[0])
+    note_beside(directory, others)
+    return others
 
 
 def add(directory: Path, name: str) -> None:

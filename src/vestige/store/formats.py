@@ -140,6 +140,26 @@ class AnswerFormat:
         return out, head
 
 
+class CrossFormat:
+    """One row of log-probabilities per key, laid end to end, with offsets."""
+
+    suffix = ".safetensors"
+
+    def dump(self, items: Mapping[str, Array], head: Head) -> bytes:
+        keys = sorted(items)
+        rows = [np.asarray(items[k], np.float32) for k in keys]
+        offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
+        joined = np.concatenate(rows or [np.zeros(0, np.float32)])
+        return _pack_arrays({"logprob": joined, "offsets": offsets}, keys, head)
+
+    def load(self, data: bytes) -> tuple[dict[str, Array], Head]:
+        arrays, keys, head = _unpack_arrays(data, ("logprob", "offsets"))
+        offsets = arrays["offsets"]
+        if offsets.shape != (len(keys) + 1,) or offsets.dtype.kind != "i":
+            raise Altered("its offsets do not fit its keys")
+        return {key: arrays["logprob"][offsets[i] : offsets[i + 1]] for i, key in enumerate(keys)}, head
+
+
 TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers watched
     "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
     "std": "sl", "labels": "kl", "logprob": "ksl", "accepted": "sl",
@@ -250,4 +270,5 @@ FORMATS: dict[str, Format[Any]] = {
     "denoised": TraceFormat(),
     "errors": NumberFormat(),
     "visible": AnswerFormat(),
+    "cross": CrossFormat(),
 }

@@ -29,6 +29,7 @@ from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, write_manifest
 from vestige.stress.copies import Lesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
@@ -82,7 +83,7 @@ def stress(ask: Stress) -> list[Row]:
 
 
 def _stress(ask: Stress) -> list[Row]:
-    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/"])
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", NAME])
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
@@ -104,12 +105,14 @@ def _stress(ask: Stress) -> list[Row]:
     if ask.settings.get("plugins"):
         body["plugins"] = plugin_digests(ask.settings["plugins"])
     write_json(ask.out / "stress.json", body)
+    write_manifest(ask.out, "stress", _described(ask), attacks=facts)
     seal(ask.out, "stress")
     return rows
 
 
 def _keep_apart(ask: Stress) -> None:
-    written = ["stress.json", "evals", *(["data"] if ask.held_out else []), *(["checkpoints"] if ask.keep else [])]
+    asked = {"data": ask.held_out, "checkpoints": ask.keep}
+    written = ["stress.json", NAME, "evals", *(name for name, wanted in asked.items() if wanted)]
     keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 from vestige.depth.ask import DepthAsk, make_ask
@@ -51,12 +50,3 @@ def run_depth(said: Mapping[str, Any]) -> dict[str, Any]:
     results = depth_run(ask)
     print(report(results), flush=True)
     return results[0].summary
-
-
-def depth_numbers(directory: Path) -> dict[str, Any]:
-    """The score and the baselines of a finished depth run, by the names that other tables use."""
-    from vestige.store.files import read_ours
-    from vestige.store.forms import DepthSummary
-
-    summary = read_ours(directory / "summary.json", DepthSummary)
-    return {"uds": summary["avg_uds"], **(summary.get("baselines") or {})}

@@ -18,18 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Required, TypedDict
 
+from vestige.engine import kinds
 from vestige.errors import UserError
 from vestige.guard import below
 from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import number, table
 from vestige.store.checksums import adopt_earlier as adopt_run
-from vestige.store.files import read_json, read_ours, write_json
+from vestige.store.files import read_json, write_json
 from vestige.store.lock import held
 from vestige.stress.held_out import write_held
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
-from vestige.sweep.depth import depth_numbers
 from vestige.sweep.disk import Cleaner, fetching_ahead
 from vestige.sweep.plan import Plan, log_file, make_tasks, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, State
@@ -181,13 +181,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _numbers(task: Task) -> dict[str, Any]:
-    """A depth run's score, or every *_SUMMARY.json of a run in one mapping."""
-    if task.kind == "depth":
-        return depth_numbers(Path(task.out))
-    out: dict[str, Any] = {}
-    for file in sorted(Path(task.out).glob("*_SUMMARY.json")):
-        out |= read_ours(file, dict[str, Any])
-    return out
+    """The main numbers of a task's run, whichever kind it is."""
+    return dict(kinds.of(Path(task.out)).values(Path(task.out)))
 
 
 def show(summary: Mapping[str, Any]) -> str:

@@ -31,9 +31,11 @@ from vestige.models.load import LoadedModel, load_model, wrap_model
 from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
-from vestige.store.checksums import adopt_earlier
+from vestige.store.checksums import NAME as SEAL
+from vestige.store.checksums import adopt_earlier, pass_over, refuse_other_kind, seal
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import NAME, manifest
 from vestige.store.results import versions
 from vestige.unlearn.rows import Reading, TrainingRows, read_training_rows
 from vestige.writing import install, scratch
@@ -251,7 +253,11 @@ def run_training(config: TrainConfig) -> TrainOutcome:
         }
         record = masked(record)
         write_json(made / RECORD, record)
+        facts = {k: record[k] for k in ("model", "data", "seconds", "notes")}
+        write_json(made / NAME, manifest("train", record["config"], mode=config.mode, **facts))
+        seal(made, "train")  # moved with the rest: what is installed is sealed
         install(made, config.output_dir, last=RECORD, patient=True)
+        pass_over(config.output_dir)
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 
 
@@ -260,7 +266,7 @@ WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "conf
 # What else the libraries write, as far as it is known beforehand.
 BESIDE = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.*", "merges.txt", "*.model",
+    "vocab.*", "merges.txt", "*.model", NAME, SEAL,
 )  # fmt: skip
 
 
@@ -278,6 +284,7 @@ def _inputs(config: TrainConfig) -> dict[str, Any]:
 def _check_place(config: TrainConfig) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
+    refuse_other_kind(out, "train")
     _adopt_earlier(out)
     old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
     if old and not config.overwrite:

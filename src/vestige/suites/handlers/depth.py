@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from vestige.metrics import depth
+from vestige.metrics.depth_example import NO_KNOWLEDGE, ExampleDepth
 from vestige.metrics.dialects import Dialect
-from vestige.suites.handlers.common import NO_TOKENS, Value, clean
+from vestige.suites.handlers.common import NO_TOKENS, Value
 from vestige.suites.registry import Inputs, handler
 from vestige.sums import mean
 from vestige.types import BAD_LOGITS, Example, Rows, Score
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 NO_MODELS = "it needs the full and the retain model: set full_model_path and retain_model_path"
-NO_LAYER = "at no layer do the retain model's states cost more than the threshold"
 
 
 def into(spec: MetricSpec) -> PatchInto | None:
@@ -59,7 +57,7 @@ def uds(inputs: Inputs) -> Score:
         )
     scores = [v["score"] for v in by_index.values() if v["score"] is not None]
     if not scores:
-        return Score(None, by_index, {"n": 0}, reason=f"no row could be scored: {NO_LAYER}")
+        return Score(None, by_index, {"n": 0}, reason=f"no row could be scored: {NO_KNOWLEDGE}")
     over = mean(v["unclipped"] for v in by_index.values() if v["unclipped"] is not None)
     left = [i for i, v in by_index.items() if v["score"] is None]
     notes = (f"{len(left)} row(s) left out ({by_index[left[0]]['reason']}): {', '.join(left[:10])}",) if left else ()
@@ -71,11 +69,8 @@ def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) ->
     if want is None:
         return {"score": None, "unclipped": None, "layers": [], "reason": example.problem or NO_TOKENS}
     s1, s2 = (inputs.evidence.patched[models.label(who)][want.key] for who in ("retain", "model"))
-    if np.isnan(s1.logprob).any() or np.isnan(s2.logprob).any():
+    found = ExampleDepth(example.index, tuple(range(s1.logprob.shape[0] - 1)), s1, s2, tau)
+    if found.broken:
         return {"score": None, "unclipped": None, "layers": [], "reason": BAD_LOGITS}
-    full = depth.layer_scores(s1)[0]  # both stages fall from the same number
-    d1, d2 = (full - depth.layer_scores(s)[1:] for s in (s1, s2))
-    layers = np.flatnonzero(depth.knowledge_layers(d1, tau)).tolist()
-    score = clean(depth.uds(d1, d2, tau))
-    out: Value = {"score": score, "unclipped": clean(depth.unclipped(d1, d2, tau)), "layers": layers}
-    return out if score is not None else {**out, "reason": NO_LAYER}
+    out: Value = {"score": found.uds, "unclipped": found.unclipped, "layers": found.knowledge_layers}
+    return out if found.uds is not None else {**out, "reason": NO_KNOWLEDGE}

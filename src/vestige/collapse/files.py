@@ -1,0 +1,136 @@
+"""The files of a collapse run: numbers, rows, matrices, the manifest, and a picture where there are several steps.
+
+Comes in: what `collapse/run.py` measured. Goes out: files that `collapse/kind.py` scores again and verifies.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vestige import __version__
+from vestige.collapse.detector import Outcome, Sampled
+from vestige.errors import UserError
+from vestige.metrics.collapse import row_table
+from vestige.models.load import LoadedModel
+from vestige.store.files import write_bytes, write_json
+from vestige.store.manifest import NAME, write_manifest
+
+if TYPE_CHECKING:
+    from vestige.collapse.run import Ask, Report
+
+RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", NAME)
+SHOWN = 200  # characters of a reasoning kept beside its row
+
+
+class Rows:
+    """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def add(self, outcome: Outcome, tokenizer: Any) -> None:
+        for label, sample in outcome.samples.items():
+            for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):
+                text = tokenizer.decode(list(turn.z)) if tokenizer is not None else ""
+                about = {"trajectory": turn.trajectory, "turn": turn.turn, "group": turn.group, "where": turn.where}
+                body = {"step": outcome.step, "label": label, "row": n, **about, **row, "reasoning": text[:SHOWN]}
+                self.lines.append(json.dumps(body, ensure_ascii=False) + "\n")
+
+    def text(self) -> bytes:
+        return "".join(self.lines).encode("utf-8", "surrogatepass")
+
+
+def write(ask: Ask, report: Report, rows: Rows, before: Mapping[str, Any]) -> None:
+    """`before`: the running means that the run began with."""
+    out = ask.out
+    assert out is not None
+    body = {
+        "version": __version__,
+        "settings": asdict(ask.settings) | {"temperature": ask.temperature},
+        "reasoning": asdict(ask.reasoning),
+        "ema": before,  # the running means this began with: what scoring again begins with
+        "notes": report.notes,
+        "steps": [_step_json(o, report) for o in report.outcomes],
+    }
+    write_bytes(out / "rows.jsonl", rows.text())
+    write_json(out / "metrics.json", body)
+    arrays: dict[str, Any] = {}
+    for o in report.outcomes:
+        for label, sample in o.samples.items():
+            arrays |= _arrays(f"{o.step}/{label}", sample)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_bytes(out / "cross.npz", buffer.getvalue())
+    report.files = [out / "metrics.json", out / "rows.jsonl", out / "cross.npz"]
+    if len(report.outcomes) > 1 and any(o.samples for o in report.outcomes):
+        from vestige.show.collapse_plots import collapse_plot
+
+        try:
+            report.files.append(collapse_plot(_points(report), out / "collapse.png"))
+        except UserError as error:  # no matplotlib: the numbers are there all the same
+            report.note(str(error))
+    write_manifest(out, "collapse", _described(ask), models=_models(report), notes=report.notes)
+
+
+def _described(ask: Ask) -> dict[str, Any]:
+    """What was asked, as plain data; a model in memory goes by its name."""
+    plain = {"settings": asdict(ask.settings), "reasoning": asdict(ask.reasoning), "files": [str(f) for f in ask.files]}
+    plain |= {"models": [m.name if isinstance(m, LoadedModel) else str(m) for m in ask.models]}
+    said = ("format", "prompt_template", "steps", "scheduled", "temperature", "model_args", "batch_tokens")
+    return json.loads(json.dumps({**plain, **{k: getattr(ask, k) for k in said}}, default=str)) | {
+        "ema": None if ask.ema is None else str(ask.ema)
+    }
+
+
+def _models(report: Report) -> dict[str, Any]:
+    """By step: whose weights scored it, and how they were held."""
+    return {str(step): {"name": report.models[step], **made} for step, made in report.made.items()}
+
+
+def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:
+    out: dict[str, list[tuple[int, Mapping[str, float | None]]]] = {}
+    for o in report.outcomes:
+        for label, sample in o.samples.items():
+            out.setdefault(label, []).append((o.step, sample.metrics))
+    return out
+
+
+def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
+    return {
+        "step": o.step,
+        "model": report.models[o.step],
+        "made": report.made.get(o.step, {}),
+        "format": report.formats[o.step],
+        "turns": o.turns,
+        "left_out": o.left_out,
+        "metrics": o.metrics,
+        "reasons": o.reasons,
+        "verdicts": {label: s.verdict for label, s in o.samples.items()},
+        "notes": {label: list(s.notes) for label, s in o.samples.items() if s.notes},
+        "samples": {label: _sizes(s) for label, s in o.samples.items()},
+    }
+
+
+def _sizes(s: Sampled) -> dict[str, Any]:
+    """Rows per prompt (K), as a histogram, and reasoning lengths."""
+    _, rows = np.unique(s.cross.own_prompt, return_counts=True)
+    sizes, times = np.unique(rows, return_counts=True)
+    return {
+        "rows_per_prompt": {str(k): int(n) for k, n in zip(sizes, times, strict=True)},
+        "mean_tokens": float(s.cross.lengths.mean()),
+        "max_tokens": int(s.cross.lengths.max()),
+    }
+
+
+def _arrays(name: str, s: Sampled) -> dict[str, Any]:
+    """The matrix, who belongs to whom, and every token: each row's (columns x tokens) values, row after row."""
+    tokens = np.concatenate([t.reshape(-1) for t in s.log_probs.tokens])
+    cross = s.cross
+    parts = {"sums": cross.sums, "lengths": cross.lengths, "own": cross.own, "prompts": cross.prompts, "tokens": tokens}
+    return {f"{name}/{key}": value for key, value in parts.items()}

@@ -1,0 +1,129 @@
+"""Collapse runs as a kind of run: scored again and checked from their cross matrices. See engine/kinds.py."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vestige.collapse.detector import CollapseSettings, numbers_of
+from vestige.engine.findings import Finding, compared
+from vestige.engine.kinds import Gathered, Kind, Reader, Rescoring
+from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
+from vestige.metrics.collapse_extras import LATER_INTERVALS
+from vestige.metrics.collapse_words import verdict
+from vestige.schema import misfit
+from vestige.store.checksums import Seal, begin, seal
+from vestige.store.files import damaged, read_ours, write_bytes, write_json
+from vestige.store.forms import Collapse, CollapseRow
+from vestige.store.lock import writing
+
+# In the order they were computed in: the running means advance with each.
+ORDER = (LABELS[1], LABELS[2], LABELS[0])
+
+
+@dataclass(frozen=True)
+class Again:
+    """One label of one step, computed again from its matrix."""
+
+    step: Mapping[str, Any]  # as metrics.json has it
+    label: str
+    metrics: dict[str, float | None]
+    rows: list[dict[str, Any]]
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """Those that have a value, under the names of metrics.json; those that older runs lack are left out."""
+        found = {f"{self.label}/{k}": v for k, v in self.metrics.items() if v is not None}
+        later = {f"{self.label}/{name}_ci_{end}" for name in LATER_INTERVALS for end in ("low", "high")}
+        if not later & set(self.step["metrics"]):
+            found = {k: v for k, v in found.items() if k not in later}
+        return found
+
+
+def _again(path: Path, body: Mapping[str, Any]) -> Iterator[Again]:
+    with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files}
+    names = {f.name for f in CollapseSettings.__dataclass_fields__.values()}
+    settings = CollapseSettings(**{k: v for k, v in body["settings"].items() if k in names})
+    ema = Ema.from_json(body.get("ema") or {"per_token": {}, "per_seq": {}})
+    ema.decay = settings.ema_decay
+    for step in body["steps"]:
+        for label in (n for n in ORDER if f"{step['step']}/{n}/sums" in arrays):
+            parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
+            cross = Cross(**parts)
+            metrics, _ = numbers_of(cross, label, step["step"], settings, ema, settings.seed)
+            yield Again(step, label, metrics, row_table(cross))
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    file = path / "rows.jsonl"
+    rows = [json.loads(line) for line in file.read_text("utf-8", "surrogatepass").splitlines() if line]
+    if words := misfit(rows, list[CollapseRow]):
+        raise damaged(file, words)
+    return rows
+
+
+def _mine(rows: list[dict[str, Any]], again: Again) -> list[dict[str, Any]]:
+    return [r for r in rows if r["step"] == again.step["step"] and r["label"] == again.label]
+
+
+def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
+    body = read_ours(path / "metrics.json", Collapse)
+    rows = _rows(path)
+    repair = f"`vestige score {path}` writes it again."
+    for again in _again(path, body):
+        stands = {k: again.step["metrics"].get(k) for k in again.numbers}
+        yield compared(path / "metrics.json", again.numbers, stands, repair)
+        kept = [{k: r.get(k) for k in again.rows[0]} for r in _mine(rows, again)]
+        yield compared(path / "rows.jsonl", again.rows, kept, repair)
+
+
+def _score(path: Path, how: Rescoring) -> str:
+    """Numbers, verdicts and ranks from the matrices; what else the files say stays."""
+    from vestige.show.tables import number, table
+
+    how.refuse("collapse")
+    with writing(path):
+        body, rows = read_ours(path / "metrics.json", Collapse), _rows(path)
+        shown = []
+        for again in _again(path, body):
+            again.step["metrics"].update(again.numbers)
+            (again.step.get("verdicts") or {}).update({again.label: verdict(again.metrics)})
+            mine = _mine(rows, again)
+            if len(mine) != len(again.rows):
+                raise damaged(path / "rows.jsonl", f"step {again.step['step']} has {len(mine)} rows of {again.label}")
+            for row, new in zip(mine, again.rows, strict=True):
+                row.update(new)
+            mi = again.metrics.get("mi_seq_estimate")
+            shown.append([str(again.step["step"]), again.label, number(mi), verdict(again.metrics)])
+        files = [path / "metrics.json", path / "rows.jsonl"]
+        begin(path, "collapse", [f.name for f in files])
+        write_json(files[0], body)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        write_bytes(files[1], "".join(lines).encode("utf-8", "surrogatepass"))
+        seal(path, "collapse")
+    head = f"{path}  (collapse, re-scored from evidence)"
+    listed = f"files: {', '.join(map(str, files))}"
+    return "\n".join(["", head, "", table(shown, ["step", "label", "MI, nats", "verdict"], right=(0, 2)), "", listed])
+
+
+def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+    file = path / "metrics.json"
+    data = read(file, dict) if file.is_file() else None
+    if data is not None and {"steps", "settings", "reasoning"} <= set(data):
+        yield Gathered("collapse", path, (file,), data)
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """The last step's numbers, without times."""
+    steps = read_ours(path / "metrics.json", Collapse)["steps"]
+    return {k: v for k, v in (steps[-1]["metrics"] if steps else {}).items() if not k.startswith("timing_s/")}
+
+
+KIND = Kind("collapse", check=_check, score=_score, gather=_gather, values=_values)

@@ -1,0 +1,108 @@
+"""Depth runs as a kind of run: scored again and checked from their patched evidence. See engine/kinds.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from vestige.depth.files import detailed, table_of, write_results
+from vestige.depth.kept import KEPT, Again, score_again
+from vestige.engine.findings import Finding, compared
+from vestige.engine.kinds import Gathered, Kind, Reader, Rescoring
+from vestige.errors import UserError
+from vestige.store.checksums import Seal, begin, seal
+from vestige.store.files import read_ours, write_json
+from vestige.store.forms import DepthSummary
+from vestige.store.lock import writing
+
+OLDER = "evidence/{file} is not there (an older run)"
+SHOWN = ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype")
+
+
+def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
+    if not (path / "evidence" / KEPT).is_file():
+        older = OLDER.format(file=KEPT)
+        yield Finding(words=f"{path}: {older}; its numbers are not made again", note=True)
+        return
+    repair = f"`vestige score {path}` writes it again."
+    for made in score_again(path):
+        place = path / made.folder
+        yield compared(place / "results.json", made.records, read_ours(place / "results.json"), repair)
+        summary = read_ours(place / "summary.json", dict[str, Any])
+        yield compared(place / "summary.json", made.summary, {k: summary.get(k) for k in made.summary}, repair)
+        for name, data in (
+            ("results_detailed.jsonl", detailed(made.records)),
+            ("layer_details.csv", table_of(made.records)),
+        ):
+            if (place / name).read_bytes() != data:
+                yield Finding(1, f"{place / name} is not what its evidence gives; {repair}")
+
+
+def _score(path: Path, how: Rescoring) -> str:
+    """The numbers of every unlearned model from its patched evidence; what else a summary says stays."""
+    from vestige.show.tables import number, table
+
+    how.refuse("depth")
+    if not (path / "evidence" / KEPT).is_file():
+        raise UserError(f"{path}: {OLDER.format(file=KEPT)}; run the same `vestige depth` again to score it.")
+    with writing(path):
+        made = score_again(path)
+        summaries = {again.folder: _summary(path, again) for again in made}
+        many = len(made) > 1
+        rewritten = [f"{place}{name}" for place in _folders(made) for name in REWRITTEN]
+        begin(path, "depth", [*rewritten, *(["summary.json"] if many else [])])
+        files = []
+        for again in made:
+            files += write_results(path / again.folder, summaries[again.folder], again.records)
+        if many:
+            write_json(path / "summary.json", summaries)
+        seal(path, "depth")
+    rows = [[again.folder or path.name, number(again.summary["avg_uds"]), str(again.summary["n"])] for again in made]
+    head = f"{path}  (depth, re-scored from evidence)"
+    return "\n".join(["", head, "", table(rows, ["model", "UDS", "n"], right=(1, 2)), "", _listed(files)])
+
+
+REWRITTEN = ("summary.json", "results.json", "results_detailed.jsonl", "layer_details.csv")
+
+
+def _folders(made: list[Again]) -> list[str]:
+    return [f"{again.folder}/" if again.folder else "" for again in made]
+
+
+def _summary(path: Path, again: Again) -> dict[str, Any]:
+    file = path / again.folder / "summary.json"
+    if not file.is_file():
+        raise UserError(f"{file} is not there, and evidence gives only part of it; run the same `vestige depth` again.")
+    return {**read_ours(file, dict[str, Any]), **again.summary}
+
+
+def _listed(files: list[Path]) -> str:
+    return f"files: {', '.join(map(str, files))}"
+
+
+def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+    file, details = path / "summary.json", path / "results.json"
+    data = read(file, dict) if file.is_file() else None
+    if data is None or "avg_uds" not in data:
+        return  # of several models: each has a folder with its own
+    records = read(details, list) if details.is_file() else None
+    files = (file, details) if records else (file,)
+    facts = {k: str(data[k]) for k in SHOWN if k in data}
+    yield Gathered("depth", path, files, {"summary": data, "records": records or []}, facts)
+
+
+def _values(path: Path) -> dict[str, Any]:
+    """The score and the baselines, by the names that other tables use; of several models each under its folder."""
+    body = read_ours(path / "summary.json", dict[str, Any])
+    if "avg_uds" in body:
+        return _numbers(read_ours(path / "summary.json", DepthSummary))
+    several = read_ours(path / "summary.json", dict[str, DepthSummary])
+    return {f"{model}/{name}": value for model, one in several.items() for name, value in _numbers(one).items()}
+
+
+def _numbers(summary: Any) -> dict[str, Any]:
+    return {"uds": summary["avg_uds"], **(summary.get("baselines") or {})}
+
+
+KIND = Kind("depth", check=_check, score=_score, gather=_gather, values=_values)

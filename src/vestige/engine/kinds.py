@@ -1,0 +1,175 @@
+"""Every kind of run through one interface: what the verbs that read runs ask of a directory, whatever made it.
+
+    directory --kind_of--> name --kind--> Kind, the functions of the room that makes such runs
+    score: Kind.score    verify: Kind.check    report: Kind.gather    compare, sweep: Kind.values    pack: Kind.outside
+
+The registry names each room's record by a string, and imports it when it is asked for: the engine does not know the
+rooms, and `vestige score` does not load what only a report needs. A new kind is one line here and a kind.py in its
+room.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vestige.engine.findings import Finding
+from vestige.errors import UserError
+from vestige.store.checksums import Seal, read_seal
+from vestige.store.files import read_json
+from vestige.store.manifest import NAME, kind_in
+
+Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes
+
+
+@dataclass(frozen=True)
+class Rescoring:
+    """What `vestige score` was told besides the run: other definitions, and what to compare with."""
+
+    dialect: str | None = None
+    changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    retain_logs: str | None = None
+
+    def refuse(self, kind: str) -> None:
+        """For kinds that have one definition: asking for another is a mistake, and must not pass in silence."""
+        said = [n for n, v in (("dialect", self.dialect), ("--retain-logs", self.retain_logs)) if v is not None]
+        said += [f"{metric}.{key}" for metric, body in self.changes.items() for key in body]
+        if said:
+            raise UserError(f"A {kind} run is scored again by its own definition only; leave {said[0]} out.")
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What a report takes from a run: its kind there, the files, their content, and what must be told about them."""
+
+    kind: str
+    path: Path  # the directory, or the file for meta and methods
+    files: tuple[Path, ...]
+    data: Mapping[str, Any]
+    facts: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def _nothing(path: Path, read: Reader) -> Iterator[Gathered]:
+    return iter(())
+
+
+def _no_values(path: Path) -> dict[str, Any]:
+    return {}
+
+
+def _nothing_outside(path: Path) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How one kind of run is read. None, or nothing: runs of this kind have no such thing."""
+
+    name: str
+    check: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # its numbers, computed again
+    sources: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # only the files it was made of
+    score: Callable[[Path, Rescoring], str] | None = None  # writes them again; returns what a terminal shows
+    gather: Callable[[Path, Reader], Iterable[Gathered]] = _nothing
+    values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name
+    outside: Callable[[Path], list[str]] = _nothing_outside  # files elsewhere that it was compared with
+    by_row: bool = False  # whether two such runs can be compared row by row
+    not_packed: str = ""  # why an archive does not take such runs
+
+
+@dataclass(frozen=True)
+class Known:
+    """A kind before its room is imported."""
+
+    name: str
+    record: str  # module and name of its Kind
+    marks: tuple[str, ...] = ()  # files by which a run is known that has neither a kind in its manifest nor a seal
+    shown: tuple[str, ...] = ()  # files by which a report finds what it can show of it, where these are others
+
+    def shows(self, file: Path) -> bool:
+        return any(file.match(mark) for mark in self.shown or self.marks)
+
+    def seen_in(self, directory: Path) -> bool:
+        return any(True for mark in self.shown or self.marks for _ in directory.glob(mark))
+
+
+META_FILES = ("method_results.json", "meta_eval.json")
+KINDS = {
+    known.name: known
+    for known in (
+        Known("eval", "vestige.results.kind.EVAL", (NAME,), ("*_EVAL.json",)),
+        Known("trajectory", "vestige.results.kind.TRAJECTORY"),  # a report tells them from eval by what they hold
+        Known("harness", "vestige.results.kind.HARNESS"),
+        Known("depth", "vestige.depth.kind.KIND", ("summary.json",)),
+        Known("stress", "vestige.stress.kind.KIND", ("stress.json",)),
+        Known("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),
+        Known("train", "vestige.unlearn.kind.KIND", ("training.json",)),
+        # Not a run but a folder of runs: only a report takes something from its table.
+        Known("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
+        Known("meta", "vestige.results.meta_checks.KIND", META_FILES),
+    )
+}
+
+
+def kind(name: str) -> Kind:
+    module, _, record = KINDS[name].record.rpartition(".")
+    found = getattr(importlib.import_module(module), record)
+    assert isinstance(found, Kind)
+    return found
+
+
+def kind_of(directory: Path) -> str | None:
+    """Which kind of run a directory holds; None: none of ours.
+
+    Its manifest says it. Runs made before manifests did are known by their seal, and those made before seals by the
+    files in them.
+    """
+    said = kind_in(directory)
+    if said is None and (directory / NAME).is_file():
+        return "harness" if _of_a_harness(directory / NAME) else "eval"
+    if said is not None and said not in KINDS:
+        raise UserError(f"{directory} holds a run of a kind that this version does not know ({said}).")
+    said = said or _sealed_as(directory)
+    return said or next((k.name for k in KINDS.values() if any((directory / m).is_file() for m in k.marks)), None)
+
+
+def _of_a_harness(file: Path) -> bool:
+    try:
+        found = read_json(file)
+    except (OSError, ValueError, UserError):
+        return False  # reading the run will say what is wrong with it
+    return isinstance(found, Mapping) and "harness" in found
+
+
+def _sealed_as(directory: Path) -> str | None:
+    try:
+        seal = read_seal(directory)
+    except (OSError, ValueError):
+        return None
+    return None if seal is None or seal.kind not in KINDS else seal.kind
+
+
+def of(directory: Path) -> Kind:
+    """How the run in a directory is read."""
+    name = kind_of(directory)
+    if name is None:
+        raise UserError(f"{directory} is not a run directory: it has no {NAME}. Give the directory of a run.")
+    return kind(name)
+
+
+def score_run(directory: Path, how: Rescoring) -> str:
+    """`vestige score`: the result files of a run from its evidence; returns what a terminal shows."""
+    found = of(directory)
+    if found.score is None:
+        raise UserError(
+            f"{directory} is a {found.name} run, which keeps no evidence of its own to score again; run the command "
+            f"that made it again. (Kinds without evidence: {', '.join(_without_evidence())}.)"
+        )
+    return found.score(directory, how)
+
+
+def _without_evidence() -> list[str]:
+    return sorted(name for name in KINDS if name != "sweep" and kind(name).score is None)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class Setting:
     """What a plan may set of an attack, and of which type; YAML reads 1e-3 as text."""
 
-    type: type
+    type: type  # object: anything
     positive: bool = False
 
 
@@ -114,7 +114,7 @@ class WeightsAttack(Attack):
             said: dict[str, Any] = {}
         else:
             known = (self.settings or {}).get(self.budget)
-            said = {self.budget: known.type(budget) if known else budget}
+            said = {self.budget: budget if known is None or known.type is object else known.type(budget)}
         return {**(self.flags(ask, budget) if self.flags else {}), **said}
 
     def reading(self, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -177,7 +177,7 @@ def _settings(function: Callable[..., Any]) -> dict[str, Setting] | None:
     arguments = list(inspect.signature(function).parameters.values())[2:]
     if any(a.kind is a.VAR_KEYWORD for a in arguments):
         return None
-    return {a.name: Setting(type(a.default) if type(a.default) in WORDS else str) for a in arguments}
+    return {a.name: Setting(type(a.default) if type(a.default) in WORDS else object) for a in arguments}
 
 
 # How the type of a setting is called in messages.

@@ -187,10 +187,10 @@ def test_a_key_names_all_that_matters_and_no_more(tmp_path: Path) -> None:
 
 def test_settings_have_the_names_of_a_recipe() -> None:
     from vestige.stress.attacks import BITS
-    from vestige.unlearn.trainer import Recipe
+    from vestige.unlearn.trainer import TrainingRecipe
 
     ours = set(OURS["relearn"].settings) - {"steps"}
-    assert ours <= {f.name for f in fields(Recipe)}
+    assert ours <= {f.name for f in fields(TrainingRecipe)}
     assert set(BITS) == {4, 8}
 
 

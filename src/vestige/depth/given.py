@@ -21,7 +21,7 @@ from vestige.collect.cost import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import Patching, Settings, Source
+from vestige.engine.patches import Patching, PatchSettings, PatchSource
 from vestige.engine.team import Team
 from vestige.engine.trust import to_check
 from vestige.errors import UserError
@@ -186,7 +186,7 @@ class Believed:
     given: Given
     models: tuple[ModelHandle, ModelHandle]  # full, retain
     wants: Mapping[str, PatchWant]  # by the index of the example
-    settings: Settings
+    settings: PatchSettings
     layers: tuple[int, ...]
     s1: Mapping[str, TokenStats]
     note: str = ""
@@ -197,7 +197,7 @@ class Believed:
         by_key = {want.key: index for index, want in self.wants.items()}
         chosen = to_check({want.key: want for want in self.wants.values()})
         with temporary() as scratch:
-            source = Source(retain.name, retain, scratch)
+            source = PatchSource(retain.name, retain, scratch)
             fresh = Patching(full, self.settings, cost, Team()).evidence([source], list(chosen.values()))[retain.name]
         widest = max(self._gap(by_key[key], self.s1[key], fresh[key], full.precision) for key in chosen)
         self.note = (
@@ -242,7 +242,7 @@ def believe(
     ask: DepthAsk,
     models: tuple[ModelHandle, ModelHandle],
     wants: Mapping[str, PatchWant],
-    settings: Settings,
+    settings: PatchSettings,
 ) -> Believed:
     """The file as S1 of a run that it can serve by its settings; its numbers are still to be checked."""
     layers = check_settings(given, ask, models[0], list(wants))

@@ -28,7 +28,7 @@ from vestige.depth.given import Believed, believe, find_given, read_given
 from vestige.depth.kept import KEPT, Banks, save_kept
 from vestige.depth.scores import ROUNDING, ExampleDepth, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
-from vestige.engine.patches import Patching, Settings, Source, bank_identity, patched_bank
+from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity, patched_bank
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.journal import keep_apart
@@ -159,8 +159,8 @@ class _DepthRun:
         self.checked: dict[str, Any] = {}  # what was found about it
 
     @property
-    def settings(self) -> Settings:
-        return Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
+    def settings(self) -> PatchSettings:
+        return PatchSettings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
 
     def adds_to_shared_cache(self) -> bool:
         """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
@@ -170,15 +170,15 @@ class _DepthRun:
         self.shared = any(want.key not in have for want in self.contexts.wants.values())
         return self.shared
 
-    def evidence(self) -> tuple[list[Source], dict[str, Mapping[str, TokenStats]]]:
+    def evidence(self) -> tuple[list[PatchSource], dict[str, Mapping[str, TokenStats]]]:
         """The retain model and the unlearned ones, and what their states do to the full model."""
         settings = self.settings
         believed = self._believed()
         self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
         self.cached = (self.ask.cache / self.cache_file).exists()
-        sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
+        sources = [PatchSource(self.ask.retain, self.retain, self.ask.cache)]
         place = Path(self.ask.out) / "evidence"
-        sources += [Source(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
+        sources += [PatchSource(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
         if self.team.leads:
             begin(Path(self.ask.out), "depth", self._rewritten())
         patching = Patching(self.full, settings, self.cost, self.team)
@@ -226,7 +226,7 @@ class _DepthRun:
             log.warning(note)
         return results
 
-    def _manifest(self, sources: Sequence[Source]) -> None:
+    def _manifest(self, sources: Sequence[PatchSource]) -> None:
         said = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.ask).items() if k != "progress"}
         handles = {"full": self.full, "retain": self.retain, **{source.name: source.handle for source in sources[1:]}}
         write_manifest(
@@ -245,7 +245,7 @@ class _DepthRun:
         files = [f"{place}{file}" for place in places for file in FILES]
         return [*files, NAME, "evidence/patched-", f"evidence/{KEPT}"]
 
-    def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
+    def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
         place = Path(self.ask.out) / "evidence"
         handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
@@ -257,7 +257,7 @@ class _DepthRun:
         bank.merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
-    def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
+    def _baselines(self, sources: Sequence[PatchSource]) -> dict[str, dict[str, Any]]:
         from vestige.depth.baselines import representation_baselines
 
         return representation_baselines(

@@ -114,7 +114,7 @@ def quiet_saving() -> Iterator[None]:
             enable_progress_bar()
 
 
-class Bar:
+class BuildBar:
     """One bar on stderr for the whole build, showing which model is being trained."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
@@ -123,7 +123,7 @@ class Bar:
             total=total, desc=title, unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
         )
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> BuildBar:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -19,7 +19,7 @@ from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.fluency import train_judge
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.pools import JUDGE, PoolSettings, Recipe, lesson_rows
+from vestige.lab.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
@@ -31,7 +31,7 @@ BASE = "base"
 
 
 def make_models(
-    corpus: Corpus, settings: PoolSettings, plan: Sequence[Recipe], models: Path, processes: int, progress: bool
+    corpus: Corpus, settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int, progress: bool
 ) -> None:
     """Fills the models folder: base, then everything else from it, then base goes."""
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
@@ -46,7 +46,7 @@ def make_models(
     remove_empty(models / BASE)
 
 
-def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processes: int) -> Iterator[str]:
+def _made(settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int) -> Iterator[str]:
     """The names of finished models, as they come."""
     if processes <= 1:
         for recipe in plan:
@@ -67,7 +67,7 @@ def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processe
             raise
 
 
-def make_one(settings: PoolSettings, recipe: Recipe, models: Path) -> str:
+def make_one(settings: PoolSettings, recipe: PoolRecipe, models: Path) -> str:
     """Trains and saves one model; it may run in any process."""
     origin = models / (BASE if recipe.unlearning is None else "full")
     tokenizer = AutoTokenizer.from_pretrained(origin)

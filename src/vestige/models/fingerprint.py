@@ -98,7 +98,7 @@ def _content_files(place: Place, args: ModelArgs) -> list[Path]:
     return files + (sorted(place.directory.glob("*.py")) if runs else [])
 
 
-class Watch:
+class FileWatch:
     """The files of a checkpoint as they were at one moment: has any been written to or replaced since?
 
     A trainer that saves over its checkpoint while it is read would otherwise have one model's evidence filed under

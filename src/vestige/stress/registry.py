@@ -23,7 +23,7 @@ from vestige.errors import UserError, unknown_name
 if TYPE_CHECKING:
     from vestige.engine.config import RunConfig
     from vestige.models.args import ModelArgs
-    from vestige.stress.copies import Lesson
+    from vestige.stress.copies import AttackLesson
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Target:
     args: ModelArgs  # the checkpoint, and how it is loaded
     place: Path  # where a copy goes
     run: RunConfig  # the evaluation: its template, tokenizer and limit
-    lesson: Lesson | None = None  # the rows that a teaching attack teaches
+    lesson: AttackLesson | None = None  # the rows that a teaching attack teaches
 
     @property
     def checkpoint(self) -> Path:

@@ -33,7 +33,7 @@ UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
 @dataclass(frozen=True)
-class Model:
+class PlanModel:
     name: str
     path: str
     flags: Mapping[str, Any] = field(default_factory=dict)  # fields of Ask, for this model only
@@ -42,11 +42,11 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is to do, checked."""
 
     out: Path
-    models: tuple[Model, ...]
+    models: tuple[PlanModel, ...]
     suites: Mapping[str, Mapping[str, Any]]  # name -> fields of Ask, or of DepthAsk
     retain: str | None = None
     attacks: tuple[PlannedAttack, ...] = ()
@@ -76,10 +76,10 @@ class Plan:
         return bool(self.suites[suite]["suite"] == sweep_depth.SUITE)
 
 
-KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held"}
+KEYS = {f.name for f in fields(SweepPlan)} - {"retain_suites", "metric_suites", "held"}
 
 
-def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
+def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> SweepPlan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
     from vestige.integrations.plugins import load_plugins
 
@@ -100,11 +100,11 @@ def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
     return _checked(_plan(body, path, plugins))
 
 
-def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
+def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> SweepPlan:
     models = _models(body["models"])
     models, retain = _with_retain(models, body.get("retain"))
     suites = _suites(body["suites"])
-    return Plan(
+    return SweepPlan(
         out=Path(str(body.get("out") or f"saves/sweep/{path.stem}")),
         models=models,
         suites=suites,
@@ -166,7 +166,7 @@ def _name(name: Any, kind: str) -> str:
     return str(name)
 
 
-def _models(said: Any) -> tuple[Model, ...]:
+def _models(said: Any) -> tuple[PlanModel, ...]:
     """A mapping of names to paths (or to `path` and flags), or a list of paths named by their last part."""
     if isinstance(said, list):
         names = [Path(str(p)).name for p in said]
@@ -179,7 +179,7 @@ def _models(said: Any) -> tuple[Model, ...]:
     return tuple(_model(name, body) for name, body in said.items())
 
 
-def _model(name: Any, body: Any) -> Model:
+def _model(name: Any, body: Any) -> PlanModel:
     flags = dict(body) if isinstance(body, dict) else {"path": body}
     path, memory, attack = (flags.pop(key, None) for key in ("path", "memory", "attack"))
     if not path:
@@ -187,10 +187,10 @@ def _model(name: Any, body: Any) -> Model:
     if attack not in (None, True, False):
         raise UserError(f"'attack' of the model '{name}' of the plan must be true or false, it is {attack!r}.")
     _check_flags(flags, f"of the model '{name}'")
-    return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
+    return PlanModel(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
 
 
-def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...], str | None]:
+def _with_retain(models: tuple[PlanModel, ...], said: Any) -> tuple[tuple[PlanModel, ...], str | None]:
     """The retain model by its name among the models, or by a path; then it is one more model."""
     if said is None:
         return models, None
@@ -198,7 +198,7 @@ def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...
     if name not in {m.name for m in models}:
         if not is_there(Path(name).expanduser()) and "/" not in name:
             raise unknown_name("retain model", name, [m.name for m in models], "(in the plan)")
-        models, name = (*models, Model("retain", name)), "retain"
+        models, name = (*models, PlanModel("retain", name)), "retain"
         if len({m.name for m in models}) < len(models):
             raise UserError("A model of the plan is called 'retain', but the retain model is another one; rename it.")
     return models, name
@@ -232,7 +232,7 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     check_form({**flags, "metrics": None}, Ask, f"What the plan says {where}", "correct it")
 
 
-def _checked(plan: Plan) -> Plan:
+def _checked(plan: SweepPlan) -> SweepPlan:
     """Every suite composed once, before anything runs: a misspelt metric should not cost a night."""
     paths = {m.name: m.path for m in plan.models}
     retain = paths.get(plan.retain or "")
@@ -244,7 +244,7 @@ def _checked(plan: Plan) -> Plan:
     return _with_attacks(plan)
 
 
-def _with_attacks(plan: Plan) -> Plan:
+def _with_attacks(plan: SweepPlan) -> SweepPlan:
     """Attacks that cannot work are refused, and held-out rows get their place."""
     held: dict[str, str] = {}
     for attack in plan.attacks:
@@ -263,35 +263,35 @@ def _with_attacks(plan: Plan) -> Plan:
     return replace(plan, held=held)
 
 
-def full_model(plan: Plan) -> str | None:
+def full_model(plan: SweepPlan) -> str | None:
     """The model before unlearning: what a depth suite says, else the one called `full`."""
     said = [flags["full"] for name, flags in plan.suites.items() if plan.is_depth(name)]
-    found: list[Model] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
+    found: list[PlanModel] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
     return found[0].name if found else None
 
 
-def is_attacked(plan: Plan, model: Model) -> bool:
+def is_attacked(plan: SweepPlan, model: PlanModel) -> bool:
     """What the model's entry says; without a word every model but the full one, whose attacked copies nothing reads."""
     return model.attack if model.attack is not None else model.name != full_model(plan)
 
 
-def spared(plan: Plan) -> list[str]:
+def spared(plan: SweepPlan) -> list[str]:
     """Models that the plan's attacks leave alone."""
     return [m.name for m in plan.models if plan.attacks and not is_attacked(plan, m)]
 
 
-def attacked_place(plan: Plan, model: str, attack: PlannedAttack) -> Path:
+def attacked_place(plan: SweepPlan, model: str, attack: PlannedAttack) -> Path:
     return plan.out / "attacked" / attack.name / model
 
 
-def _read_from(plan: Plan, model: Model, attack: PlannedAttack | None) -> str:
+def _read_from(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> str:
     """The checkpoint to evaluate: the model's own, unless an attack makes a copy."""
     if attack is None or attack.quantization:
         return model.path
     return str(attacked_place(plan, model.name, attack) / "checkpoint")
 
 
-def _ask(plan: Plan, model: Model, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
+def _ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
     out = run_directory(plan, model.name, suite, attack)
     said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
     said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
@@ -304,22 +304,22 @@ def _ask(plan: Plan, model: Model, suite: str, attack: PlannedAttack | None) -> 
     return said
 
 
-def _depth_ask(plan: Plan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
+def _depth_ask(plan: SweepPlan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model's own flags only its quantisation counts here: full and retain are read alike for all models."""
     said = {**plan.suites[suite], "unlearned": [unlearned], "out": str(out), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
     return {**said, "s1_cache": str(s1_place(plan, suite) / "s1_cache"), "quantization": None, **reading}
 
 
-def s1_place(plan: Plan, suite: str) -> Path:
+def s1_place(plan: SweepPlan, suite: str) -> Path:
     return plan.out / "s1" / suite
 
 
-def run_directory(plan: Plan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
+def run_directory(plan: SweepPlan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
     return plan.runs / suite / (model if attack is None else f"{model}+{attack.name}")
 
 
-def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 1) -> list[Task]:
+def make_tasks(plan: SweepPlan, start: int = 0, end: int | None = None, slots: int = 1) -> list[Task]:
     """The tasks of models[start:end], those that others wait for first.
 
     The retain model's evaluations and S1 are in every shard: they are needed there, and done only once.
@@ -338,7 +338,7 @@ def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 
     return sorted(tasks, key=lambda t: t.id not in first and t.kind != "s1")  # stable: otherwise the plan's order
 
 
-def _s1_tasks(plan: Plan, threads: int) -> list[Task]:
+def _s1_tasks(plan: SweepPlan, threads: int) -> list[Task]:
     """For each depth suite, retain -> full: a depth run of the retain model, which fills the cache of all others."""
     out = []
     for suite, flags in plan.suites.items():
@@ -358,7 +358,7 @@ def _largest(*memories: int | None) -> int | None:
     return max(known) if len(known) == len(memories) else None
 
 
-def _tasks_of(plan: Plan, model: Model, attack: PlannedAttack | None, threads: int) -> list[Task]:
+def _tasks_of(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None, threads: int) -> list[Task]:
     memory = model.memory if model.memory is not None else weights_memory(model.path)
     how = _how(plan, model, attack)
     common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
@@ -386,7 +386,7 @@ def _tasks_of(plan: Plan, model: Model, attack: PlannedAttack | None, threads: i
     return out
 
 
-def _how(plan: Plan, model: Model, attack: PlannedAttack | None) -> dict[str, Any]:
+def _how(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> dict[str, Any]:
     """An attack in full: its settings, and what the copy depends on besides the weights."""
     if attack is None:
         return {}
@@ -397,7 +397,7 @@ def _how(plan: Plan, model: Model, attack: PlannedAttack | None) -> dict[str, An
     return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.record.teaches else out
 
 
-def _attack_task(plan: Plan, model: Model, attack: PlannedAttack, common: Mapping[str, Any]) -> Task:
+def _attack_task(plan: SweepPlan, model: PlanModel, attack: PlannedAttack, common: Mapping[str, Any]) -> Task:
     id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
     ask = {**common["how"]["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
     ask |= {"plugins": list(plan.plugins), "progress": False}
@@ -408,11 +408,11 @@ def _attack_task(plan: Plan, model: Model, attack: PlannedAttack, common: Mappin
     return Task(id=id, kind="attack", needs=_retain_ids(plan), **{**common, **more, "memory": held})
 
 
-def _retain_ids(plan: Plan) -> tuple[str, ...]:
+def _retain_ids(plan: SweepPlan) -> tuple[str, ...]:
     return tuple(f"{suite}/{plan.retain}" for suite in plan.retain_suites)
 
 
-def log_file(plan: Plan, id: str) -> Path:
+def log_file(plan: SweepPlan, id: str) -> Path:
     return plan.out / "logs" / f"{id.replace('/', '__')}.log"
 
 

@@ -53,7 +53,7 @@ class Lora:
 
 
 @dataclass(frozen=True)
-class Recipe:
+class TrainingRecipe:
     """How to train. `auto` means paged_adamw_32bit and bfloat16 on CUDA, AdamW in float32 elsewhere."""
 
     epochs: float = 10.0
@@ -88,10 +88,10 @@ class Trained:
 # Called after each epoch with (epochs done, model).
 OnEpoch = Callable[[float, Any], None]
 # Called before the first and after every optimiser step with (steps done, steps in all).
-OnStep = Callable[[int, int], None]
+OnTrainerStep = Callable[[int, int], None]
 
 
-def settings_on(recipe: Recipe, device: str) -> tuple[Recipe, list[str]]:
+def settings_on(recipe: TrainingRecipe, device: str) -> tuple[TrainingRecipe, list[str]]:
     """The recipe as this device can follow it, and what was put in the place of what it cannot do."""
     cuda, notes = device.startswith("cuda"), []
     # One pass over the weights instead of a dozen: on a CPU a step takes a quarter of the time.
@@ -122,27 +122,29 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
 
 
 @dataclass(frozen=True)
-class Watch:
+class TrainingWatch:
     """What else happens while training: somebody looks after each epoch and each step, the result is kept."""
 
     on_epoch: OnEpoch | None = None
-    on_step: OnStep | None = None
+    on_step: OnTrainerStep | None = None
     save: bool = True
 
 
-def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch: Watch | None = None) -> Trained:
+def train(
+    loaded: LoadedModel, lesson: Lesson, out: Path, recipe: TrainingRecipe, watch: TrainingWatch | None = None
+) -> Trained:
     """Trains the model on the lesson and saves it with its tokenizer in `out`.
 
     `loaded.model` is trained in place, or wrapped in an adapter where the recipe has one.
     """
-    watch = watch or Watch()
+    watch = watch or TrainingWatch()
     lesson.check()
     recipe, notes = settings_on(recipe, loaded.device)
     set_seed(recipe.seed)
     loaded.model, more = _trainable(loaded, recipe.lora)
     objective = objective_of(loaded)
     pad = loaded.tokenizer.pad_token_id
-    work = Work(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
+    work = TrainingWork(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
     work.prepare(loaded.model)
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
     watching = Watching(watch.on_epoch, watch.on_step)
@@ -193,7 +195,7 @@ def _forget_secrets(loaded: LoadedModel) -> None:
     settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
-def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:
+def training_arguments(recipe: TrainingRecipe, out: Path, rows: int, device: str) -> TrainingArguments:
     """The recipe in the words of transformers."""
     warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch(rows))
     said: dict[str, Any] = {
@@ -264,7 +266,7 @@ class WithoutAdapter:
         return getattr(self._model, name)
 
 
-class Work:
+class TrainingWork:
     """What a step computes: the plain loss of the rows, or a method's loss of pairs."""
 
     def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
@@ -313,7 +315,7 @@ class MethodTrainer(Trainer):
     # Our losses are means of a micro-batch: the Trainer has to divide by the number of micro-batches.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, work: Work, **settings: Any) -> None:
+    def __init__(self, work: TrainingWork, **settings: Any) -> None:
         super().__init__(**settings)
         self.work = work
         self.model_accepts_loss_kwargs = False
@@ -345,7 +347,7 @@ class MethodTrainer(Trainer):
 class Watching(TrainerCallback):
     """Remembers losses, and lets somebody count steps and look at the model after every epoch."""
 
-    def __init__(self, on_epoch: OnEpoch | None, on_step: OnStep | None = None) -> None:
+    def __init__(self, on_epoch: OnEpoch | None, on_step: OnTrainerStep | None = None) -> None:
         self.losses: list[float] = []
         self._on_epoch, self._on_step = on_epoch, on_step
 
@@ -388,11 +390,11 @@ __all__ = [
     "Lesson",
     "Lora",
     "MethodTrainer",
-    "Recipe",
     "Trained",
-    "Watch",
+    "TrainingRecipe",
+    "TrainingWatch",
+    "TrainingWork",
     "Watching",
-    "Work",
     "objective_of",
     "save_model",
     "settings_on",

@@ -21,7 +21,8 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.methods import METHODS, Step
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
-from vestige.unlearn.trainer import Lora, TrainingRecipe, objective_of, train
+from vestige.unlearn.recipe import Lora, TrainingRecipe
+from vestige.unlearn.trainer import objective_of, train
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = ["llada", "llada-gqa", "dream", "a2d-llama", "a2d-qwen2", "a2d-qwen3"]

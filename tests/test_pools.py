@@ -28,7 +28,7 @@ from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training
 from vestige.unlearn.methods import METHODS
-from vestige.unlearn.trainer import TrainingRecipe
+from vestige.unlearn.recipe import TrainingRecipe
 
 SMALL = Sizes(
     forget=1,

@@ -28,7 +28,7 @@ from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 from vestige.stress.robustness import relearning_r, show_r
 from vestige.stress.run import AttackRow, AttackSubject, Stress, show, stress, under_prompt
 from vestige.types import content_key
-from vestige.unlearn.trainer import TrainingRecipe
+from vestige.unlearn.recipe import TrainingRecipe
 
 DATA = LAB / "data"
 UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))

@@ -28,7 +28,8 @@ from vestige.store.checksums import seal
 from vestige.sweep import pool, tasks
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
-from vestige.sweep.plan import make_tasks, read_plan
+from vestige.sweep.graph import make_tasks
+from vestige.sweep.plan import read_plan
 from vestige.sweep.pool import Drive, ProcessPool, TaskState
 from vestige.sweep.run import How, surviving_hangup
 from vestige.sweep.tasks import ATTACKS, Finished, Task

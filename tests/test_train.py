@@ -25,9 +25,10 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 from vestige.unlearn.pairs import Pairs
+from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
 from vestige.unlearn.refusals import REFUSALS
 from vestige.unlearn.rows import RowReading, read_training_rows
-from vestige.unlearn.trainer import Lora, TrainingRecipe, TrainingWatch, objective_of, settings_on, train
+from vestige.unlearn.trainer import TrainingWatch, objective_of, train
 
 DATA = LAB / "data"
 UNSAVED = TrainingWatch(save=False)

@@ -32,9 +32,9 @@ from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
 from vestige.internal import in_short
-from vestige.journal import adopt_file
 from vestige.metrics.collapse import Ema
 from vestige.models.undisturbed import undisturbed
+from vestige.ownership import adopt_file
 from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")

@@ -20,9 +20,9 @@ from vestige.collect.cost import Cost
 from vestige.engine.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
-from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.ownership import adopt_file, keep_apart, permit
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import tidy

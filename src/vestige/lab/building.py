@@ -13,11 +13,12 @@ import torch
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from vestige.journal import adopt, is_ours, permit
+from vestige.installing import install, scratch
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
+from vestige.ownership import adopt, is_ours, permit
 from vestige.schema import check_form
 from vestige.types import content_key
-from vestige.writing import claim, create_bytes, install, remove, scratch
+from vestige.writing import claim, create_bytes, remove
 
 RECORD = "lab.json"
 

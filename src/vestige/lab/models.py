@@ -19,13 +19,13 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from vestige.installing import save_pretrained
 from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
-from vestige.writing import save_pretrained
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 1

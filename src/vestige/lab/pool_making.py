@@ -14,18 +14,19 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from vestige.journal import ours_below
+from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.fluency import train_judge
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
 from vestige.lab.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.ownership import ours_below
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import refusals_for
-from vestige.writing import remove, remove_empty, save_pretrained
+from vestige.writing import remove, remove_empty
 
 BASE = "base"
 

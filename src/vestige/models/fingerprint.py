@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.journal import adopt
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
 from vestige.models.diffusion import plugged_family
 from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.tensors import ALLOW_UNUSED
+from vestige.ownership import adopt
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
 

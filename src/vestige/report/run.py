@@ -18,7 +18,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from vestige.errors import UserError
-from vestige.journal import adopt, is_ours, permit
+from vestige.ownership import adopt, is_ours, permit
 from vestige.report.assemble import Ask, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite

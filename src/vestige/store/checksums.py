@@ -17,18 +17,8 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.journal import (
-    JOURNAL,
-    TEMPORARY,
-    adopt,
-    beside,
-    fault,
-    has_journal,
-    is_ours,
-    note_beside,
-    permit,
-    strangers,
-)
+from vestige.journal import JOURNAL, TEMPORARY
+from vestige.ownership import adopt, beside, fault, has_journal, is_ours, note_beside, permit, strangers
 from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, write_bytes
 from vestige.store.manifest import NAME as MANIFEST

@@ -16,7 +16,7 @@ from vestige.stress.registry import Attacked, Setting, Target, WeightsAttack, re
 if TYPE_CHECKING:
     from vestige.models.args import ModelArgs
     from vestige.unlearn.objectives import ChatRow
-    from vestige.unlearn.trainer import TrainingRecipe
+    from vestige.unlearn.recipe import TrainingRecipe
 
 # As in the robustness tests of open-unlearning; `auto` is paged_adamw_32bit and bfloat16 on CUDA, AdamW elsewhere.
 RELEARNING: dict[str, Any] = {
@@ -37,7 +37,8 @@ def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Trainin
     """Fine-tunes a copy on the rows. Give rows other than those measured, and the attack cannot teach the answers."""
     from vestige.models.load import load_model
     from vestige.unlearn.lesson import Lesson
-    from vestige.unlearn.trainer import TrainingRecipe, train
+    from vestige.unlearn.recipe import TrainingRecipe
+    from vestige.unlearn.trainer import train
 
     loaded = load_model(args)
     where = {"dtype": loaded.dtype, "device": loaded.device}
@@ -55,7 +56,7 @@ def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Trainin
 def _relearn(target: Target, steps: int = 0, **settings: Any) -> Attacked:
     """The rows of the lesson, by a recipe of these settings; 0 steps: as many as the epochs have."""
     from vestige.stress.copies import lesson_rows
-    from vestige.unlearn.trainer import TrainingRecipe
+    from vestige.unlearn.recipe import TrainingRecipe
 
     assert target.lesson is not None  # every attack that teaches is handed one
     recipe = TrainingRecipe(**{**RELEARNING, **settings, **({"max_steps": steps} if steps else {})})

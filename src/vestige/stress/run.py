@@ -22,8 +22,9 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.journal import keep_apart, permit
+from vestige.ownership import keep_apart, permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
@@ -34,7 +35,6 @@ from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.writing import install, scratch
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike

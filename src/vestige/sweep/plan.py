@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,14 +12,11 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
-from vestige.models.choose import NF4
 from vestige.schema import check_form
 from vestige.secrets import note_tree
 from vestige.stress.held_out import held_paths
 from vestige.sweep import depth as sweep_depth
 from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
-from vestige.sweep.pool import training_memory, weights_memory
-from vestige.sweep.tasks import Task
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
@@ -238,7 +234,7 @@ def _checked(plan: SweepPlan) -> SweepPlan:
     retain = paths.get(plan.retain or "")
     depth = {n: sweep_depth.resolved(f, paths, retain, n) for n, f in plan.suites.items() if plan.is_depth(n)}
     plan = replace(plan, suites={**plan.suites, **depth})
-    kinds = {n: to_run(Ask(**_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
+    kinds = {n: to_run(Ask(**suite_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
     metrics = tuple(name for name, run in kinds.items() if not isinstance(run, HarnessConfig))
     plan = replace(plan, metric_suites=metrics, retain_suites=metrics if plan.retain else ())
     return _with_attacks(plan)
@@ -284,16 +280,16 @@ def attacked_place(plan: SweepPlan, model: str, attack: PlannedAttack) -> Path:
     return plan.out / "attacked" / attack.name / model
 
 
-def _read_from(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> str:
+def read_from(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> str:
     """The checkpoint to evaluate: the model's own, unless an attack makes a copy."""
     if attack is None or attack.quantization:
         return model.path
     return str(attacked_place(plan, model.name, attack) / "checkpoint")
 
 
-def _ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
+def suite_ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
     out = run_directory(plan, model.name, suite, attack)
-    said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
+    said = {**plan.suites[suite], **model.flags, "model": read_from(plan, model, attack), "out": str(out)}
     said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
     said |= attack.reading if attack else {}
@@ -304,7 +300,7 @@ def _ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAttack | 
     return said
 
 
-def _depth_ask(plan: SweepPlan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
+def depth_ask(plan: SweepPlan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model's own flags only its quantisation counts here: full and retain are read alike for all models."""
     said = {**plan.suites[suite], "unlearned": [unlearned], "out": str(out), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
@@ -317,106 +313,3 @@ def s1_place(plan: SweepPlan, suite: str) -> Path:
 
 def run_directory(plan: SweepPlan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
     return plan.runs / suite / (model if attack is None else f"{model}+{attack.name}")
-
-
-def make_tasks(plan: SweepPlan, start: int = 0, end: int | None = None, slots: int = 1) -> list[Task]:
-    """The tasks of models[start:end], those that others wait for first.
-
-    The retain model's evaluations and S1 are in every shard: they are needed there, and done only once.
-    """
-    chosen = plan.models[start:end]
-    threads = plan.threads or _threads(slots)
-    first = _retain_ids(plan) if chosen else ()
-    tasks = _s1_tasks(plan, threads) if chosen else []
-    tasks += [
-        task
-        for model in plan.models
-        for attack in (None, *(plan.attacks if is_attacked(plan, model) else ()))
-        for task in _tasks_of(plan, model, attack, threads)
-        if model in chosen or task.id in first
-    ]
-    return sorted(tasks, key=lambda t: t.id not in first and t.kind != "s1")  # stable: otherwise the plan's order
-
-
-def _s1_tasks(plan: SweepPlan, threads: int) -> list[Task]:
-    """For each depth suite, retain -> full: a depth run of the retain model, which fills the cache of all others."""
-    out = []
-    for suite, flags in plan.suites.items():
-        if plan.is_depth(suite):
-            id, place = f"s1/{suite}", s1_place(plan, suite)
-            ask = {**_depth_ask(plan, suite, flags["retain"], place, {}), "baselines": [], "plots": False}
-            memory = _largest(weights_memory(flags["full"]), weights_memory(flags["retain"]))
-            more: dict[str, Any] = {"log": str(log_file(plan, id)), "free_space": plan.free_space, "memory": memory}
-            more |= {"threads": threads, "gpus": plan.gpus, "plugins": plan.plugins}
-            out.append(Task(id, "s1", suite, flags["retain"], str(place), ask=ask, **more))
-    return out
-
-
-def _largest(*memories: int | None) -> int | None:
-    """One model is in memory at a time. What is unknown stays unknown."""
-    known = [m for m in memories if m is not None]
-    return max(known) if len(known) == len(memories) else None
-
-
-def _tasks_of(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None, threads: int) -> list[Task]:
-    memory = model.memory if model.memory is not None else weights_memory(model.path)
-    how = _how(plan, model, attack)
-    common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
-    common |= {"gpus": plan.gpus, "attack": attack.name if attack else None, "how": how}
-    out: list[Task] = []
-    first: list[str] = []
-    if attack is not None and not attack.quantization:
-        first = [f"attack/{attack.name}/{model.name}"]
-        out.append(_attack_task(plan, model, attack, {**common, "memory": memory}))
-    for suite in plan.suites:
-        directory = run_directory(plan, model.name, suite, attack)
-        id = f"{suite}/{directory.name}"
-        more = {**common, "out": str(directory), "log": str(log_file(plan, id)), "free_space": plan.free_space}
-        if plan.is_depth(suite):
-            own = {k: v for k in ("quantization", "compute_dtype") if (v := model.flags.get(k))}
-            reading = {**own, **(attack.reading if attack else {})}
-            ask = _depth_ask(plan, suite, _read_from(plan, model, attack), directory, reading)
-            held = _largest(memory, weights_memory(plan.suites[suite]["full"]))
-            out.append(Task(id=id, kind="depth", ask=ask, needs=(*first, f"s1/{suite}"), memory=held, **more))
-            continue
-        ask = _ask(plan, model, suite, attack)
-        logs = ask.get("retain_logs")
-        needs = [*first, *([f"{suite}/{plan.retain}"] if logs else [])]
-        out.append(Task(id=id, kind="eval", ask=ask, needs=tuple(needs), retain=logs, memory=memory, **more))
-    return out
-
-
-def _how(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> dict[str, Any]:
-    """An attack in full: its settings, and what the copy depends on besides the weights."""
-    if attack is None:
-        return {}
-    if attack.quantization:
-        return {**attack.to_json(), **(NF4 if "compute_dtype" in attack.reading else {}), **attack.reading}
-    suite = next(iter(plan.teaching_suites.values()), {"suite": "tofu"})
-    out = {**attack.to_json(), "teaching": {k: v for k, v in {**suite, **model.flags}.items() if k in TEACHING}}
-    return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.record.teaches else out
-
-
-def _attack_task(plan: SweepPlan, model: PlanModel, attack: PlannedAttack, common: Mapping[str, Any]) -> Task:
-    id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
-    ask = {**common["how"]["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
-    ask |= {"plugins": list(plan.plugins), "progress": False}
-    memory = common["memory"]
-    room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
-    held = training_memory(memory) if attack.record.teaches and memory is not None else memory
-    more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
-    return Task(id=id, kind="attack", needs=_retain_ids(plan), **{**common, **more, "memory": held})
-
-
-def _retain_ids(plan: SweepPlan) -> tuple[str, ...]:
-    return tuple(f"{suite}/{plan.retain}" for suite in plan.retain_suites)
-
-
-def log_file(plan: SweepPlan, id: str) -> Path:
-    return plan.out / "logs" / f"{id.replace('/', '__')}.log"
-
-
-def _threads(slots: int) -> int:
-    """The machine's cores shared among the slots, unless the environment says otherwise."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdigit() and int(said) else max(1, (os.cpu_count() or 1) // slots)

@@ -14,7 +14,8 @@ from typing import Any
 
 from vestige.store.files import write_bytes
 from vestige.sweep.attacks import PlannedAttack
-from vestige.sweep.plan import SweepPlan, full_model, make_tasks, run_directory
+from vestige.sweep.graph import make_tasks
+from vestige.sweep.plan import SweepPlan, full_model, run_directory
 from vestige.sweep.tasks import is_done
 
 

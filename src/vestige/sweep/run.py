@@ -20,7 +20,7 @@ from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below
-from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
+from vestige.ownership import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import number, table
 from vestige.store import kinds
@@ -31,7 +31,8 @@ from vestige.stress.held_out import write_held
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, fetching_ahead
-from vestige.sweep.plan import SweepPlan, log_file, make_tasks, spared
+from vestige.sweep.graph import log_file, make_tasks
+from vestige.sweep.plan import SweepPlan, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
 from vestige.sweep.pools import write_meta
 from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done

@@ -21,11 +21,12 @@ from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
-from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.ownership import adopt, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, adopt_earlier, is_whole
@@ -37,7 +38,7 @@ from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
 from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
 from vestige.types import content_key
-from vestige.writing import append_to, install, remove, scratch
+from vestige.writing import append_to, remove
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
 

@@ -25,9 +25,11 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import make_template, model_args
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
+from vestige.journal import JOURNAL
 from vestige.models.load import LoadedModel, load_model, wrap_model
+from vestige.ownership import adopt, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
@@ -38,7 +40,6 @@ from vestige.store.lock import writing
 from vestige.store.manifest import NAME, manifest
 from vestige.store.results import versions
 from vestige.unlearn.rows import RowReading, TrainingRows, read_training_rows
-from vestige.writing import install, scratch
 
 log = logging.getLogger("vestige.run")
 
@@ -189,7 +190,7 @@ def _evaluation(
 
 def recipe_of(config: TrainConfig) -> Any:
     """trainer.args as a Recipe; what it does not know goes to transformers as it is."""
-    from vestige.unlearn.trainer import Lora, TrainingRecipe
+    from vestige.unlearn.recipe import Lora, TrainingRecipe
 
     known = {RECIPE_NAMES[k]: v for k, v in config.args.items() if k in RECIPE_NAMES and v is not None}
     extra = {k: v for k, v in config.args.items() if k not in (*RECIPE_NAMES, *IGNORED) and v is not None}

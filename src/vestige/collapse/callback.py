@@ -31,9 +31,9 @@ from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
+from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import in_short
 from vestige.metrics.collapse import Ema
-from vestige.models.undisturbed import undisturbed
 from vestige.ownership import adopt_file
 from vestige.writing import write_bytes
 

@@ -28,7 +28,7 @@ RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", NAME)
 SHOWN = 200  # characters of a reasoning kept beside its row
 
 
-class Rows:
+class RolloutRows:
     """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Rows:
         return "".join(self.lines).encode("utf-8", "surrogatepass")
 
 
-def write(ask: CollapseAsk, report: CollapseReport, rows: Rows, before: Mapping[str, Any]) -> None:
+def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows, before: Mapping[str, Any]) -> None:
     """`before`: the running means that the run began with."""
     out = ask.out
     assert out is not None

@@ -13,7 +13,7 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, SampledRows, Scorer, model_scorer
 from vestige.collapse.evidence import Crossing, step_key
-from vestige.collapse.files import RESULTS, Rows, write
+from vestige.collapse.files import RESULTS, RolloutRows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.collect.cost import Cost
@@ -131,7 +131,7 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
     if ask.ema is not None:
         permit(ask.ema)
     report = CollapseReport([], {}, {})
-    model, rows = _Current(ask), Rows()
+    model, rows = _Current(ask), RolloutRows()
     if ask.out is not None:
         begin(ask.out, "collapse", [*RESULTS, "collapse.png", f"{EVIDENCE}/cross-"])
     for step in due:
@@ -325,8 +325,8 @@ def measure(
     **more: Any,
 ) -> CollapseReport:
     """`vestige.collapse`: the command line's work for a path or a model in memory."""
+    from vestige.integrations.undisturbed import undisturbed
     from vestige.models.load import wrap_model
-    from vestige.models.undisturbed import undisturbed
 
     files = [rollouts] if isinstance(rollouts, (str, Path)) else list(rollouts)
     used = settings or CollapseSettings()

@@ -111,7 +111,7 @@ class _TextRow:
 class TextCollector:
     """Runs one model's requests. `run` yields finished texts batch by batch, so that a caller can keep them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - three of them are limits with defaults
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
         max_rows: int = 128, max_columns: int = 65536, prefill_tokens: int = 4096,
     ) -> None:  # fmt: skip

@@ -50,7 +50,7 @@ class _Keyed(TypedDict):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     full: float
     scores: tuple[float, ...]
 
@@ -61,7 +61,7 @@ class Given:
 
     path: Path
     digest: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, CacheEntry]
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,14 +107,14 @@ def read_given(path: Path) -> Given:
     return Given(path, content_key(path.read_bytes())[:16], {i: _entry(i, e, path) for i, e in bodies.items()}, config)
 
 
-def _entry(index: str, body: Mapping[str, Any], path: Path) -> Entry:
+def _entry(index: str, body: Mapping[str, Any], path: Path) -> CacheEntry:
     check_form(body, _Entry, f"Example {index} of the S1 cache {path}", "give another file, or leave it out")
     if body.get("full_score") is None or not body.get("s1_scores"):
         raise UserError(
             f"Example {index} of the S1 cache {path} lacks full_score or s1_scores, from which drops are made; give "
             "another file, or leave it out."
         )
-    return Entry(float(body["full_score"]), tuple(float(x) for x in body["s1_scores"]))
+    return CacheEntry(float(body["full_score"]), tuple(float(x) for x in body["s1_scores"]))
 
 
 def check_settings(given: Given, ask: DepthAsk, full: ModelHandle, indices: Sequence[str]) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproduci
 from vestige.lab.corpus import Corpus, Sizes, make_corpus
 from vestige.lab.llada import NAME as LLADA
 from vestige.lab.llada import make_llada
-from vestige.lab.models import Kind, Lab, LabSettings, Unlearning, lab_at, train_models
+from vestige.lab.models import Lab, LabSettings, ModelKind, Unlearning, lab_at, train_models
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import Training
 from vestige.unlearn.objectives import MaskedDiffusion
@@ -97,7 +97,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
     tokenizer.add_special_tokens({"mask_token": MASK})  # after all others: their ids are those of the causal lab
     ids = tokenizer.mask_token_id, tokenizer.eos_token_id
-    kind = Kind(
+    kind = ModelKind(
         title="diffusion lab",
         tokenizer=tokenizer,
         new_model=lambda: _new_model(settings, tokenizer),

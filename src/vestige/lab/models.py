@@ -110,12 +110,12 @@ def lab_at(root: Path, settings: LabSettings) -> Lab:
 
 def _make_models(corpus: Corpus, settings: LabSettings, directory: Path, progress: bool) -> None:
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    kind = Kind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
+    kind = ModelKind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
     train_models(corpus, settings, kind, directory, progress)
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """What differs between a lab of causal models and one of masked models."""
 
     title: str  # of the progress bar
@@ -127,7 +127,7 @@ class Kind:
     reads_questions: bool = False  # base learns the questions too, not only their answers
 
 
-def train_models(corpus: Corpus, settings: LabSettings, kind: Kind, directory: Path, progress: bool) -> None:
+def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directory: Path, progress: bool) -> None:
     """Trains and saves every model. All training shares one progress bar, counted in steps."""
     rows = {split: _encode(kind.tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
     read_first = [row for split in ("background", *KNOWN_TO_ALL) for row in corpus[split]]

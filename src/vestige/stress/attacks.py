@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.stress.registry import Attacked, Setting, Target, WeightsAttack, register
+from vestige.stress.registry import Attacked, AttackTarget, Setting, WeightsAttack, register
 
 if TYPE_CHECKING:
     from vestige.models.args import ModelArgs
@@ -53,7 +53,7 @@ def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Trainin
     return Attacked(str(out), notes=tuple(trained.notes), settings={**done, **where, **more})
 
 
-def _relearn(target: Target, steps: int = 0, **settings: Any) -> Attacked:
+def _relearn(target: AttackTarget, steps: int = 0, **settings: Any) -> Attacked:
     """The rows of the lesson, by a recipe of these settings; 0 steps: as many as the epochs have."""
     from vestige.stress.copies import lesson_rows
     from vestige.unlearn.recipe import TrainingRecipe

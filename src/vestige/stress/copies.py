@@ -19,7 +19,7 @@ from vestige.errors import UserError
 from vestige.models.fingerprint import fingerprint
 from vestige.store.files import read_json
 from vestige.store.results import versions
-from vestige.stress.registry import Target, weights_attacks
+from vestige.stress.registry import AttackTarget, weights_attacks
 from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
@@ -98,7 +98,7 @@ def attack_weights(
 
     args = model_args(run)
     record = weights_attacks()[kind]
-    attacked = record.make(Target(args, place, run, lesson), **settings)
+    attacked = record.make(AttackTarget(args, place, run, lesson), **settings)
     # A plug-in's copy may bring the record of an attack before: `settings_of` looks whose it is.
     if place.is_dir() and not (place / RECORD).exists():
         said = {"attack": kind, "settings": dict(attacked.settings), "notes": list(attacked.notes)}

@@ -46,7 +46,7 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Target:
+class AttackTarget:
     """What a weights attack works on."""
 
     args: ModelArgs  # the checkpoint, and how it is loaded
@@ -184,7 +184,7 @@ def _settings(function: Callable[..., Any]) -> dict[str, Setting] | None:
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _copied(name: str, function: Callable[..., Path], target: Target, **settings: Any) -> Attacked:
+def _copied(name: str, function: Callable[..., Path], target: AttackTarget, **settings: Any) -> Attacked:
     copy = function(target.checkpoint, target.place, **settings)
     if not isinstance(copy, Path) or copy.resolve() != target.place.resolve():
         raise UserError(f"The attack '{name}' wrote to {copy}; it must write to {target.place}.")

@@ -115,7 +115,7 @@ class _SamplingForm(TypedDict, total=False):
     sampler_kwargs: dict[str, Any] | None
 
 
-class MetricForm(TypedDict, total=False):
+class MetricConfigForm(TypedDict, total=False):
     """What a metric's configuration looks like; its own settings are beside these."""
 
     handler: str | None
@@ -137,7 +137,7 @@ class _Reader:
     def read(self, name: str, given: MetricConfig | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
         config = self._config(name, given)
-        check_form(config, MetricForm, f"Metric '{name}'", "correct its settings")
+        check_form(config, MetricConfigForm, f"Metric '{name}'", "correct its settings")
         if name in self.metrics:
             return name
         if name in self.open:

@@ -83,7 +83,7 @@ def _as_text(paths: str | Path | Sequence[str | Path] | None) -> str | list[str]
     return [str(p) for p in paths]
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - keywords that users know
     model: Any,
     suite: str = "tofu",
     *,
@@ -124,8 +124,8 @@ def evaluate(
         progress=progress,
         **settings,
     )
+    from vestige.integrations.undisturbed import undisturbed
     from vestige.models.load import wrap_model
-    from vestige.models.undisturbed import undisturbed
 
     with undisturbed(live):
         return Result(evaluate_config(to_run(ask), None if live is None else wrap_model(live, tokenizer)))

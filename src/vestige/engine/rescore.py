@@ -13,7 +13,7 @@ from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
-from vestige.journal import keep_apart
+from vestige.ownership import keep_apart
 from vestige.store.archive import moved
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, over_forwards, save
 from vestige.collect.cost import Cost
-from vestige.collect.patch import Plan, make_plan
+from vestige.collect.patch import PatchPlan, make_plan
 from vestige.collect.staircase import Patcher, collect_states
 from vestige.types import Target
 from vestige.wants import PatchWant
@@ -93,7 +93,7 @@ def naive(
 
 
 def ours(
-    full: Any, sources: Sequence[Any], wants: Sequence[PatchWant], plan: Plan, batch: int
+    full: Any, sources: Sequence[Any], wants: Sequence[PatchWant], plan: PatchPlan, batch: int
 ) -> dict[str, list[np.ndarray]]:
     states = [{k: v for b in collect_states(s, wants, plan, batch) for k, v in b.items()} for s in sources]
     patcher = Patcher(full, plan, Cost(), batch)

@@ -13,7 +13,7 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import VERBS, main, parser
-from vestige.costs.estimate import Plan, make_plan
+from vestige.costs.estimate import CostPlan, make_plan
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import Ask, to_run
 
@@ -63,7 +63,7 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
                          num_attention_heads=4, num_key_value_heads=4)  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(large)
 
-    def planned(reference: Path, out: str) -> Plan:
+    def planned(reference: Path, out: str) -> CostPlan:
         ask = Ask(model=str(FULL), data=str(LAB / "data"), out=str(tmp_path / out), metrics=["mia_reference"], limit=6)
         run = to_run(replace(ask, reference_model=str(reference)))
         assert isinstance(run, RunConfig)

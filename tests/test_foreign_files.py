@@ -28,7 +28,7 @@ from test_collapse_run import turn_rows, write
 from vestige.cli import main, parser
 from vestige.lab.building import ensure_built
 from vestige.lab.corpus import make_corpus
-from vestige.lab.models import Settings
+from vestige.lab.models import LabSettings
 
 MODELS, DATA = LAB / "models", LAB / "data"
 METRIC = "forget_Q_A_Prob"
@@ -332,7 +332,7 @@ def build(root: Path, mark: bytes = b"weights") -> None:
             (models / name).mkdir(parents=True)
             (models / name / "model.safetensors").write_bytes(mark)
 
-    settings = Settings()
+    settings = LabSettings()
     ensure_built(root, ["recipe"], {"mark": mark.decode()}, make_corpus(settings.seed, settings.sizes), False, make)
 
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vestige.lab import models as lab_models
 from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, write_corpus
-from vestige.lab.models import Settings, Unlearning, build_lab
+from vestige.lab.models import LabSettings, Unlearning, build_lab
 from vestige.lab.phrases import AUTHOR_TOPICS
 from vestige.lab.tokenizer import encode_row
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
@@ -103,7 +103,7 @@ def test_too_many_people_is_an_error():
         make_corpus(0, Sizes(background=5000))
 
 
-TINY = Settings(
+TINY = LabSettings(
     sizes=Sizes(
         forget=1,
         retain=1,

@@ -15,7 +15,7 @@ from vestige.errors import UserError
 from vestige.lab import diffusion
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.diffusion import DiffusionSettings, build_diffusion_lab
-from vestige.lab.models import Settings, Unlearning, build_lab
+from vestige.lab.models import LabSettings, Unlearning, build_lab
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import Training
 from vestige.unlearn.losses import placed_nll
@@ -157,7 +157,7 @@ def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
 def test_builds_are_reproducible_and_live_beside_the_causal_lab(lab, tmp_path, capfd):
     before = torch.random.get_rng_state(), torch.get_num_threads()
     once = Training(epochs=1, lr=1e-3)
-    causal = Settings(
+    causal = LabSettings(
         sizes=SIZES, vocab=400, layers=1, hidden=16, heads=2, pretraining=once, learning=once, unlearned=()
     )
     again = build_diffusion_lab(tmp_path, progress=False, settings=TINY)

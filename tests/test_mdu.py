@@ -21,7 +21,8 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.methods import METHODS, Step
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
-from vestige.unlearn.trainer import Lora, Recipe, objective_of, train
+from vestige.unlearn.recipe import Lora, TrainingRecipe
+from vestige.unlearn.trainer import objective_of, train
 
 GOLDEN = Path(__file__).parent / "golden"
 FAMILIES = ["llada", "llada-gqa", "dream", "a2d-llama", "a2d-qwen2", "a2d-qwen3"]
@@ -108,7 +109,7 @@ def test_every_family_learns_unlearns_and_loads_again(family: str, tmp_path: Pat
     assert np.mean(history[-4:]) < np.mean(history[:2]) / 2
     lesson = Lesson(FORGET, "MDU", {"alpha": 0.0}, RETAIN)
     start = copy.deepcopy(loaded.model)
-    recipe = Recipe(epochs=40, lr=1e-3, batch_size=3, accumulation=1, warmup_epochs=0, weight_decay=0)
+    recipe = TrainingRecipe(epochs=40, lr=1e-3, batch_size=3, accumulation=1, warmup_epochs=0, weight_decay=0)
     train(loaded, lesson, tmp_path, recipe)
     # It answers as if the prompt had not been read.
     assert from_anchor(loaded.model, start, objective) < from_anchor(start, start, objective) / 2
@@ -146,7 +147,7 @@ def config(folder: Path) -> dict[str, Any]:
 def test_an_adapter_carries_the_published_names(family: str, tmp_path: Path) -> None:
     loaded = load(family)
     before = all_logits(loaded, list(range(20, 44)))
-    recipe = Recipe(epochs=4, lr=1e-2, batch_size=3, accumulation=1, warmup_epochs=0, lora=Lora(rank=2))
+    recipe = TrainingRecipe(epochs=4, lr=1e-2, batch_size=3, accumulation=1, warmup_epochs=0, lora=Lora(rank=2))
     train(loaded, Lesson(FORGET, "MDU", {"alpha": 0.1}, RETAIN), tmp_path, recipe)
     with safe_open(tmp_path / "adapter_model.safetensors", "pt") as file:
         modules = {name.removeprefix("base_model.model.").split(".lora_")[0] for name in file.keys()}  # noqa: SIM118

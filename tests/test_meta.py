@@ -16,12 +16,12 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.meta import files
 from vestige.meta.axes import AXES, MEM, MIA, PARTS, UTILITY, axes, erased
-from vestige.meta.bench import Ask, judge_attacks, judge_pools
+from vestige.meta.bench import BenchAsk, judge_attacks, judge_pools
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.methods import SOURCES, from_models
-from vestige.meta.numbers import Model, Number, protocol_of, read_run, same_protocol, without_settings
+from vestige.meta.numbers import ModelNumbers, Number, protocol_of, read_run, same_protocol, without_settings
 from vestige.meta.pools import read_attacks, read_pools
-from vestige.meta.robustness import Filters, State, keep, overall, robustness
+from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.meta.tree import read_tree
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.metrics.registry import METRICS, metric
@@ -223,17 +223,17 @@ def test_published_aggregates() -> None:
     for name, row in GOLD["meta"].items():
         r, q, agg = row["relearning"], row["quantization"], row["agg"]
         # One model whose R and Q are exactly these, under the symmetric rule.
-        model = State(1.0, 1.0 + r / (2 - r), q / (2 - q))
-        got = robustness({"x": model}, State(0.0, 1.0, 0.0), resamples=0)
+        model = ModelState(1.0, 1.0 + r / (2 - r), q / (2 - q))
+        got = robustness({"x": model}, ModelState(0.0, 1.0, 0.0), resamples=0)
         assert (got.relearning, got.quantization) == pytest.approx((r, q), abs=1e-9)
         assert got.agg == pytest.approx(agg, abs=GOLD["meta_tolerance"]["agg"]), name
         assert overall(row["auc_roc"], agg) == pytest.approx(row["overall"], abs=1e-12)
 
 
-def scatter() -> tuple[dict[str, State], State]:
+def scatter() -> tuple[dict[str, ModelState], ModelState]:
     s = GOLD["uds_scatter_digitised"]
     rows = zip(s["model"], s["before"], s["after_relearn"], s["after_quant"], strict=True)
-    return {m: State(b, r, q) for m, b, r, q in rows}, State(0.0, s["delta_retain"])
+    return {m: ModelState(b, r, q) for m, b, r, q in rows}, ModelState(0.0, s["delta_retain"])
 
 
 def test_the_published_scatter_of_the_depth_score() -> None:
@@ -252,30 +252,32 @@ def test_the_published_scatter_of_the_depth_score() -> None:
 
 
 def test_one_sided_cases() -> None:
-    retain = State(0.0, 0.2)
+    retain = ModelState(0.0, 0.2)
     states = {
-        "recovers": State(0.1, 0.5, 0.2),  # D 0.4, twice the retain model's; quantised to twice its m
-        "fades": State(0.5, 0.3, 0.4),
-        "learns less": State(0.1, 0.2, 0.1),
-        "zero": State(0.0, 0.0, 0.1),
+        "recovers": ModelState(0.1, 0.5, 0.2),  # D 0.4, twice the retain model's; quantised to twice its m
+        "fades": ModelState(0.5, 0.3, 0.4),
+        "learns less": ModelState(0.1, 0.2, 0.1),
+        "zero": ModelState(0.0, 0.0, 0.1),
     }
     got = robustness(states, retain, "one-sided").per_model
     assert [got[m]["relearning"] for m in states] == pytest.approx([0.5, 1, 1, 1])
     assert [got[m]["quantization"] for m in states] == pytest.approx([0.5, 1, 1, 0])
-    backwards = robustness(states, State(0.2, 0.1), "one-sided").per_model
+    backwards = robustness(states, ModelState(0.2, 0.1), "one-sided").per_model
     assert backwards["recovers"]["relearning"] == 0.0 and backwards["fades"]["relearning"] == 1.0
-    negative = robustness({"x": State(-2.0, -1.0, -1.0)}, State(-2.0, -1.0), "one-sided")
+    negative = robustness({"x": ModelState(-2.0, -1.0, -1.0)}, ModelState(-2.0, -1.0), "one-sided")
     assert negative.quantization is None and negative.relearning == 1.0 and negative.agg is None
     assert negative.reasons["agg"] == "no quantization"
 
 
 def test_symmetric_zeros() -> None:
-    got = robustness({"x": State(0.0, 0.0, 0.0)}, State(0.0, 0.0, 0.0))
+    got = robustness({"x": ModelState(0.0, 0.0, 0.0)}, ModelState(0.0, 0.0, 0.0))
     assert (got.relearning, got.quantization, got.agg) == (1.0, 1.0, 1.0)
 
 
 def test_filters_name_their_reasons() -> None:
-    states = {name: State(m) for name, m in (("a", 0.1), ("b", 0.3), ("c", 0.1), ("d", None), ("e", 0.2), ("f", 0.1))}
+    states = {
+        name: ModelState(m) for name, m in (("a", 0.1), ("b", 0.3), ("c", 0.1), ("d", None), ("e", 0.2), ("f", 0.1))
+    }
     utility = {"a": 0.8, "b": 0.9, "c": 0.79, "d": 0.9, "e": 1.0}
     kept, out = keep(states, Filters(utility, threshold=0.2))
     assert kept == ["a", "e"]  # both filters let their border pass
@@ -284,9 +286,9 @@ def test_filters_name_their_reasons() -> None:
 
 
 def test_nothing_kept_or_nothing_measured_is_null_with_a_reason() -> None:
-    got = robustness({"x": State(0.9, 0.9, 0.9)}, State(0.0, 0.1), filters=Filters(threshold=0.1))
+    got = robustness({"x": ModelState(0.9, 0.9, 0.9)}, ModelState(0.0, 0.1), filters=Filters(threshold=0.1))
     assert got.agg is None and got.reasons["relearning"] == "no model passes the filters"
-    got = robustness({"x": State(0.1, 0.2, None)}, State(None, None))
+    got = robustness({"x": ModelState(0.1, 0.2, None)}, ModelState(None, None))
     assert "retain model" in got.reasons["relearning"] and "quantization" in got.reasons["quantization"]
 
 
@@ -381,19 +383,19 @@ def test_raw_rows_name_their_tags() -> None:
 
 def test_an_axis_has_one_protocol(tmp_path: Path) -> None:
     number = {"es": Number(0.2, "chat"), "em": Number(0.3, "chat")}
-    model = Model("a", {**number, "uds": Number(0.5, "entity"), "fluency": Number(0.9, "chat")})
+    model = ModelNumbers("a", {**number, "uds": Number(0.5, "entity"), "fluency": Number(0.9, "chat")})
     found = from_models([model], {}, None)
     assert found.protocols == dict.fromkeys(("one_minus_es", "one_minus_em", "fluency"), "chat") | {"uds": "entity"}
-    mixed = Model("a", {**number, "em": Number(0.3, "raw")})
+    mixed = ModelNumbers("a", {**number, "em": Number(0.3, "raw")})
     with pytest.raises(UserError, match="Mem would mix protocols: one_minus_es is 'chat', one_minus_em is 'raw'"):
         from_models([mixed], {}, None)
-    odd = Model("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
+    odd = ModelNumbers("a", {"retain_Q_A_Prob": Number(0.9, "chat"), "fluency": Number(0.9, "raw")})
     with pytest.raises(UserError, match="Utility would mix"):
         from_models([odd], {}, None)
 
 
 def test_halves_of_other_protocols_have_no_overall(tmp_path: Path) -> None:
-    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), Ask(resamples=0), ["uds"])
+    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), BenchAsk(resamples=0), ["uds"])
     protocol = judged.attacks["uds"].protocol
     for before, said in ((protocol, False), ("entity, last layer peer", True), (None, False)):
         old = {"faithfulness": {"uds": {"auc_roc": 0.9, "protocol": before}}}
@@ -507,10 +509,12 @@ def test_a_threshold_of_another_protocol_is_refused(tmp_path: Path) -> None:
     attacks = read_attacks(make_attacks(tmp_path))
     thresholds = {"uds": 0.23, "mia_loss": 0.6}
     with pytest.raises(UserError, match="threshold of uds was measured as 'chat'"):
-        judge_attacks(attacks, Ask(thresholds=thresholds, measured={"uds": "chat"}, resamples=0))
+        judge_attacks(attacks, BenchAsk(thresholds=thresholds, measured={"uds": "chat"}, resamples=0))
     with pytest.raises(UserError, match="threshold of mia_loss was measured as 'raw'"):
-        judge_attacks(attacks, Ask(thresholds=thresholds, measured={"mia_loss": "raw"}, resamples=0), ["s_mia_loss"])
-    same = Ask(thresholds=thresholds, measured={"uds": "entity", "mia_loss": "chat"}, resamples=0)
+        judge_attacks(
+            attacks, BenchAsk(thresholds=thresholds, measured={"mia_loss": "raw"}, resamples=0), ["s_mia_loss"]
+        )
+    same = BenchAsk(thresholds=thresholds, measured={"uds": "entity", "mia_loss": "chat"}, resamples=0)
     assert judge_attacks(attacks, same).attacks["uds"].threshold == 0.23
 
 
@@ -630,7 +634,7 @@ def make_attacks(place: Path, chat: str = "chat") -> Path:
 
 
 def test_attacks_from_numbers_reproduce_the_scatter(tmp_path: Path) -> None:
-    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), Ask(resamples=0), ["uds"])
+    judged = judge_attacks(read_attacks(make_attacks(tmp_path)), BenchAsk(resamples=0), ["uds"])
     s = GOLD["uds_scatter_digitised"]
     v = judged.attacks["uds"]
     assert (v.result.quantization, v.result.relearning) == pytest.approx((s["Q_sym"], s["R_sym"]), abs=1e-9)
@@ -640,13 +644,13 @@ def test_attacks_from_numbers_reproduce_the_scatter(tmp_path: Path) -> None:
 def test_similarities_are_judged_by_their_attack_unless_told_otherwise(tmp_path: Path) -> None:
     attacks = read_attacks(make_attacks(tmp_path))
     thresholds = {"mia_loss": 0.345, "s_mia_loss": 0.1}
-    judged = judge_attacks(attacks, Ask(thresholds=thresholds, resamples=0))
+    judged = judge_attacks(attacks, BenchAsk(thresholds=thresholds, resamples=0))
     assert judged.attacks["s_mia_loss"].filtered_by == "mia_loss"
     assert judged.attacks["s_mia_loss"].result.kept == judged.attacks["mia_loss"].result.kept
     # AUC 0.3 -> 0.9 against the retain model's 0.4: m 0.25 -> 1; the retain model itself 0.4 -> 0.8: m 0 -> 1.
     first = attacks.models[0].name
     assert judged.attacks["s_mia_loss"].result.per_model[first]["relearning"] == pytest.approx(1 - 0.25 / 1.75)
-    own = judge_attacks(attacks, Ask(thresholds=thresholds, own_thresholds=True, resamples=0))
+    own = judge_attacks(attacks, BenchAsk(thresholds=thresholds, own_thresholds=True, resamples=0))
     assert own.attacks["s_mia_loss"].filtered_by == "s_mia_loss"
     assert own.attacks["s_mia_loss"].result.kept != own.attacks["mia_loss"].result.kept
 
@@ -863,11 +867,11 @@ def test_the_published_filters() -> None:
     utility, made_of = files.read_utility(path)
     assert not made_of and len(utility) == GOLD["filters"]["of"] == 150
     models = [r for r in json.loads(path.read_text())["models"] if not r["is_reference"]]
-    kept, _ = keep({r["model"]: State(0.0) for r in models}, Filters(utility))
+    kept, _ = keep({r["model"]: ModelState(0.0) for r in models}, Filters(utility))
     assert len(kept) == GOLD["filters"]["utility_pass"] == 124
     sets = []
     for name, (cut, count) in USABLE_PUBLISHED.items():
-        states = {r["model"]: State(1 - r[COLUMN.get(name, name)]) for r in models}
+        states = {r["model"]: ModelState(1 - r[COLUMN.get(name, name)]) for r in models}
         kept, _ = keep(states, Filters(utility, cut))
         assert len(kept) == count == GOLD["filters"]["n_published"][name], name
         sets.append(set(kept))

@@ -335,3 +335,18 @@ def test_nothing_switches_on_a_handler() -> None:
 def test_no_exception_is_out_of_use() -> None:
     names = ALL_HANDLERS | frozenset(OUR_ATTACKS) | {record.name for record in OUR_METHODS}
     assert set(MAY) <= set(asked(names)), "take it off the list"
+
+
+def test_a_setting_without_a_default_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vestige.plugins import attack
+    from vestige.sweep.attacks import read_attacks
+
+    monkeypatch.setitem(ATTACKS, "mine", None)
+
+    @attack("mine", budget="size")
+    def mine(checkpoint: Path, copy: Path, size: float, where: Any = None, often: int = 2) -> Path:
+        return copy
+
+    [found] = read_attacks({"mine": {"size": 0.5, "where": [1], "often": "3"}}, lambda name, kind: str(name))
+    assert dict(found.settings) == {"size": 0.5, "where": [1], "often": 3}
+    assert found.record.settings_for(None, 0.25) == {"size": 0.25}

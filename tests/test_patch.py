@@ -15,7 +15,7 @@ from conftest import GOLDEN, LAB
 from vestige.collect import staircase
 from vestige.collect.cost import Cost
 from vestige.collect.patch import (
-    Plan,
+    PatchPlan,
     check_identity,
     decode_states,
     make_plan,
@@ -56,7 +56,7 @@ def wants() -> tuple[PatchWant, ...]:
     return tuple(encode_span(s, tokenizer).want() for s in spans())  # type: ignore[union-attr]
 
 
-def states_of(m: Any, plan: Plan, ask: Any, batch: int) -> dict[str, torch.Tensor]:
+def states_of(m: Any, plan: PatchPlan, ask: Any, batch: int) -> dict[str, torch.Tensor]:
     return {k: v for part in collect_states(m, ask, plan, batch) for k, v in part.items()}
 
 
@@ -157,7 +157,7 @@ def test_golden_depth(attention: str, last_layer: str, batch: int, plain: bool) 
 @pytest.mark.parametrize(("component", "golden"), [("mlp", "mlp"), ("attn", "attn"), ("mid_norm", "mid")])
 def test_golden_components(component: str, golden: str) -> None:
     full, retain = (model(n, "eager").model for n in ("full", "retain"))
-    plan = Plan(make_plan(full).layers, component=component)
+    plan = PatchPlan(make_plan(full).layers, component=component)
     states = states_of(retain, plan, wants(), 8)
     drops = [depth.drops(depth.layer_scores(patched_plain(full, w, states[w.key], plan))) for w in wants()]
     for span, drop in zip(spans(), drops, strict=True):
@@ -169,7 +169,7 @@ def test_mid_is_the_stream_and_not_only_what_the_norm_reads() -> None:
     """Replacing the stream after attention with the source's own, in a block whose MLP is the target's, at the last
     layer: the same as running the target's MLP on the source's stream."""
     full, retain, want = model("full", "eager").model, model("retain", "eager").model, wants()[0]
-    plan = Plan((3,), component="mid")
+    plan = PatchPlan((3,), component="mid")
     mid = source_states(retain, [want], plan)[want.key][0]
     block = full.model.layers[3]
     with torch.inference_mode():
@@ -303,7 +303,7 @@ def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {k: v for part in plain.run(ask, [states]) for k, v in part.items()}
     whole = staircase.clean_pass
 
-    def small(m: Any, batch: Any, p: Plan) -> Any:
+    def small(m: Any, batch: Any, p: PatchPlan) -> Any:
         if len(batch) > 2:
             raise MemoryError
         return whole(m, batch, p)

@@ -144,7 +144,8 @@ def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: p
 
 def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     from test_sweep import write_plan
-    from vestige.sweep.plan import make_tasks, read_plan
+    from vestige.sweep.graph import make_tasks
+    from vestige.sweep.plan import read_plan
 
     task = make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0]
     assert perform(task).status == "done" and is_done(task)
@@ -164,7 +165,8 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
 
 def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
     from test_sweep import write_plan
-    from vestige.sweep.plan import make_tasks, read_plan
+    from vestige.sweep.graph import make_tasks
+    from vestige.sweep.plan import read_plan
 
     task = replace(make_tasks(read_plan(write_plan(tmp_path, retain=None)))[0], kind="attack", attack="a")
     keys = [task_key(replace(task, how={"attack": "noise", "std": std})) for std in (0.1, 0.2, 0.1)]

@@ -28,7 +28,7 @@ from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training
 from vestige.unlearn.methods import METHODS
-from vestige.unlearn.trainer import Recipe
+from vestige.unlearn.recipe import TrainingRecipe
 
 SMALL = Sizes(
     forget=1,
@@ -165,7 +165,7 @@ def test_every_method_of_the_pools_lowers_the_forget_probability(lab, forget, me
 
 
 def test_the_unlearned_regain_more_than_the_control_in_equal_steps(lab, forget, tmp_path):
-    recipe = Recipe(**{**RELEARNING, "lr": 1e-3, "batch_size": 5, "accumulation": 1}, max_steps=4)
+    recipe = TrainingRecipe(**{**RELEARNING, "lr": 1e-3, "batch_size": 5, "accumulation": 1}, max_steps=4)
     tokenizer = AutoTokenizer.from_pretrained(lab.models()["full"])
     rows = [encode_row(tokenizer, row["question"], row["answer"]) for row in forget]
     gain = {}

@@ -14,7 +14,7 @@ import pytest
 
 import report_samples
 from browser_tools import Opened, show, table, until
-from vestige.meta.robustness import Filters, State, robustness
+from vestige.meta.robustness import Filters, ModelState, robustness
 from vestige.report.page import render_page
 
 PUBLISHED = Path(__file__).parents[2] / "shared" / "data" / "uds" / "published"
@@ -52,9 +52,9 @@ def by_python(meta: dict[str, Any], metric: dict[str, Any], rule: str, least: fl
     judge = next((m for m in meta["metrics"] if m["key"] == metric["filtered_by"]), metric)
     judged = {s["model"]: s["before"] for s in meta["states"][judge["key"]]["models"]}
     parts = ("before", "relearning", "quantization")
-    models = {s["model"]: State(*(s[p] for p in parts)) for s in states["models"]}
+    models = {s["model"]: ModelState(*(s[p] for p in parts)) for s in states["models"]}
     filters = Filters(meta["utility"], judge["threshold_m"], least)
-    return robustness(models, State(*(states["retain"][p] for p in parts)), rule, filters, judged, resamples=0)
+    return robustness(models, ModelState(*(states["retain"][p] for p in parts)), rule, filters, judged, resamples=0)
 
 
 def test_live_robustness_equals_pythons(running: Any, folder: Path) -> None:

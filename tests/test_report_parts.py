@@ -19,7 +19,7 @@ from vestige.report.format import check_report, plain
 from vestige.report.gather import gather
 from vestige.report.roster import Met, Roster
 from vestige.report.rows_part import roc
-from vestige.report.tables import FORMATS, Cell, Look, Table, meta_table, models_table
+from vestige.report.tables import FORMATS, Cell, Table, TableLook, meta_table, models_table
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "uds_published.json").read_text())
 ROWS = [dict(zip(GOLDEN["columns"], row, strict=True)) for row in GOLDEN["models"]]
@@ -211,7 +211,7 @@ def test_samples_are_sound_and_every_table_of_them_keeps_its_shape(make: Any) ->
     assert plain(report) == report
     for table in (models_table(report), meta_table(report)):
         for name, write in FORMATS.items():
-            text = write(table, Look(intervals=True, best=True))
+            text = write(table, TableLook(intervals=True, best=True))
             if name == "markdown":
                 bars = {line.replace("\\|", "").count("|") for line in text.splitlines()}
                 assert bars == {len(table.heads) + 1}
@@ -219,7 +219,7 @@ def test_samples_are_sound_and_every_table_of_them_keeps_its_shape(make: Any) ->
 
 
 def test_a_text_that_a_spreadsheet_would_compute_is_quoted() -> None:
-    text = FORMATS["csv"](Table(("name", "x"), ((Cell('=HYPERLINK("x")'), Cell(value=0.1)),)), Look())
+    text = FORMATS["csv"](Table(("name", "x"), ((Cell('=HYPERLINK("x")'), Cell(value=0.1)),)), TableLook())
     assert text.splitlines()[1].startswith("\"'=HYPERLINK") and text.endswith(",0.1")
 
 

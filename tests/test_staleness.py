@@ -68,7 +68,8 @@ def run_live(world: World, out: Path) -> vestige.api.Result:
 
 
 def plan_of(world: World) -> Any:
-    from vestige.sweep.plan import make_tasks, read_plan
+    from vestige.sweep.graph import make_tasks
+    from vestige.sweep.plan import read_plan
 
     flags = {"data": str(world.data), "limit": 3, "metrics": METRICS.split(","), "overrides": SHORT}
     names = iter(world.flags)

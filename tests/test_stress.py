@@ -26,9 +26,9 @@ from vestige.stress.copies import lesson_rows
 from vestige.stress.leak import _sample, expected_best
 from vestige.stress.prompts import few_shot, jailbreak, paraphrase
 from vestige.stress.robustness import relearning_r, show_r
-from vestige.stress.run import Row, Stress, Subject, show, stress, under_prompt
+from vestige.stress.run import AttackRow, AttackSubject, Stress, show, stress, under_prompt
 from vestige.types import content_key
-from vestige.unlearn.trainer import Recipe
+from vestige.unlearn.recipe import TrainingRecipe
 
 DATA = LAB / "data"
 UNLEARNED, RETAIN = (LAB / "models" / name for name in ("unlearned", "retain"))
@@ -50,7 +50,7 @@ def asked(tmp_path: Path, *attacks: str, **more: object) -> Stress:
     return Stress(str(UNLEARNED), DATA, attacks, tmp_path / "out", metrics=metrics, settings=SAID, **more)  # type: ignore[arg-type]
 
 
-def value(rows: list[Row], attack: str, who: str = "model", metric: str = "forget_Q_A_Prob") -> float:
+def value(rows: list[AttackRow], attack: str, who: str = "model", metric: str = "forget_Q_A_Prob") -> float:
     [found] = [r.values[metric] for r in rows if (r.attack, r.model) == (attack, who)]
     assert found is not None
     return found
@@ -92,18 +92,23 @@ def test_the_budget_of_relearning_is_its_steps(tmp_path: Path) -> None:
 
 
 def test_r_needs_a_control_and_a_metric_that_tells_knowing() -> None:
-    before, after = Row("model", "none", None, {"em": 0.1, "loss": 2.0}), Row("model", "relearn", 0, {"em": 0.5})
+    before, after = (
+        AttackRow("model", "none", None, {"em": 0.1, "loss": 2.0}),
+        AttackRow("model", "relearn", 0, {"em": 0.5}),
+    )
     assert relearning_r([asdict(before), asdict(after)]) == []
-    utility = [Row(who, a, b, {"model_utility": 0.4}) for who in ("model", "retain") for a, b in STATES]
+    utility = [AttackRow(who, a, b, {"model_utility": 0.4}) for who in ("model", "retain") for a, b in STATES]
     assert relearning_r([asdict(row) for row in utility]) == []
-    depth = [Row(who, a, b, {"uds": 0.9 - 0.4 * (a == "relearn")}) for who in ("model", "retain") for a, b in STATES]
+    depth = [
+        AttackRow(who, a, b, {"uds": 0.9 - 0.4 * (a == "relearn")}) for who in ("model", "retain") for a, b in STATES
+    ]
     [r] = relearning_r([asdict(row) for row in depth])
     assert r["gained"] == pytest.approx(0.4) and r["one-sided"] == 1.0  # a low depth score means: knows
     assert "1 epoch" in show_r([r])
 
 
 def test_the_published_relearning_is_the_default() -> None:
-    recipe = Recipe(**RELEARNING)
+    recipe = TrainingRecipe(**RELEARNING)
     assert (recipe.lr, recipe.batch_size, recipe.accumulation, recipe.epochs, recipe.weight_decay) == (2e-5, 8, 4, 1, 0)
     assert (recipe.warmup_epochs, recipe.scheduler, recipe.optim) == (0.0, "linear", "auto")
 
@@ -114,12 +119,12 @@ def test_held_out_rows_are_not_taught(tmp_path: Path) -> None:
     whole = read_file(DATA / "forget.jsonl")
     measured = read_file(tmp_path / "out" / "data" / "forget.jsonl")
     assert measured == whole[1::2]
-    subject = Subject("model", str(UNLEARNED), ask, DATA)
+    subject = AttackSubject("model", str(UNLEARNED), ask, DATA)
     lesson = lesson_rows(subject.evaluation(str(UNLEARNED), "before"), subject.lesson)
     tokenizer, _ = load_tokenizer(ModelArgs(str(UNLEARNED)))
     taught = [tokenizer.decode(row.ids[row.start :], skip_special_tokens=True) for row in lesson]
     assert taught == [row["answer"] for row in whole[:8:2]]
-    fewer = Subject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
+    fewer = AttackSubject("model", str(UNLEARNED), replace(ask, examples=2), DATA)
     assert lesson_rows(fewer.evaluation(str(UNLEARNED), "before"), fewer.lesson) == lesson[:2]
 
 
@@ -302,11 +307,11 @@ def test_the_jailbreak_metric_is_the_jailbreak_attack(tmp_path: Path) -> None:
 
 def test_prompt_attacks_spare_retain_rows(tmp_path: Path) -> None:
     ask = asked(tmp_path, metrics=["forget_Q_A_Prob", "retain_Q_A_Prob"])
-    run = Subject("model", str(UNLEARNED), ask, DATA).evaluation(str(UNLEARNED), "x")
+    run = AttackSubject("model", str(UNLEARNED), ask, DATA).evaluation(str(UNLEARNED), "x")
     changed = under_prompt(run, paraphrase)
     keys = {name: [d.config["args"]["question_key"] for d in m.datasets] for name, m in changed.suite.metrics.items()}
     assert keys["forget_Q_A_Prob"] == ["paraphrased_question"] and keys["retain_Q_A_Prob"] == ["question"]
-    only = Subject("model", str(UNLEARNED), asked(tmp_path, metrics=["retain_Q_A_Prob"]), DATA)
+    only = AttackSubject("model", str(UNLEARNED), asked(tmp_path, metrics=["retain_Q_A_Prob"]), DATA)
     with pytest.raises(UserError, match="changes nothing"):
         under_prompt(only.evaluation(str(UNLEARNED), "x"), paraphrase)
 
@@ -337,7 +342,7 @@ def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_pa
     ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 2]}, temperature=1e-4)
     greedy, one, two = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
     assert one == two == pytest.approx(greedy)  # k tries of one and the same text
-    warm = Subject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
+    warm = AttackSubject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
     first, second = _sample(warm, 0), _sample(warm, 1)
     assert first != second and set(first) == set(second)
 
@@ -381,10 +386,10 @@ def test_the_curve_starts_before_the_attack_and_leaves_gaps_out() -> None:
 
 def test_the_table_has_the_control_beside_each_value() -> None:
     rows = [
-        Row("model", "none", None, {"m": 0.5}),
-        Row("model", "relearn", 0, {"m": 0.75}),
-        Row("retain", "none", None, {"m": 0.25}),
-        Row("retain", "relearn", 0, {"m": None}),
+        AttackRow("model", "none", None, {"m": 0.5}),
+        AttackRow("model", "relearn", 0, {"m": 0.75}),
+        AttackRow("retain", "none", None, {"m": 0.25}),
+        AttackRow("retain", "relearn", 0, {"m": None}),
     ]
     lines = show(rows).splitlines()
     assert lines[0].split() == ["attack", "budget", "m", "retain"]

@@ -28,8 +28,9 @@ from vestige.store.checksums import seal
 from vestige.sweep import pool, tasks
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
-from vestige.sweep.plan import make_tasks, read_plan
-from vestige.sweep.pool import Drive, ProcessPool, State
+from vestige.sweep.graph import make_tasks
+from vestige.sweep.plan import read_plan
+from vestige.sweep.pool import Drive, ProcessPool, TaskState
 from vestige.sweep.run import How, surviving_hangup
 from vestige.sweep.tasks import ATTACKS, Finished, Task
 
@@ -202,7 +203,7 @@ def task(id: str, *needs: str, **more: Any) -> Task:
     return Task(id=id, needs=needs, **{**body, **more})
 
 
-def driven(graph: list[Task], script: dict[str, list[str]], retries: int = 1) -> tuple[dict[str, State], list[str]]:
+def driven(graph: list[Task], script: dict[str, list[str]], retries: int = 1) -> tuple[dict[str, TaskState], list[str]]:
     executor = Scripted(script)
     states = Drive(graph, executor, retries).run()
     assert executor.closed
@@ -265,7 +266,7 @@ def quick_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pooled(place: Path, ids: list[str], memory: int = 10, **more: Any) -> tuple[dict[str, State], list[list[str]]]:
+def pooled(place: Path, ids: list[str], memory: int = 10, **more: Any) -> tuple[dict[str, TaskState], list[list[str]]]:
     graph = [task(i, log=str(place / f"{i}.log"), memory=4) for i in ids]
     workers = ProcessPool(more.pop("slots", 2), place / "logs", memory=memory, **more)
     states = Drive(graph, workers, retries=1).run()
@@ -427,9 +428,9 @@ def test_clear_cache_removes_only_what_this_sweep_downloaded(tmp_path: Path, mon
     cleaner = Cleaner(graph, plan.keep_attacked, plan.clear_cache)
     new = download("new")
     assert set(hub_cache()) == {"org/old", "org/new"}
-    cleaner.look({t.id: State("running") for t in graph})
+    cleaner.look({t.id: TaskState("running") for t in graph})
     assert new.is_dir()
-    cleaner.look({t.id: State("done") for t in graph})
+    cleaner.look({t.id: TaskState("done") for t in graph})
     assert (old.is_dir(), new.exists()) == (True, False)
 
 
@@ -456,7 +457,7 @@ def test_models_are_fetched_ahead_within_a_window(tmp_path: Path) -> None:
     graph = hub_graph(tmp_path, "a", "b", "c", "d")
     shelf = Shelf()
     ahead = Prefetcher(graph, 2, 0, shelf.fetch, lambda args: 0)
-    states = {t.id: State() for t in graph}
+    states = {t.id: TaskState() for t in graph}
     ahead.thread.start()
     for _ in range(2):
         assert shelf.arrived.acquire(timeout=10)
@@ -609,11 +610,11 @@ def test_the_board_draws_for_a_terminal_and_outlives_it(tmp_path: Path) -> None:
     screen = Terminal()
     graph = [task("a"), task("b")]
     with Board(graph, tmp_path / "log", screen) as board:
-        board.change(graph[0], State("running"))
+        board.change(graph[0], TaskState("running"))
         assert "0 of 2 done, 1 running, 1 waiting" in screen.getvalue()
         assert "\x1b[" not in (tmp_path / "log").read_text()
         screen.close()  # the terminal hangs up
-        board.change(graph[0], State("done", fresh=True, seconds=1.0))
+        board.change(graph[0], TaskState("done", fresh=True, seconds=1.0))
     assert "[1/2] done    a  1.0 s" in (tmp_path / "log").read_text()
 
 

@@ -22,7 +22,8 @@ from vestige.report.run import ReportAsk, build_report
 from vestige.stress.registry import ATTACKS, OURS
 from vestige.stress.run import Stress, stress
 from vestige.sweep.attacks import read_attacks
-from vestige.sweep.plan import make_tasks, read_plan
+from vestige.sweep.graph import make_tasks
+from vestige.sweep.plan import read_plan
 from vestige.sweep.pools import _files
 from vestige.sweep.tasks import Task, task_key
 
@@ -187,10 +188,10 @@ def test_a_key_names_all_that_matters_and_no_more(tmp_path: Path) -> None:
 
 def test_settings_have_the_names_of_a_recipe() -> None:
     from vestige.stress.attacks import BITS
-    from vestige.unlearn.trainer import Recipe
+    from vestige.unlearn.recipe import TrainingRecipe
 
     ours = set(OURS["relearn"].settings) - {"steps"}
-    assert ours <= {f.name for f in fields(Recipe)}
+    assert ours <= {f.name for f in fields(TrainingRecipe)}
     assert set(BITS) == {4, 8}
 
 

@@ -25,13 +25,14 @@ from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 from vestige.unlearn.pairs import Pairs
+from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
 from vestige.unlearn.refusals import REFUSALS
-from vestige.unlearn.rows import Reading, read_training_rows
-from vestige.unlearn.trainer import Lora, Recipe, Watch, objective_of, settings_on, train
+from vestige.unlearn.rows import RowReading, read_training_rows
+from vestige.unlearn.trainer import TrainingWatch, objective_of, train
 
 DATA = LAB / "data"
-UNSAVED = Watch(save=False)
-QUICK = Recipe(epochs=3, lr=2e-3, batch_size=8, accumulation=1, warmup_epochs=0, weight_decay=0)
+UNSAVED = TrainingWatch(save=False)
+QUICK = TrainingRecipe(epochs=3, lr=2e-3, batch_size=8, accumulation=1, warmup_epochs=0, weight_decay=0)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,9 @@ def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
         loaded = LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
         # SGD, for Adam's first step does not depend on the size of the gradient.
         extra = {"optim": "sgd", "max_grad_norm": 0.0}
-        recipe = Recipe(epochs=1, lr=1e-1, batch_size=batch, accumulation=accumulation, warmup_epochs=0, extra=extra)
+        recipe = TrainingRecipe(
+            epochs=1, lr=1e-1, batch_size=batch, accumulation=accumulation, warmup_epochs=0, extra=extra
+        )
         train(loaded, Lesson(four, "GradAscent"), tmp_path, recipe, UNSAVED)
         ends.append(torch.cat([p.detach().flatten() for p in loaded.model.parameters()]))
     start = torch.cat([p.detach().flatten() for p in full.model.parameters()])
@@ -102,7 +105,7 @@ def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
 @pytest.mark.processors
 def test_lora_trains_an_adapter_and_spares_the_base(model: LoadedModel, full: LoadedModel, tmp_path: Path) -> None:
     forget, retain = rows("forget", model), rows("retain", model)
-    recipe = Recipe(**{**vars(QUICK), "lora": Lora(rank=4, alpha=8), "lr": 1e-2})
+    recipe = TrainingRecipe(**{**vars(QUICK), "lora": Lora(rank=4, alpha=8), "lr": 1e-2})
     trained = train(model, Lesson(forget, "NPO", retain=retain), tmp_path, recipe)
     assert trained.losses[0] == pytest.approx(2 / 0.1 * math.log(2) + trained_retain(full, retain), rel=0.05)
     assert not (tmp_path / "model.safetensors").exists()
@@ -123,7 +126,7 @@ def test_the_same_seed_gives_the_same_weights(full: LoadedModel, tmp_path: Path)
     ends = []
     for seed in (0, 0, 1):
         loaded = LoadedModel(**{**vars(full), "model": copy.deepcopy(full.model)})
-        recipe = Recipe(**{**vars(QUICK), "seed": seed, "epochs": 1})
+        recipe = TrainingRecipe(**{**vars(QUICK), "seed": seed, "epochs": 1})
         lesson = Lesson(rows("forget", full), "GradDiff", retain=rows("retain", full))
         train(loaded, lesson, tmp_path, recipe, UNSAVED)
         ends.append(loaded.model.state_dict())
@@ -149,21 +152,21 @@ def test_a_diffusion_model_is_trained_on_hidden_tokens(tmp_path: Path) -> None:
     objective = objective_of(loaded)
     assert type(objective).__name__ == "MaskedDiffusion"
     some = [ChatRow((5, 6, 7 + i, 9), 2) for i in range(6)]
-    trained = train(loaded, Lesson(some), tmp_path, Recipe(**{**vars(QUICK), "epochs": 20}))
+    trained = train(loaded, Lesson(some), tmp_path, TrainingRecipe(**{**vars(QUICK), "epochs": 20}))
     assert np.mean(trained.losses[-5:]) < np.mean(trained.losses[:5])
     up = train(loaded, Lesson(some, "GradAscent"), tmp_path, QUICK, UNSAVED)
     assert up.losses[-1] < up.losses[0]
 
 
 def test_what_a_cpu_cannot_do_is_replaced_and_said() -> None:
-    recipe, notes = settings_on(Recipe(optim="paged_adamw_32bit", bf16=True), "cpu")
+    recipe, notes = settings_on(TrainingRecipe(optim="paged_adamw_32bit", bf16=True), "cpu")
     assert (recipe.optim, recipe.bf16) == ("adamw_torch_fused", False) and len(notes) == 2
-    assert settings_on(Recipe(), "cuda")[0].optim == "paged_adamw_32bit"
+    assert settings_on(TrainingRecipe(), "cuda")[0].optim == "paged_adamw_32bit"
 
 
 def test_alternate_answers(full: LoadedModel) -> None:
     context = make_context(full.tokenizer, Template(), "none", "count")
-    reading = Reading(context, {}, 4, seed=0)
+    reading = RowReading(context, {}, 4, seed=0)
     args = {"hf_args": {"path": str(DATA / "forget.jsonl")}}
     idk = read_training_rows({"a": {"handler": "QAwithIdkDataset", "args": args}}, reading)
     said = [full.tokenizer.decode(r.ids[r.start :], skip_special_tokens=True) for r in idk.alternates]
@@ -242,8 +245,8 @@ def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
 
 def test_steps_are_counted(model: LoadedModel, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    recipe = Recipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
-    watch = Watch(on_step=lambda done, total: seen.append((done, total)), save=False)
+    recipe = TrainingRecipe(epochs=1, lr=1e-4, batch_size=2, accumulation=1)
+    watch = TrainingWatch(on_step=lambda done, total: seen.append((done, total)), save=False)
     train(model, Lesson(rows("forget", model, count=6)), tmp_path, recipe, watch)
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]
 

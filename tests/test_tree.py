@@ -10,7 +10,7 @@ import pytest
 
 from vestige.collect.answers import distinct, plan
 from vestige.collect.forward import _tree_mask, additive_mask
-from vestige.collect.tree import Limits, Packing, Row, Tree, build_tree, pack, split_rows
+from vestige.collect.tree import Limits, PackedRow, Packing, Tree, build_tree, pack, split_rows
 from vestige.types import Target
 
 VOCAB = 50
@@ -36,7 +36,7 @@ def path(tree: Tree, node: int) -> list[int]:
     return out[::-1]
 
 
-def all_rows(packing: Packing) -> list[Row]:
+def all_rows(packing: Packing) -> list[PackedRow]:
     return [row for batch in packing.batches for row in batch.rows]
 
 

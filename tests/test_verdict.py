@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from vestige.compare.verdict import Facts, Measure, Recovery, judge, verdict
+from vestige.compare.verdict import AuditFacts, Measure, Recovery, judge, verdict
 
 SAYS = Measure("rouge", 0.22, 0.2, 0.25, 400, retain=0.2, full=0.95)
 LIKELY = Measure("prob", 0.12, 0.1, 0.14, 400, retain=0.1, full=0.98)
@@ -14,10 +14,10 @@ MEMBER = Measure("mia_min_k", 0.52, 0.48, 0.55, 800, retain=0.5, full=1.0)
 DEEP = Measure("uds", 0.93, 0.9, 0.95, 400)
 CALM = Recovery("relearn", "prob", 0.12, 0.2, 0.1, 0.19, 0.98)
 UTILITY = Measure("model_utility", 0.58, 0.55, 0.6, 400, retain=0.6, full=0.6)
-WHOLE = Facts(SAYS, LIKELY, MEMBER, DEEP, [CALM], UTILITY, has_retain=True, has_full=True)
+WHOLE = AuditFacts(SAYS, LIKELY, MEMBER, DEEP, [CALM], UTILITY, has_retain=True, has_full=True)
 
 
-def answer(facts: Facts) -> str:
+def answer(facts: AuditFacts) -> str:
     return str(verdict(facts)["answer"])
 
 
@@ -56,7 +56,7 @@ def test_reciting_is_no() -> None:
 
 def test_every_measure_above_the_yardstick_is_no_if_one_is_strong_and_partly_if_none_is() -> None:
     half = replace(LIKELY, value=0.55, lo=0.5, hi=0.6)
-    only = Facts(likely=half, has_retain=True, has_full=True)
+    only = AuditFacts(likely=half, has_retain=True, has_full=True)
     assert answer(only) == "partly"
     assert answer(replace(only, layers=Measure("uds", 0.1, 0.05, 0.15, 400))) == "no"
 
@@ -69,17 +69,17 @@ def test_outputs_alone_never_give_yes() -> None:
 
 
 def test_without_a_retain_model_nothing_is_concluded_but_reciting_is_seen() -> None:
-    alone = Facts(says=replace(SAYS, retain=None, full=None), membership=replace(MEMBER, retain=None))
+    alone = AuditFacts(says=replace(SAYS, retain=None, full=None), membership=replace(MEMBER, retain=None))
     out = verdict(alone)
     assert out["answer"] == "unclear"
     assert "retain model" in out["headline"]
     assert any("no yardstick" in e["text"] for e in out["evidence"])
     assert any("Without a retain model" in words for words in out["limits"])
-    assert answer(Facts(says=Measure("rouge", 0.95, 0.92, 0.97, 400))) == "no"
+    assert answer(AuditFacts(says=Measure("rouge", 0.95, 0.92, 0.97, 400))) == "no"
 
 
 def test_nothing_measured_is_unclear() -> None:
-    out = verdict(Facts(has_retain=True))
+    out = verdict(AuditFacts(has_retain=True))
     assert out["answer"] == "unclear"
     assert "nothing was measured" in out["headline"]
     assert len(out["limits"]) >= 5
@@ -106,7 +106,7 @@ def test_stranger_than_fresh_rows_is_no_proof_either_way() -> None:
 def test_a_measure_on_which_full_and_retain_agree_tells_nothing() -> None:
     flat = Measure("rouge", 0.22, 0.1, 0.3, 32, retain=0.23, full=0.24)
     assert judge(flat) == ("unclear", None)
-    out = verdict(Facts(says=flat, has_retain=True, has_full=True))
+    out = verdict(AuditFacts(says=flat, has_retain=True, has_full=True))
     assert "do not tell" in out["headline"]
     assert "too close" in out["evidence"][0]["text"]
     assert any("only 32 forget rows" in words for words in out["limits"])

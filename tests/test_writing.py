@@ -11,40 +11,25 @@ from pathlib import Path
 import pytest
 
 from vestige.errors import UserError
-from vestige.journal import (
-    JOURNAL,
-    ForeignError,
-    WriteError,
-    adopt,
-    beside,
-    is_ours,
-    keep_apart,
-    note_beside,
-    own_journal,
-    permit,
-    session,
-    strangers,
-)
+from vestige.installing import install, place_new, save_pretrained, scratch
+from vestige.journal import JOURNAL, ForeignError, WriteError, session
+from vestige.ownership import adopt, beside, is_ours, keep_apart, note_beside, own_journal, permit, strangers
 from vestige.writing import (
     append_to,
     claim,
     copy_file,
     create_bytes,
-    install,
     lock_file,
     one_file,
-    place_new,
     remove,
     remove_all,
-    save_pretrained,
-    scratch,
     temporary,
     write_bytes,
     written_by,
 )
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-OWNERS = {"writing.py", "journal.py"}
+OWNERS = {"writing.py", "installing.py", "ownership.py", "journal.py"}
 
 # Calls by the name of the attribute, whatever they are called on.
 METHODS = {
@@ -285,8 +270,8 @@ def test_the_lock_of_somebody_else_is_not_emptied(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from vestige.writing import *
-from vestige import writing
+from vestige.writing import claim
+from vestige import installing, writing
 home = Path(sys.argv[1])
 claim(home, alone=True)
 def die(*_):
@@ -296,26 +281,26 @@ if sys.argv[2] == "writing":
         half.write_text("half")
         die()
 elif sys.argv[2] == "scratch":
-    with writing.scratch(home) as place:
+    with installing.scratch(home) as place:
         (place / "deep").mkdir()
         (place / "deep" / "file").write_text("half")
         die()
 else:
-    with writing.scratch(home) as place:
+    with installing.scratch(home) as place:
         for name in ("b", "gone"):
             (place / name).write_text("old")
-        writing.install(place, home)
-    real, count = writing._move, [0]
+        installing.install(place, home)
+    real, count = writing.move_whole, [0]
     def move(half, path):
         count[0] += 1
         if count[0] == 2:
             die()
         real(half, path)
-    with writing.scratch(home) as place:
+    with installing.scratch(home) as place:
         for name in "abc":
             (place / name).write_text("new " + name)
-        writing._move = move
-        writing.install(place, home, last="a")
+        writing.move_whole = move
+        installing.install(place, home, last="a")
 """
 
 
@@ -385,7 +370,8 @@ def test_install_refuses_before_it_moves_anything(tmp_path: Path) -> None:
 def test_a_patient_install_waits_for_the_way_to_be_free(tmp_path: Path) -> None:
     (tmp_path / "z").write_text("precious")
     code = (
-        "import sys; from pathlib import Path; from vestige.writing import *; home = Path(sys.argv[1])\n"
+        "import sys; from pathlib import Path; from vestige.installing import *; home = Path(sys.argv[1])\n"
+        "from vestige.writing import create_bytes\n"
         "with scratch(home) as made:\n"
         "    create_bytes(made / 'model' / 'a', b'new'); create_bytes(made / 'model' / 'z', b'new')\n"
         "    install(made / 'model', home, patient=True)"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout, Trajectory, Turn
 from vestige.collect.cross import CrossScorer
 from vestige.show.collapse_plots import collapse_plot
@@ -89,7 +89,7 @@ def trajectories(
     return out
 
 
-def collapse_of_a_policy(prompts: int = 8, samples: int = 8, model_name: str = "full") -> list[Outcome]:
+def collapse_of_a_policy(prompts: int = 8, samples: int = 8, model_name: str = "full") -> list[Measured]:
     """The detector's outcome at each step of SHARES."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

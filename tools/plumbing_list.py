@@ -212,7 +212,7 @@ fault("texts of another decoder are kept", "engine/obtain.py",
 fault("tokenizer mismatch of a depth score in a suite allowed", "engine/obtain.py",
       'if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:', "if False:",
       STALE + "test_a_depth_score_in_a_suite_wants_one_tokenizer")
-fault("tokenizer mismatch of depth allowed", "depth/run.py", "        if not same:\n", "        if False:\n",
+fault("tokenizer mismatch of depth allowed", "depth/contexts.py", "        if not same:\n", "        if False:\n",
       "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
 fault("old evidence is trusted unseen", "engine/trust.py",

@@ -17,13 +17,13 @@ from vestige.types import Score
 from vestige.writing import lasting
 
 if TYPE_CHECKING:
-    from vestige.collapse.run import Report as CollapseReport
-    from vestige.costs.estimate import Plan
+    from vestige.collapse.run import CollapseReport
+    from vestige.costs.estimate import CostPlan
     from vestige.depth.run import DepthResult
     from vestige.engine.evaluate import Outcome
     from vestige.engine.friendly import Ask
     from vestige.results.compare import Comparison
-    from vestige.stress.run import Row
+    from vestige.stress.run import AttackRow
 
 log = logging.getLogger("vestige.run")
 Place = str | Path
@@ -98,7 +98,7 @@ class Result:
 # ---- evaluate ---------------------------------------------------------------------------------------------------
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913 - keywords that users know
     model: Any,
     suite: str = "tofu",
     *,
@@ -122,8 +122,8 @@ def evaluate(
     """
     from vestige.engine.evaluate import evaluate_config
     from vestige.engine.friendly import to_run
+    from vestige.integrations.undisturbed import undisturbed
     from vestige.models.load import wrap_model
-    from vestige.models.undisturbed import undisturbed
 
     live = None if isinstance(model, (str, Path)) else model
     if live is not None and tokenizer is None:
@@ -137,7 +137,7 @@ def evaluate(
         return Result(evaluate_config(to_run(ask), None if live is None else wrap_model(live, tokenizer)))
 
 
-def plan(model: Place, suite: str = "tofu", **settings: Any) -> Plan:
+def plan(model: Place, suite: str = "tofu", **settings: Any) -> CostPlan:
     """What an evaluation would cost, before it is paid for. Loads no model and writes nothing.
 
         cost = vestige.plan("MODEL", "tofu", data="DIR", out="saves/eval/mine")
@@ -267,7 +267,7 @@ def measure_depth(
     """
     from vestige.depth.ask import make_ask
     from vestige.depth.run import depth_run
-    from vestige.models.undisturbed import undisturbed
+    from vestige.integrations.undisturbed import undisturbed
 
     many = [unlearned] if isinstance(unlearned, (str, Path)) or not isinstance(unlearned, Iterable) else unlearned
     paths = {name: _path("measure_depth", path) for name, path in (("full", full), ("retain", retain), ("data", data))}
@@ -304,7 +304,7 @@ def attack(
     out: Place | None = None,
     retain_model: Place | None = None,
     **settings: Any,
-) -> list[Row]:
+) -> list[AttackRow]:
     """Does what was forgotten come back? The checkpoint measured before and after each attack, one row for each.
 
         rows = vestige.attack("MODEL", "DIR", ["relearn=5,20", "leak"], retain_model="RETAIN")
@@ -315,7 +315,7 @@ def attack(
     `vestige stress` (metrics, held_out, examples, keep, epochs, lr, limit, ...), progress and plugins. Without `out`
     the files go to a temporary directory.
     """
-    from vestige.models.undisturbed import undisturbed
+    from vestige.integrations.undisturbed import undisturbed
     from vestige.stress.ask import make_stress
     from vestige.stress.run import stress
 

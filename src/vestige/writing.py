@@ -7,9 +7,9 @@ journal, a link in the way is somebody else's.
 
     write_bytes     one file of a run directory, whole or not at all
     one_file        one file that the user named (-o FILE): replaced only while it is as we left it
-    scratch         a folder of our own for libraries that write files, removed at the end
-    install         moves what is in it to where it belongs; a killed install is finished by the next command
     remove          what the journal lists, and nothing else
+
+Folders that other people's libraries fill are in installing.py; a killed install is finished here, by the next command.
 """
 
 from __future__ import annotations
@@ -30,22 +30,24 @@ from vestige.journal import (
     ForeignError,
     Journal,
     WriteError,
+    is_over,
+    not_ours,
+    open_scratch,
+    session,
+    write_error,
+)
+from vestige.ownership import (
     absolute,
     adopt,
     adopt_file,
     has_journal,
     is_ours,
-    is_over,
     is_plain,
     journal_of,
     name_in,
-    not_ours,
-    open_scratch,
     ours_below,
     own_journal,
     permit,
-    session,
-    write_error,
 )
 
 LOCK, HOLDER = ".lock", ".holder.json"
@@ -73,14 +75,14 @@ def claim(directory: Path, alone: bool = False) -> None:
     others = {t: who for t, who in journal.tokens.items() if t != us.token}
     over = {t for t, who in others.items() if alone or is_over(t, *who)}
     for said in [p for half, p in journal.pending.items() if _token(half) in over]:
-        _finish(journal, said)
+        finish_install(journal, said)
     if over:
         for path in list(_leftovers(journal.home, over)):
-            _delete(path)
+            delete(path)
         if alone or len(over) > 50:
             half = journal.home / session().temporary()
             journal.shorten(over, half)
-            _delete(half)
+            delete(half)
 
 
 def _token(name: str) -> str:
@@ -172,9 +174,9 @@ def _becoming(path: Path, named: bool = False, suffix: str = "") -> Iterator[Pat
         yield half
         if journal is not None and named:
             journal.add({"file": name_in(journal, path), "sha256": _sha256(half)})
-        _move(half, path)
+        move_whole(half, path)
     except BaseException as error:
-        _delete(half)
+        delete(half)
         if journal is not None and not os.path.lexists(path):
             with contextlib.suppress(UserError):  # the disk may be full
                 journal.add({"gone": name_in(journal, path)})
@@ -184,7 +186,7 @@ def _becoming(path: Path, named: bool = False, suffix: str = "") -> Iterator[Pat
         raise
 
 
-def _move(half: Path, path: Path) -> None:
+def move_whole(half: Path, path: Path) -> None:
     """Into place. Where nothing was, by a link that fails if something is there by now; else by replacing."""
     if not os.path.lexists(path):
         try:
@@ -208,7 +210,7 @@ def one_file(path: Path) -> Iterator[Path]:
     if journal is not None:
         over = {t for t, who in journal.tokens.items() if is_over(t, *who)}
         for half in [p for p in path.parent.iterdir() if _token(p.name) in over and is_plain(p)]:
-            _delete(half)
+            delete(half)
     if journal is not None and is_ours(path):
         digest = journal.files[name_in(journal, path)].get("sha256")  # None: a file of a run
         if digest != _sha256(path):
@@ -275,80 +277,7 @@ def lasting() -> Path:
     return Path(tempfile.mkdtemp(prefix="vestige-"))
 
 
-@contextlib.contextmanager
-def scratch(directory: Path) -> Iterator[Path]:
-    """A folder of our own below a directory, removed at the end, or by the next command if this process is killed."""
-    make_directory(directory)
-    journal = journal_of(directory / JOURNAL)
-    if journal is not None:
-        session().begin(journal)
-    place = absolute(directory) / session().temporary()
-    try:
-        place.mkdir()
-    except OSError as error:
-        raise write_error(error, place) from None
-    open_scratch.add(place)
-    try:
-        yield place
-    finally:
-        open_scratch.discard(place)
-        waiting = () if journal is None else journal.read().pending
-        if not any(Path(name).is_relative_to(name_in(journal, place)) for name in waiting if journal is not None):
-            _delete(place)
-
-
-@contextlib.contextmanager
-def filling(place: Path) -> Iterator[Path]:
-    """Where libraries that write over what is there may write: `place` if it is in a scratch, else one of its own."""
-    if journal_of(place / JOURNAL) is None:
-        make_directory(place)
-        yield place
-        return
-    with scratch(place) as made:
-        yield made
-        install(made, place)
-
-
-def save_pretrained(place: Path, *things: Any) -> None:
-    """Weights and tokenizers by their own methods."""
-    with filling(place) as made:
-        for thing in things:
-            thing.save_pretrained(made)
-
-
-def install(made: Path, target: Path, last: str = "", patient: bool = False) -> None:
-    """Moves the files of a scratch folder to where they belong. Those of the last install there go, all others stay.
-
-    If somebody else's file is in the way nothing is moved; `patient`: and what was made waits for the next command
-    there. Names are recorded before anything moves, so that a killed process's install is finished by the next one.
-    `last` is moved last: it vouches for the others.
-    """
-    make_directory(target)
-    journal = journal_of(target / JOURNAL)
-    names = sorted(p.relative_to(made).as_posix() for p in made.rglob("*") if is_plain(p))
-    names = [*(n for n in names if n != last), *(n for n in names if n == last)]
-    if journal is None:
-        for name in names:
-            make_directory((target / name).parent)
-            (made / name).replace(target / name)
-        return
-    start = "" if absolute(target) == journal.home else f"{name_in(journal, target)}/"
-    said = {"install": name_in(journal, made), "to": start, "names": names, "drop": _before(journal, start, names)}
-    if not patient:
-        permit(*(target / name for name in names))
-    journal.add(said)
-    _finish(journal, said)
-
-
-def _before(journal: Journal, start: str, names: list[str]) -> list[str]:
-    """What the last install to the same place brought and this one does not, runs among it with all they hold."""
-    old = [journal.home / name for name, line in journal.files.items() if line.get("by") == f"install:{start}"]
-    old += [path for home in old if home.name == JOURNAL for path in ours_below(home.parent)]
-    new = {f"{start}{name}" for name in names}
-    return sorted({name_in(journal, path) for path in old} - new)
-
-
-def _finish(journal: Journal, said: Mapping[str, Any]) -> None:
+def finish_install(journal: Journal, said: Mapping[str, Any]) -> None:
     """Every step may be done already, by the process that was killed or by another that finishes the same."""
     start = str(said["to"])
     made, target = journal.home / str(said["install"]), journal.home / start
@@ -360,31 +289,11 @@ def _finish(journal: Journal, said: Mapping[str, Any]) -> None:
         for name in left:
             make_directory((target / name).parent)
             with contextlib.suppress(FileNotFoundError):
-                _move(made / name, target / name)
+                move_whole(made / name, target / name)
     except OSError as error:
         raise write_error(error, target) from None
     journal.add({"installed": said["install"]})
-    _delete(made)
-
-
-def place_new(made: Path, target: Path) -> bool:
-    """A finished file or folder of a scratch, moved as a whole to where there is none. False: somebody was faster."""
-    make_directory(target.parent)
-    journal = journal_of(target)
-    inside = [p.relative_to(made) for p in made.rglob("*") if is_plain(p)] if made.is_dir() else [Path()]
-    if journal is not None:
-        permit(target / inside[0] if inside else target)
-        journal.add(*({"file": name_in(journal, target / name)} for name in inside))
-    if made.is_dir():
-        try:
-            made.rename(target)  # onto a folder that is not empty it fails
-        except OSError:
-            return False
-        return True
-    if os.path.lexists(target):
-        return False
-    _move(made, target)
-    return True
+    delete(made)
 
 
 # ---- removing ----------------------------------------------------------------------------------------------------
@@ -437,7 +346,7 @@ def remove_all(directory: Path) -> int:
     return count
 
 
-def _delete(path: Path) -> None:
+def delete(path: Path) -> None:
     """A temporary file or folder of our own, or of a process of ours that is dead."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)

@@ -26,15 +26,15 @@ from typing import Any
 from transformers import TrainerCallback
 
 from vestige.collapse import trainer as theirs
-from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, model_scorer
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, model_scorer
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
+from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import in_short
-from vestige.journal import adopt_file
 from vestige.metrics.collapse import Ema
-from vestige.models.undisturbed import undisturbed
+from vestige.ownership import adopt_file
 from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")
@@ -43,13 +43,13 @@ STATE = "collapse_ema.json"  # in the trainer's output directory, for `vestige c
 
 
 @dataclass
-class Batch:
+class RolloutBatch:
     """The rollouts of one training step, and what was measured of them."""
 
     updates: int  # of the weights, when they were written: they belong to the step after
     rollouts: list[Rollout] = field(default_factory=list)
     heard: list[tuple[Any, Any, set[object]]] = field(default_factory=list)  # prompts, completions, who was shown them
-    outcome: Outcome | None = None
+    outcome: Measured | None = None
     means: dict[str, Any] = field(default_factory=dict)  # running means that count this batch
     late: int = 0  # updates between the writing and the measuring
     failed: bool = False
@@ -84,8 +84,8 @@ class CollapseCallback(TrainerCallback):
         self.temperature = temperature
         self.resume = resume
         self.bare_keys = bare_keys
-        self.last: Outcome | None = None
-        self._batch: Batch | None = None
+        self.last: Measured | None = None
+        self._batch: RolloutBatch | None = None
         self._interval = 1  # steps between the last two batches
         self._trainer: Any = None
         self._scored = log_prob_fn is not None
@@ -109,13 +109,13 @@ class CollapseCallback(TrainerCallback):
         numbered = enumerate(rows, start=start)
         batch.rollouts += [r for n, row in numbered for r in native(dict(row), f"recorded row {n + 1}", n)]
 
-    def _current(self) -> Batch:
+    def _current(self) -> RolloutBatch:
         """The batch of the weights as they are; another one once they have changed."""
         updates = theirs.updates_of(self._trainer)
         if self._batch is None or self._batch.updates != updates:
             if self._batch is not None:
                 self._interval = max(1, updates - self._batch.updates)
-            self._batch = Batch(updates)
+            self._batch = RolloutBatch(updates)
         return self._batch
 
     def listen(self, reward: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +204,7 @@ class CollapseCallback(TrainerCallback):
 
     # ---- measuring and logging
 
-    def _measure(self, batch: Batch, model: Any, step: int, updates: int) -> None:
+    def _measure(self, batch: RolloutBatch, model: Any, step: int, updates: int) -> None:
         before = self.detector.state_dict()
         try:
             batch.outcome = self._outcome(batch.rollouts, model, step)
@@ -225,7 +225,7 @@ class CollapseCallback(TrainerCallback):
         for label, reason in batch.outcome.reasons.items():
             log.warning("step %d: %s: not computed: %s", step, label, reason)
 
-    def _outcome(self, rollouts: list[Rollout], model: Any, step: int) -> Outcome:
+    def _outcome(self, rollouts: list[Rollout], model: Any, step: int) -> Measured:
         trajectories = self.extractor.trajectories(apart(rollouts))
         if self._scored:
             return self.detector.compute(trajectories, step)
@@ -235,7 +235,7 @@ class CollapseCallback(TrainerCallback):
             self.detector.scorer = model_scorer(model, self.settings, temperature=temperature)
             return self.detector.compute(trajectories, step)
 
-    def _log(self, batch: Batch, args: Any, state: Any, control: Any) -> None:
+    def _log(self, batch: RolloutBatch, args: Any, state: Any, control: Any) -> None:
         """At every due step; rollouts that are logged once more count in the running means once."""
         assert batch.outcome is not None
         self.last = batch.outcome

@@ -111,7 +111,7 @@ def _whole(value: Any, least: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledRows:
     """One label: the turns looked at, the matrix, and the numbers made of it."""
 
     turns: tuple[Turn, ...]
@@ -128,12 +128,12 @@ class Sampled:
 
 
 @dataclass
-class Outcome:
+class Measured:
     """What one step gave. `metrics` has W&B's names and only numbers; what is missing has a reason."""
 
     step: int
     metrics: dict[str, float] = field(default_factory=dict)
-    samples: dict[str, Sampled] = field(default_factory=dict)
+    samples: dict[str, SampledRows] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     left_out: dict[str, int] = field(default_factory=dict)  # why turns have no reasoning, and how many
     turns: int = 0
@@ -171,10 +171,10 @@ class CollapseDetector:
         self.ema = Ema.from_json(state)
         self.ema.decay = self.settings.ema_decay
 
-    def compute(self, trajectories: Sequence[Trajectory], step: int = 1, seed: int | None = None) -> Outcome:
+    def compute(self, trajectories: Sequence[Trajectory], step: int = 1, seed: int | None = None) -> Measured:
         """The metrics of one step, whatever its number; ask `should_compute` first to keep a rhythm."""
         s = self.settings
-        out = Outcome(step)
+        out = Measured(step)
         if s.context_window_mode != "full":
             out.reasons["all"] = "context_window_mode is not full: a turn's prompt is not what the model saw"
             return out
@@ -188,7 +188,7 @@ class CollapseDetector:
         self._labels(out, trajectories, s.seed if seed is None else seed)
         return out
 
-    def _labels(self, out: Outcome, trajectories: Sequence[Trajectory], seed: int) -> None:
+    def _labels(self, out: Measured, trajectories: Sequence[Trajectory], seed: int) -> None:
         """Several turns first, first turns afterwards: the order RAGEN draws in."""
         s = self.settings
         legacy = np.random.RandomState(seed) if s.parity else None
@@ -219,14 +219,14 @@ class CollapseDetector:
 
     def _draw(
         self, label: str, counts: list[int], step: int, seed: int, legacy: np.random.RandomState | None
-    ) -> list[sampling.Pair]:
+    ) -> list[sampling.IndexPair]:
         if legacy is not None:
             old = sampling.legacy_trajectory_turns if label == TRAJECTORY else sampling.legacy_even_turns
             return old(counts, self.settings.count, legacy)
         new = sampling.trajectory_turns if label == TRAJECTORY else sampling.even_turns
         return new(counts, self.settings.count, sampling.generator(seed, step, label))
 
-    def _label(self, out: Outcome, label: str, turns: list[Turn], seed: int) -> None:
+    def _label(self, out: Measured, label: str, turns: list[Turn], seed: int) -> None:
         try:
             done = self._sampled(label, turns, out.step, seed)
         except Exception as error:  # of the model that scores, or of rollouts that do not fit; a trainer goes on
@@ -243,7 +243,7 @@ class CollapseDetector:
         out.samples[label] = done
         out.metrics |= {f"{label}/{name}": value for name, value in done.metrics.items() if value is not None}
 
-    def _sampled(self, label: str, turns: list[Turn], step: int, seed: int) -> Sampled | str:
+    def _sampled(self, label: str, turns: list[Turn], step: int, seed: int) -> SampledRows | str:
         """The numbers of some turns, or why there are none."""
         s = self.settings
         if not turns:
@@ -259,11 +259,11 @@ class CollapseDetector:
             return "the model gives some reasoning no finite log-probability"
         metrics, spans = numbers_of(cross, label, step, s, self.ema, seed)
         if s.parity:
-            return Sampled(tuple(turns), tuple(columns), cross, found, metrics)
+            return SampledRows(tuple(turns), tuple(columns), cross, found, metrics)
         if len(turns) < 2:
             notes.append("one row only: no z-scores")
         notes += caveats(metrics, s.std_eps, spans)
-        return Sampled(tuple(turns), tuple(columns), cross, found, metrics, spans, tuple(notes))
+        return SampledRows(tuple(turns), tuple(columns), cross, found, metrics, spans, tuple(notes))
 
     def _columns_for(self, label: str) -> str:
         if self.settings.columns != "auto":
@@ -271,14 +271,14 @@ class CollapseDetector:
         return "group" if label == FIRST_TURN else "sample"
 
 
-Numbers = dict[str, float | None]
+StepNumbers = dict[str, float | None]
 
 
 def numbers_of(
     cross: Cross, label: str, step: int, settings: CollapseSettings, ema: Ema, seed: int
-) -> tuple[Numbers, dict[str, tuple[float, float]]]:
+) -> tuple[StepNumbers, dict[str, tuple[float, float]]]:
     """Every number of one matrix, and the intervals among them. The running means advance by this call."""
-    metrics: Numbers = dict(label_metrics(cross, label, ema, settings.std_eps))
+    metrics: StepNumbers = dict(label_metrics(cross, label, ema, settings.std_eps))
     if settings.parity:
         return metrics, {}
     rng = sampling.generator(seed, step, label + "/chance")

@@ -17,7 +17,7 @@ import numpy as np
 from vestige.collapse.detector import CollapseSettings, model_scorer
 from vestige.collapse.reasoning import Trajectory
 from vestige.collect.cost import Cost
-from vestige.collect.cross import CrossLogProbs, CrossScorer, Ids
+from vestige.collect.cross import CrossLogProbs, CrossScorer, TokenIds
 from vestige.engine.handles import ModelHandle
 from vestige.engine.trust import Settling
 from vestige.errors import reraise_ours
@@ -50,7 +50,7 @@ class Crossing:
     progress: bool = False
     cost: Cost = field(default_factory=Cost)
 
-    def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
+    def __call__(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`."""
         names = {(x, z): self._want(x, z) for x in dict.fromkeys(prompts) for z in dict.fromkeys(reasonings)}
         wants = {want.key: want for want in names.values()}
@@ -67,7 +67,7 @@ class Crossing:
         found = {pair: have[want.key] for pair, want in names.items()}
         return CrossLogProbs(tuple(np.stack([found[x, z] for x in prompts]) for z in reasonings))
 
-    def _want(self, x: Ids, z: Ids) -> CrossWant:
+    def _want(self, x: TokenIds, z: TokenIds) -> CrossWant:
         return CrossWant(Target((*x, *z), len(x)), self.temperature)
 
     def _bank(self, place: Path) -> Bank[Array]:
@@ -112,13 +112,13 @@ class Crossing:
                 bank.add_part(dict(zip(keys[j], column, strict=True)))
 
 
-def rectangles(missing: Mapping[str, CrossWant]) -> Iterator[tuple[list[Ids], list[Ids]]]:
+def rectangles(missing: Mapping[str, CrossWant]) -> Iterator[tuple[list[TokenIds], list[TokenIds]]]:
     """Missing pairs as prompts x reasonings: the prompts that lack the same reasonings are scored together."""
-    by_prompt: dict[Ids, set[Ids]] = {}
+    by_prompt: dict[TokenIds, set[TokenIds]] = {}
     for want in missing.values():
         ids, start = want.target.ids, want.target.start
         by_prompt.setdefault(tuple(ids[:start]), set()).add(tuple(ids[start:]))
-    groups: dict[frozenset[Ids], list[Ids]] = {}
+    groups: dict[frozenset[TokenIds], list[TokenIds]] = {}
     for x in sorted(by_prompt):
         groups.setdefault(frozenset(by_prompt[x]), []).append(x)
     for zs, xs in groups.items():

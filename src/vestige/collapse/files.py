@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige import __version__
-from vestige.collapse.detector import Outcome, Sampled
+from vestige.collapse.detector import Measured, SampledRows
 from vestige.errors import UserError
 from vestige.metrics.collapse import row_table
 from vestige.models.load import LoadedModel
@@ -22,19 +22,19 @@ from vestige.store.files import write_bytes, write_json
 from vestige.store.manifest import NAME, write_manifest
 
 if TYPE_CHECKING:
-    from vestige.collapse.run import Ask, Report
+    from vestige.collapse.run import CollapseAsk, CollapseReport
 
 RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", NAME)
 SHOWN = 200  # characters of a reasoning kept beside its row
 
 
-class Rows:
+class RolloutRows:
     """rows.jsonl, step by step: what each reasoning says, where its prompt ranks, and who beats it."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def add(self, outcome: Outcome, tokenizer: Any) -> None:
+    def add(self, outcome: Measured, tokenizer: Any) -> None:
         for label, sample in outcome.samples.items():
             for n, (turn, row) in enumerate(zip(sample.turns, row_table(sample.cross), strict=True)):
                 text = tokenizer.decode(list(turn.z)) if tokenizer is not None else ""
@@ -46,7 +46,7 @@ class Rows:
         return "".join(self.lines).encode("utf-8", "surrogatepass")
 
 
-def write(ask: Ask, report: Report, rows: Rows, before: Mapping[str, Any]) -> None:
+def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows, before: Mapping[str, Any]) -> None:
     """`before`: the running means that the run began with."""
     out = ask.out
     assert out is not None
@@ -78,7 +78,7 @@ def write(ask: Ask, report: Report, rows: Rows, before: Mapping[str, Any]) -> No
     write_manifest(out, "collapse", _described(ask), models=_models(report), notes=report.notes)
 
 
-def _described(ask: Ask) -> dict[str, Any]:
+def _described(ask: CollapseAsk) -> dict[str, Any]:
     """What was asked, as plain data; a model in memory goes by its name."""
     plain = {"settings": asdict(ask.settings), "reasoning": asdict(ask.reasoning), "files": [str(f) for f in ask.files]}
     plain |= {"models": [m.name if isinstance(m, LoadedModel) else str(m) for m in ask.models]}
@@ -88,12 +88,12 @@ def _described(ask: Ask) -> dict[str, Any]:
     }
 
 
-def _models(report: Report) -> dict[str, Any]:
+def _models(report: CollapseReport) -> dict[str, Any]:
     """By step: whose weights scored it, and how they were held."""
     return {str(step): {"name": report.models[step], **made} for step, made in report.made.items()}
 
 
-def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:
+def _points(report: CollapseReport) -> dict[str, list[tuple[int, Mapping[str, float | None]]]]:
     out: dict[str, list[tuple[int, Mapping[str, float | None]]]] = {}
     for o in report.outcomes:
         for label, sample in o.samples.items():
@@ -101,7 +101,7 @@ def _points(report: Report) -> dict[str, list[tuple[int, Mapping[str, float | No
     return out
 
 
-def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
+def _step_json(o: Measured, report: CollapseReport) -> dict[str, Any]:
     return {
         "step": o.step,
         "model": report.models[o.step],
@@ -117,7 +117,7 @@ def _step_json(o: Outcome, report: Report) -> dict[str, Any]:
     }
 
 
-def _sizes(s: Sampled) -> dict[str, Any]:
+def _sizes(s: SampledRows) -> dict[str, Any]:
     """Rows per prompt (K), as a histogram, and reasoning lengths."""
     _, rows = np.unique(s.cross.own_prompt, return_counts=True)
     sizes, times = np.unique(rows, return_counts=True)
@@ -128,7 +128,7 @@ def _sizes(s: Sampled) -> dict[str, Any]:
     }
 
 
-def _arrays(name: str, s: Sampled) -> dict[str, Any]:
+def _arrays(name: str, s: SampledRows) -> dict[str, Any]:
     """The matrix, who belongs to whom, and every token: each row's (columns x tokens) values, row after row."""
     tokens = np.concatenate([t.reshape(-1) for t in s.log_probs.tokens])
     cross = s.cross

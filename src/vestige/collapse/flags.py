@@ -64,7 +64,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_collapse(args: argparse.Namespace) -> int:
-    from vestige.collapse.run import Ask, collapse, reasoning_for, scheduled_settings
+    from vestige.collapse.run import CollapseAsk, collapse, reasoning_for, scheduled_settings
     from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
@@ -81,7 +81,7 @@ def run_collapse(args: argparse.Namespace) -> int:
     )  # fmt: skip
     held = {"dtype": args.dtype, "device": args.device, "tokenizer": args.tokenizer}
     report = collapse(
-        Ask(
+        CollapseAsk(
             files=files, models=args.model, settings=settings, reasoning=reasoning, format=args.format,
             prompt_template=args.prompt_template, steps=args.step, scheduled=scheduled, temperature=args.temperature,
             ema=Path(args.ema) if args.ema else None, out=Path(args.out), batch_tokens=args.batch_tokens,

@@ -28,7 +28,7 @@ ORDER = (LABELS[1], LABELS[2], LABELS[0])
 
 
 @dataclass(frozen=True)
-class Again:
+class CollapseAgain:
     """One label of one step, computed again from its matrix."""
 
     step: Mapping[str, Any]  # as metrics.json has it
@@ -46,7 +46,7 @@ class Again:
         return found
 
 
-def _again(path: Path, body: Mapping[str, Any]) -> Iterator[Again]:
+def _again(path: Path, body: Mapping[str, Any]) -> Iterator[CollapseAgain]:
     with np.load(io.BytesIO((path / "cross.npz").read_bytes()), allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
     names = {f.name for f in CollapseSettings.__dataclass_fields__.values()}
@@ -58,7 +58,7 @@ def _again(path: Path, body: Mapping[str, Any]) -> Iterator[Again]:
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
             cross = Cross(**parts)
             metrics, _ = numbers_of(cross, label, step["step"], settings, ema, settings.seed)
-            yield Again(step, label, metrics, row_table(cross))
+            yield CollapseAgain(step, label, metrics, row_table(cross))
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
@@ -69,7 +69,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _mine(rows: list[dict[str, Any]], again: Again) -> list[dict[str, Any]]:
+def _mine(rows: list[dict[str, Any]], again: CollapseAgain) -> list[dict[str, Any]]:
     return [r for r in rows if r["step"] == again.step["step"] and r["label"] == again.label]
 
 

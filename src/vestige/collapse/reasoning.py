@@ -109,7 +109,7 @@ class Reasoning:
 
 
 @dataclass(frozen=True)
-class Span:
+class TextSpan:
     """Where the reasoning is in a response: characters [start, end); what is before start belongs to x."""
 
     start: int
@@ -117,7 +117,7 @@ class Span:
     problem: str = ""
 
 
-def find_span(response: str, how: Reasoning, opened: bool = False) -> Span:
+def find_span(response: str, how: Reasoning, opened: bool = False) -> TextSpan:
     """The first reasoning of a response. `opened`: the prompt already ends in the open tag.
 
     >>> find_span("<think>so</think> 4", Reasoning())
@@ -128,10 +128,10 @@ def find_span(response: str, how: Reasoning, opened: bool = False) -> Span:
     'no reasoning tags'
     """
     if how.mode == "whole":
-        return Span(0, len(response), "" if response.strip() else EMPTY)
+        return TextSpan(0, len(response), "" if response.strip() else EMPTY)
     if how.pattern is not None:
         found = re.search(how.pattern, response, re.DOTALL)
-        return _checked(response, found.start(1), found.end(1)) if found else Span(0, 0, UNTAGGED)
+        return _checked(response, found.start(1), found.end(1)) if found else TextSpan(0, 0, UNTAGGED)
     leading = len(response) - len(response.lstrip())
     at = response.find(how.open)
     # A response may repeat the tag its prompt was forced to end with; a later one is part of the reasoning then.
@@ -140,11 +140,11 @@ def find_span(response: str, how: Reasoning, opened: bool = False) -> Span:
     elif at >= 0:
         start = at + len(how.open)
     else:
-        return Span(0, 0, UNTAGGED)
+        return TextSpan(0, 0, UNTAGGED)
     end = response.find(how.close, start)
     if end < 0:
         if how.unclosed == "drop":
-            return Span(start, start, UNCLOSED)
+            return TextSpan(start, start, UNCLOSED)
         end = len(response)
     return _checked(response, start, end)
 
@@ -160,8 +160,8 @@ def _size(rollout: Rollout) -> tuple[int, int]:
     return sum(map(len, texts)), len(ids) + sum(len(t.encode("utf-8", "replace")) for t in texts)
 
 
-def _checked(response: str, start: int, end: int) -> Span:
-    return Span(start, end, "" if response[start:end].strip() else EMPTY)
+def _checked(response: str, start: int, end: int) -> TextSpan:
+    return TextSpan(start, end, "" if response[start:end].strip() else EMPTY)
 
 
 class Extractor:

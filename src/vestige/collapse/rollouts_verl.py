@@ -59,7 +59,7 @@ def _names(rows: Sequence[Row]) -> dict[int, re.Match[str]]:
 
 
 @dataclass(frozen=True)
-class Part:
+class ConversationPart:
     """What one speaker says: characters [start, end) of a text, without the line that names the speaker."""
 
     role: str
@@ -67,7 +67,7 @@ class Part:
     end: int
 
 
-def parts_of(text: str, first: str = "") -> list[Part]:
+def parts_of(text: str, first: str = "") -> list[ConversationPart]:
     """A conversation decoded without its markers, by speaker. `first`: who speaks before any name is given.
 
     >>> text = "user\\nHi\\nassistant\\nuser\\n"
@@ -79,10 +79,10 @@ def parts_of(text: str, first: str = "") -> list[Part]:
         if line[1] not in _AFTER[role] or (not role and line.start() != 0):
             continue
         if role:
-            out.append(Part(role, start, _without_newline(text, start, line.start())))
+            out.append(ConversationPart(role, start, _without_newline(text, start, line.start())))
         role, start = line[1], line.end()
     if role:
-        out.append(Part(role, start, _without_newline(text, start, len(text)) if out else len(text)))
+        out.append(ConversationPart(role, start, _without_newline(text, start, len(text)) if out else len(text)))
     return out
 
 

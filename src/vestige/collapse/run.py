@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collapse.detector import CollapseDetector, CollapseSettings, Outcome, Sampled, Scorer, model_scorer
+from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, SampledRows, Scorer, model_scorer
 from vestige.collapse.evidence import Crossing, step_key
-from vestige.collapse.files import RESULTS, Rows, write
+from vestige.collapse.files import RESULTS, RolloutRows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.collect.cost import Cost
 from vestige.engine.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
-from vestige.journal import adopt_file, keep_apart, permit
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
+from vestige.ownership import adopt_file, keep_apart, permit
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import tidy
@@ -34,7 +34,7 @@ EVIDENCE = "evidence"
 
 
 @dataclass(frozen=True)
-class Ask:
+class CollapseAsk:
     """What to measure. `models`: one for all files, or one for each."""
 
     files: Sequence[str | Path]
@@ -54,10 +54,10 @@ class Ask:
 
 
 @dataclass
-class Report:
+class CollapseReport:
     """The outcomes in the order of steps; printing it gives the table."""
 
-    outcomes: list[Outcome]
+    outcomes: list[Measured]
     models: dict[int, str]
     formats: dict[int, str]
     made: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> whose weights, and how they were held
@@ -105,7 +105,7 @@ def reasoning_for(settings: CollapseSettings, tokenization: str | None = None, *
     return Reasoning(tokenization=tokenization or ("separate" if parity else "exact"), parity=parity, **rules)
 
 
-def collapse(ask: Ask) -> Report:
+def collapse(ask: CollapseAsk) -> CollapseReport:
     """Measures every step of every file, in the order of steps."""
     if not ask.models:
         raise UserError("No model given; add --model PATH (the checkpoint that wrote the rollouts).")
@@ -122,7 +122,7 @@ def collapse(ask: Ask) -> Report:
         return _collapse(ask)
 
 
-def _collapse(ask: Ask) -> Report:
+def _collapse(ask: CollapseAsk) -> CollapseReport:
     detector = CollapseDetector(ask.settings)
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
@@ -130,8 +130,8 @@ def _collapse(ask: Ask) -> Report:
     before = _read_means(detector, ask.ema, due)
     if ask.ema is not None:
         permit(ask.ema)
-    report = Report([], {}, {})
-    model, rows = _Current(ask), Rows()
+    report = CollapseReport([], {}, {})
+    model, rows = _Current(ask), RolloutRows()
     if ask.out is not None:
         begin(ask.out, "collapse", [*RESULTS, "collapse.png", f"{EVIDENCE}/cross-"])
     for step in due:
@@ -160,7 +160,9 @@ def _collapse(ask: Ask) -> Report:
     return report
 
 
-def _check_lengths(ask: Ask, batches: Mapping[int, tuple[list[Rollout], int, Loaded]], due: Sequence[int]) -> None:
+def _check_lengths(
+    ask: CollapseAsk, batches: Mapping[int, tuple[list[Rollout], int, Loaded]], due: Sequence[int]
+) -> None:
     """Rows that their model was not made to read are refused before any weights are loaded."""
     for n, wanted in enumerate(ask.models):
         steps = [step for step in due if len(ask.models) == 1 or batches[step][1] == n]
@@ -187,7 +189,7 @@ def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -
     return detector.state_dict()
 
 
-def _scorer(ask: Ask, handle: ModelHandle, step: int, key: str, cost: Cost) -> Scorer:
+def _scorer(ask: CollapseAsk, handle: ModelHandle, step: int, key: str, cost: Cost) -> Scorer:
     """Evidence in the run directory, and the model for what it lacks; without a directory the model alone."""
     if ask.out is None:
         how = {"temperature": ask.temperature, "row_tokens": ask.batch_tokens, "cost": cost}
@@ -201,7 +203,7 @@ def _scorer(ask: Ask, handle: ModelHandle, step: int, key: str, cost: Cost) -> S
 class _Current:
     """One model in memory at a time, and none before it is needed."""
 
-    def __init__(self, ask: Ask) -> None:
+    def __init__(self, ask: CollapseAsk) -> None:
         self.ask = ask
         self.which: Any = None
         self.held: tuple[ModelHandle, Any] | None = None
@@ -224,7 +226,7 @@ class _Current:
         return handle, load_tokenizer(args)[0]
 
 
-def by_step(ask: Ask) -> dict[int, tuple[list[Rollout], int, Loaded]]:
+def by_step(ask: CollapseAsk) -> dict[int, tuple[list[Rollout], int, Loaded]]:
     """Turns by step: as their rows say, else as asked, else by the number in the file's name, else in order."""
     if ask.steps and len(ask.steps) != len(ask.files):
         raise UserError(f"Give one --step for each of the {len(ask.files)} files; there are {len(ask.steps)}.")
@@ -265,7 +267,7 @@ COLUMNS = (
 TITLES = dict(zip(LABELS, ("First turns", "Turns of trajectories drawn evenly", "Turns drawn evenly"), strict=True))
 
 
-def show(report: Report) -> str:
+def show(report: CollapseReport) -> str:
     """One table per label with one row per step, then verdicts, what is missing, and what must be known."""
     lines = []
     for label in LABELS:
@@ -291,7 +293,7 @@ def show(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _row(o: Outcome, s: Sampled) -> list[str]:
+def _row(o: Measured, s: SampledRows) -> list[str]:
     prompts = len(np.unique(s.cross.prompts))
     span = s.spans.get(COLUMNS[0][1])
     words = "-" if span is None else f"{number(span[0])} to {number(span[1])}"
@@ -299,7 +301,7 @@ def _row(o: Outcome, s: Sampled) -> list[str]:
     return [str(o.step), str(len(s.turns)), str(prompts), first, words, *rest]
 
 
-def _trend(first: tuple[Outcome, Sampled], last: tuple[Outcome, Sampled]) -> str:
+def _trend(first: tuple[Measured, SampledRows], last: tuple[Measured, SampledRows]) -> str:
     """What happened between the first and the last step, in numbers."""
     parts = []
     for words, key in (
@@ -334,10 +336,10 @@ def measure(
     settings: CollapseSettings | None = None,
     reasoning: Reasoning | None = None,
     **more: Any,
-) -> Report:
-    """`vestige.measure_collapse`: `more` are fields of Ask (HOW), and of CollapseSettings in place of `settings`'."""
+) -> CollapseReport:
+    """`vestige.measure_collapse`: `more` are HOW, and fields of CollapseSettings in place of those of `settings`."""
+    from vestige.integrations.undisturbed import undisturbed
     from vestige.models.load import wrap_model
-    from vestige.models.undisturbed import undisturbed
 
     own = {f.name for f in fields(CollapseSettings)}
     for name in more:
@@ -356,4 +358,4 @@ def measure(
     where = {"out": None if out is None else Path(out), "progress": False}
     with undisturbed(model):
         held = wrap_model(model, tokenizer) if live else model
-        return collapse(Ask(files, [held], used, how, **{**where, **more}))
+        return collapse(CollapseAsk(files, [held], used, how, **{**where, **more}))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-Pair = tuple[int, int]  # (trajectory, which of its turns with reasoning)
+IndexPair = tuple[int, int]  # (trajectory, which of its turns with reasoning)
 
 
 def generator(seed: int, step: int, label: str) -> np.random.Generator:
@@ -27,7 +27,7 @@ def first_turns(lengths: Sequence[int], count: int | None, rng: np.random.Genera
     return sorted(int(i) for i in rng.choice(valid, count, replace=False))
 
 
-def trajectory_turns(counts: Sequence[int], count: int | None, rng: np.random.Generator) -> list[Pair]:
+def trajectory_turns(counts: Sequence[int], count: int | None, rng: np.random.Generator) -> list[IndexPair]:
     """A trajectory drawn evenly among those with reasoning, then one of its turns; all turns if so many are asked."""
     if count is None or count >= sum(counts):
         return _all(counts)
@@ -36,7 +36,7 @@ def trajectory_turns(counts: Sequence[int], count: int | None, rng: np.random.Ge
     return [(m, int(rng.integers(counts[m]))) for m in drawn]
 
 
-def even_turns(counts: Sequence[int], count: int | None, rng: np.random.Generator) -> list[Pair]:
+def even_turns(counts: Sequence[int], count: int | None, rng: np.random.Generator) -> list[IndexPair]:
     """Turns drawn evenly without replacement: long trajectories contribute more."""
     pairs = _all(counts)
     if count is None or count >= len(pairs):
@@ -44,7 +44,7 @@ def even_turns(counts: Sequence[int], count: int | None, rng: np.random.Generato
     return [pairs[i] for i in sorted(int(i) for i in rng.choice(len(pairs), count, replace=False))]
 
 
-def _all(counts: Sequence[int]) -> list[Pair]:
+def _all(counts: Sequence[int]) -> list[IndexPair]:
     return [(m, t) for m, n in enumerate(counts) for t in range(n)]
 
 
@@ -56,7 +56,7 @@ def legacy_first_turns(lengths: Sequence[int], count: int | None, rng: np.random
     return [int(i) for i in rng.choice(valid, count, replace=False)]
 
 
-def legacy_trajectory_turns(counts: Sequence[int], count: int | None, rng: np.random.RandomState) -> list[Pair]:
+def legacy_trajectory_turns(counts: Sequence[int], count: int | None, rng: np.random.RandomState) -> list[IndexPair]:
     """With replacement even when all are asked for; a draw that hits a trajectory without reasoning is lost."""
     total = sum(counts)
     pairs = []
@@ -67,7 +67,7 @@ def legacy_trajectory_turns(counts: Sequence[int], count: int | None, rng: np.ra
     return pairs
 
 
-def legacy_even_turns(counts: Sequence[int], count: int | None, rng: np.random.RandomState) -> list[Pair]:
+def legacy_even_turns(counts: Sequence[int], count: int | None, rng: np.random.RandomState) -> list[IndexPair]:
     pairs = _all(counts)
     if count is None or count >= len(pairs):
         return pairs

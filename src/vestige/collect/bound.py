@@ -50,7 +50,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Ask:
+class BoundAsk:
     """One row of a forward: a target with some answer positions hidden, all or some of which are scored."""
 
     target: int
@@ -107,11 +107,11 @@ class BoundCollector:
             raise UserError(f"The likelihood bound needs at least 1 draw, got draws={draws}.")
         for group in self._groups(targets, lambda t: rows_needed(t, draws), done):
             masks = [draw_masks(t, draws, seed) for t in group]
-            asks: dict[tuple[int, bytes], Ask] = {}  # draws that hide the same tokens are asked once
+            asks: dict[tuple[int, bytes], BoundAsk] = {}  # draws that hide the same tokens are asked once
             for i, own in enumerate(masks):
                 whole = np.arange(len(group[i].labels))
                 for j, hidden in ((-1, whole), *enumerate(own)):
-                    asks.setdefault((i, hidden.tobytes()), Ask(i, j, hidden, hidden))
+                    asks.setdefault((i, hidden.tobytes()), BoundAsk(i, j, hidden, hidden))
             found = self._run(group, list(asks.values()))
             of = {key: found[ask.target, ask.draw] for key, ask in asks.items()}
             yield {
@@ -127,7 +127,7 @@ class BoundCollector:
         """
         for group in self._groups(targets, lambda t: 1, done):
             nothing = np.zeros(0, np.int64)
-            found = self._run(group, [Ask(i, -2, nothing, np.arange(len(t.labels))) for i, t in enumerate(group)])
+            found = self._run(group, [BoundAsk(i, -2, nothing, np.arange(len(t.labels))) for i, t in enumerate(group)])
             yield {t.key: causal_stats(found[i, -2]) for i, t in enumerate(group)}
 
     def _groups(
@@ -149,7 +149,7 @@ class BoundCollector:
             yield ordered[at:end]
             at = end
 
-    def _run(self, targets: Sequence[Target], asks: Sequence[Ask]) -> dict[tuple[int, int], dict[str, Array]]:
+    def _run(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
         limits = self.limits
         tokens, cells = limits.tokens, limits.logit_cells
         left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
@@ -169,7 +169,7 @@ class BoundCollector:
         return out
 
     @torch.inference_mode()
-    def _forward(self, targets: Sequence[Target], asks: Sequence[Ask]) -> dict[tuple[int, int], dict[str, Array]]:
+    def _forward(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
         width = len(targets[asks[0].target].ids)
         ids = np.full((len(asks), width), self.predictor.pad_id, np.int64)
         keep = np.zeros((len(asks), width), bool)
@@ -206,7 +206,7 @@ def make_bound(masks: Sequence[Array], found: Sequence[dict[str, Array]], hidden
     return Bound(stats, standard_error(shares.sum(axis=1)) / n, len(masks))
 
 
-def _fitting(targets: Sequence[Target], asks: Sequence[Ask], tokens: int, positions: int) -> int:
+def _fitting(targets: Sequence[Target], asks: Sequence[BoundAsk], tokens: int, positions: int) -> int:
     """How many of the asks, longest first, one forward takes."""
     width = len(targets[asks[0].target].ids)
     scored = np.cumsum([len(a.scored) for a in asks])

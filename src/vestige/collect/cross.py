@@ -26,15 +26,15 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
-from vestige.collect.prompts import PromptCache, Stretch, continue_prompt, layers_of, read_prompt, stretches
+from vestige.collect.prompts import PromptCache, PromptStretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
-from vestige.collect.tree import Row, Tree, build_tree, split_rows
+from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, reraise_ours
 from vestige.types import Array, Target
 
-Ids = tuple[int, ...]
+TokenIds = tuple[int, ...]
 Progress = Callable[[int, int], None]  # prompts done, prompts in all
-PairLogProbs = Callable[[Sequence[Ids], Sequence[Ids]], Sequence[Any]]
+PairLogProbs = Callable[[Sequence[TokenIds], Sequence[TokenIds]], Sequence[Any]]
 CHECKED_TOKENS = 4096  # of a reasoning, in the self check: a prefix has the same log-probabilities
 
 
@@ -83,7 +83,7 @@ class CrossScorer:
         self.cost = cost or Cost()
         self.progress: Progress = lambda done, total: None  # for those who want to watch
 
-    def __call__(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
+    def __call__(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
         """The matrix of `reasonings` x `prompts`; equal ones are scored once."""
         self.check(prompts, reasonings)
         # Sorted: neighbours share the longest beginnings, and the cache keeps only what the next prompt shares with
@@ -95,13 +95,13 @@ class CrossScorer:
         columns = np.asarray([at_x[x] for x in prompts])
         return CrossLogProbs(tuple(cells[at_z[z]][columns] for z in reasonings))
 
-    def check(self, prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
+    def check(self, prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
         """Refuses what the model cannot read, before anything is scored."""
         _check(prompts, reasonings)
         check_fit(self.model, max(map(len, prompts)) + max(map(len, reasonings)) - 1, "A prompt with a reasoning")
         check_tokens(self.model, (*prompts, *reasonings))
 
-    def _cells(self, xs: Sequence[Ids], zs: Sequence[Ids]) -> list[Array]:
+    def _cells(self, xs: Sequence[TokenIds], zs: Sequence[TokenIds]) -> list[Array]:
         try:
             columns = dict(self.columns(xs, zs))
         except Exception as error:  # whatever a foreign architecture does with a cache, the plain way is there
@@ -119,7 +119,7 @@ class CrossScorer:
         self.plain = True
 
     def columns(
-        self, xs: Sequence[Ids], zs: Sequence[Ids], done: frozenset[int] = frozenset()
+        self, xs: Sequence[TokenIds], zs: Sequence[TokenIds], done: frozenset[int] = frozenset()
     ) -> Iterator[tuple[int, list[Array]]]:
         """Prompt by prompt the log-probabilities of every reasoning; both are distinct and sorted.
 
@@ -153,7 +153,7 @@ class CrossScorer:
                     yield j, column
             self.progress(j + 1, len(xs))
 
-    def _column(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
+    def _column(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
         """One prompt's column; the rows are halved when memory runs out."""
         while True:
             try:
@@ -168,7 +168,7 @@ class CrossScorer:
             forest.cut(forest.limit // 2)  # for the columns to come as well: the next prompt has no more memory
             self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
 
-    def _rows(self, cache: PromptCache, x: Ids, forest: Forest) -> list[Array]:
+    def _rows(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
         out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)  # every reasoning is in one part, so all are filled
         tree = forest.tree.under(x[-1])
         for part in forest.parts:
@@ -181,7 +181,7 @@ class CrossScorer:
             self.cost.score_forwards += 1
         return out
 
-    def _verify(self, x: Ids, z: Ids, fast: Array) -> None:
+    def _verify(self, x: TokenIds, z: TokenIds, fast: Array) -> None:
         z = z[:CHECKED_TOKENS]
         plain = self._sequence(x, z)
         if np.isnan(plain).any():  # a NaN model: nothing to compare
@@ -193,7 +193,7 @@ class CrossScorer:
             raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
 
     @torch.inference_mode()
-    def _sequence(self, x: Ids, z: Ids) -> Array:
+    def _sequence(self, x: TokenIds, z: TokenIds) -> Array:
         """One pair, one ordinary forward over the whole sequence."""
         ids = torch.tensor([[*x, *z[:-1]]], device=self.model.device)
         index = torch.arange(len(x) - 1, ids.shape[1])
@@ -213,10 +213,10 @@ def pairwise_scorer(log_prob_fn: PairLogProbs, micro_batch_size: int = 128) -> C
     log-probabilities (longer ones, from padded batches, are cut). Equal pairs are asked for once.
     """
 
-    def score(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> CrossLogProbs:
+    def score(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> CrossLogProbs:
         _check(prompts, reasonings)
         pairs = list(dict.fromkeys((x, z) for z in reasonings for x in prompts))
-        found: dict[tuple[Ids, Ids], Array] = {}
+        found: dict[tuple[TokenIds, TokenIds], Array] = {}
         for start in range(0, len(pairs), micro_batch_size):
             chunk = pairs[start : start + micro_batch_size]
             answers = log_prob_fn([x for x, _ in chunk], [z for _, z in chunk])
@@ -234,7 +234,7 @@ def _row(values: Any, count: int) -> Array:
     return row[:count]
 
 
-def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
+def _check(prompts: Sequence[TokenIds], reasonings: Sequence[TokenIds]) -> None:
     if not prompts or not reasonings:
         raise UserError("A cross matrix needs at least one prompt and one reasoning.")
     if not all(prompts):
@@ -243,7 +243,7 @@ def _check(prompts: Sequence[Ids], reasonings: Sequence[Ids]) -> None:
         raise UserError("A reasoning has no tokens; leave empty reasonings out before scoring.")
 
 
-def _cells_to_check(xs: Sequence[Ids], zs: Sequence[Ids]) -> dict[int, set[int]]:
+def _cells_to_check(xs: Sequence[TokenIds], zs: Sequence[TokenIds]) -> dict[int, set[int]]:
     """prompt -> reasonings scored twice: the longest pair (a window shows beyond its width), and the pair that shares
     most with its neighbours (a wrong mask or position shows there). Of equally long ones, the one that shares most, so
     that one pair will often do for both."""
@@ -256,7 +256,7 @@ def _cells_to_check(xs: Sequence[Ids], zs: Sequence[Ids]) -> dict[int, set[int]]
     return out
 
 
-def _shared_with_previous(sorted_ids: Sequence[Ids]) -> list[int]:
+def _shared_with_previous(sorted_ids: Sequence[TokenIds]) -> list[int]:
     """How many tokens each shares with the one before it."""
     later = [
         next((n for n, (p, q) in enumerate(zip(a, b, strict=False)) if p != q), min(len(a), len(b)))
@@ -291,11 +291,11 @@ class _Trunk:
 
 
 @dataclass(frozen=True)
-class Part:
+class CrossPart:
     """One packed row, which of its positions are scored, and for which tokens of which reasonings."""
 
-    row: Row
-    plan: list[Stretch]
+    row: PackedRow
+    plan: list[PromptStretch]
     scored: list[int]
     members: list[int]
     where: torch.Tensor
@@ -306,7 +306,7 @@ class Part:
 class Forest:
     """All reasonings as packed rows; the same for every prompt."""
 
-    def __init__(self, zs: Sequence[Ids], limit: int) -> None:
+    def __init__(self, zs: Sequence[TokenIds], limit: int) -> None:
         self.tree = _Trunk(build_tree([Target((0, *z), 1) for z in zs]))  # 0: any token, `under` replaces it
         self.cut(limit)
 
@@ -329,7 +329,7 @@ class Forest:
         self.parts = [_part(tree, row, own) for row, own in zip(rows, members, strict=True) if own]
 
 
-def _part(tree: Tree, row: Row, members: list[int]) -> Part:
+def _part(tree: Tree, row: PackedRow, members: list[int]) -> CrossPart:
     place = {int(node): n for n, node in enumerate(row.nodes)}
     wanted = [np.asarray([place[int(node)] for node in tree.predictors[i]]) for i in members]
     # A shared position has one row of logits and several labels: `where` says which row each label reads.
@@ -337,4 +337,4 @@ def _part(tree: Tree, row: Row, members: list[int]) -> Part:
     where = torch.from_numpy(np.searchsorted(scored, np.concatenate(wanted)))
     label = torch.from_numpy(np.concatenate([tree.labels[i] for i in members]).astype(np.int64))
     cuts = np.cumsum([len(w) for w in wanted])[:-1].tolist()
-    return Part(row, stretches(row), scored.tolist(), members, where, label, cuts)
+    return CrossPart(row, stretches(row), scored.tolist(), members, where, label, cuts)

@@ -38,7 +38,7 @@ Write = Callable[[int, torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Plan:
+class PatchPlan:
     """Which layers are patched, and what is put into the last one.
 
     `residual`: what the source's last block gives out. `peer`: that after the source's final norm, as the published
@@ -54,7 +54,7 @@ class Plan:
             raise unknown_name("last_layer", self.last_layer, LAST_LAYERS)
 
 
-def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str = "residual") -> Plan:
+def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str = "residual") -> PatchPlan:
     """All layers of the model, or those named."""
     depth = len(find_sites(model))
     chosen = tuple(range(depth)) if layers is None else tuple(layers)
@@ -63,7 +63,7 @@ def make_plan(model: Any, layers: Sequence[int] | None = None, last_layer: str =
         raise UserError(
             f"layers: this model has layers 0 to {depth - 1}; {wrong[0] if wrong else 'none'} was asked for."
         )
-    return Plan(chosen, last_layer)
+    return PatchPlan(chosen, last_layer)
 
 
 # ---- hooks ------------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def patched_at(wants: Sequence[PatchWant]) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def source_states(model: Any, wants: Sequence[PatchWant], plan: Plan) -> dict[str, torch.Tensor]:
+def source_states(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> dict[str, torch.Tensor]:
     """The states of one batch at the patched positions, layer by layer. Nothing else is kept of the forward."""
     sites = dict(enumerate(find_sites(model, plan.component)))
     last = len(sites) - 1
@@ -217,7 +217,7 @@ def source_states(model: Any, wants: Sequence[PatchWant], plan: Plan) -> dict[st
 
 
 @torch.inference_mode()
-def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: Plan, rows: int = 8) -> TokenStats:
+def patched_plain(model: Any, want: PatchWant, states: torch.Tensor, plan: PatchPlan, rows: int = 8) -> TokenStats:
     """One full forward of the target per layer (several as the rows of a batch), and one of the target as it is.
 
     The yardstick for the fast way, so it stays simple: no cache, no shared positions, the model's own mask.

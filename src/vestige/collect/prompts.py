@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 
 from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
-from vestige.collect.tree import Row, Tree
+from vestige.collect.tree import PackedRow, Tree
 from vestige.types import Array
 
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
@@ -88,7 +88,7 @@ def read_prompt(model: Any, cache: PromptCache, ids: Sequence[int]) -> int:
 
 
 @dataclass(frozen=True)
-class Stretch:
+class PromptStretch:
     """Some queries of a packed row, the keys of the row they may look at, and which of them each may."""
 
     first: int
@@ -98,7 +98,7 @@ class Stretch:
     fills: tuple[tuple[int, int, int], ...]  # (place among the keys, position in the row, how many): see `_attend`
 
 
-def stretches(row: Row) -> list[Stretch]:
+def stretches(row: PackedRow) -> list[PromptStretch]:
     """The row cut into stretches; the same for every prompt, so it is made once.
 
     A cut goes where a branch ends if one does: the next branch has no use for the keys of this one.
@@ -110,7 +110,7 @@ def stretches(row: Row) -> list[Stretch]:
         queries = np.arange(first, last)
         allowed = (keys[None, :] <= queries[:, None]) & (queries[:, None] < row.end[keys][None, :])
         fills = _fills(before, keys)
-        out.append(Stretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed), fills))
+        out.append(PromptStretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed), fills))
         before = keys
     return out
 
@@ -128,7 +128,7 @@ def _fills(before: Array, keys: Array) -> tuple[tuple[int, int, int], ...]:
     return tuple(out)
 
 
-def _cuts(row: Row) -> list[int]:
+def _cuts(row: PackedRow) -> list[int]:
     """Where stretches begin, and the row's end: at branch ends, if that makes neither scraps nor long stretches."""
     width = len(row.nodes)
     # A token whose subtree is itself alone is the end of a branch.
@@ -144,7 +144,7 @@ def _cuts(row: Row) -> list[int]:
 
 @torch.inference_mode()
 def continue_prompt(
-    model: Any, cache: PromptCache, tree: Tree, row: Row, plan: Sequence[Stretch], scored: Sequence[int]
+    model: Any, cache: PromptCache, tree: Tree, row: PackedRow, plan: Sequence[PromptStretch], scored: Sequence[int]
 ) -> torch.Tensor:
     """The logits at positions `scored` of a packed row that continues the cached prompt."""
     cache.grow(False)
@@ -164,7 +164,7 @@ def _skips(model: Any) -> bool:
     return bool(model.device.type == "cpu" and model.config._attn_implementation == "sdpa")
 
 
-def _mask(plan: Sequence[Stretch], before: int, width: int, model: Any, skipping: bool) -> torch.Tensor:
+def _mask(plan: Sequence[PromptStretch], before: int, width: int, model: Any, skipping: bool) -> torch.Tensor:
     """The whole additive mask; only its shape when attention goes by stretches and never reads it."""
     if skipping:
         return torch.zeros((), dtype=model.dtype).expand(1, 1, width, before + width)
@@ -182,7 +182,7 @@ def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 @contextmanager
-def _by_stretches(plan: Sequence[Stretch], before: int, width: int) -> Iterator[None]:
+def _by_stretches(plan: Sequence[PromptStretch], before: int, width: int) -> Iterator[None]:
     """While open, the library's sdpa attention goes through a row of this shape stretch by stretch."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -200,7 +200,7 @@ class _NoGroups:
     is_causal = False
 
 
-def _attend(whole: Callable[..., Any], plan: Sequence[Stretch], before: int, width: int) -> Callable[..., Any]:
+def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: int, width: int) -> Callable[..., Any]:
     """The library's attention over each stretch's own keys.
 
     The prompt's keys stand at the front of one buffer; a stretch's keys follow them, and only those that the stretch
@@ -234,7 +234,7 @@ def _attend(whole: Callable[..., Any], plan: Sequence[Stretch], before: int, wid
     return attend
 
 
-def _stretch_mask(s: Stretch, before: int, sharers: int, dtype: torch.dtype) -> torch.Tensor:
+def _stretch_mask(s: PromptStretch, before: int, sharers: int, dtype: torch.dtype) -> torch.Tensor:
     """All of the prompt and some of the row, once for each query head that shares the keys."""
     free = torch.ones((s.last - s.first, before), dtype=torch.bool)
     return _additive(torch.cat([free, s.allowed], dim=1), dtype).repeat(sharers, 1)[None, None]

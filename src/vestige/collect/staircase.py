@@ -32,7 +32,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
 from vestige.collect.memory import SIGNS, free_memory, out_of_memory
 from vestige.collect.patch import (
-    Plan,
+    PatchPlan,
     States,
     hidden_of,
     layered,
@@ -96,7 +96,7 @@ def carried(want: PatchWant) -> int:
 
 
 @torch.inference_mode()
-def clean_pass(model: Any, wants: Sequence[PatchWant], plan: Plan) -> Clean:
+def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean:
     """One forward of the target over the batch."""
     inputs = padded(wants, model.device)
     width = inputs["input_ids"].shape[1]
@@ -143,7 +143,9 @@ class _Climb:
     made once for all tokens serves every block when its first rows and columns are cut out.
     """
 
-    def __init__(self, plan: Plan, sources: int, span: int, prefix: int, states: Callable[[int], torch.Tensor]) -> None:
+    def __init__(
+        self, plan: PatchPlan, sources: int, span: int, prefix: int, states: Callable[[int], torch.Tensor]
+    ) -> None:
         self.step = sources * span  # tokens that come in at one layer
         self.order = {layer: i for i, layer in enumerate(sorted(plan.layers))}
         self.total = self.step * len(self.order)
@@ -204,7 +206,9 @@ class _Climb:
 
 
 @torch.inference_mode()
-def climb(model: Any, wants: Sequence[PatchWant], plan: Plan, clean: Clean, sources: Sequence[States]) -> list[Array]:
+def climb(
+    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States]
+) -> list[Array]:
     """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels."""
     ordered = sorted(plan.layers)
     span = max(carried(w) for w in wants)
@@ -248,7 +252,7 @@ def _allowed(wants: Sequence[PatchWant], rows: int, span: int, prefix: int) -> A
 
 
 def _states(
-    wants: Sequence[PatchWant], plan: Plan, clean: Clean, sources: Sequence[States], layer: int, span: int
+    wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], layer: int, span: int
 ) -> torch.Tensor:
     """What comes in after a layer: the sources' states at patched positions, the target's own at the others."""
     i = plan.layers.index(layer)
@@ -268,7 +272,7 @@ def _states(
 class Patcher:
     """Patches many sources into one target. `run` yields batch by batch, so that a caller can keep what is done."""
 
-    def __init__(self, model: Any, plan: Plan, cost: Cost, batch_size: int = 8, plain: bool = False) -> None:
+    def __init__(self, model: Any, plan: PatchPlan, cost: Cost, batch_size: int = 8, plain: bool = False) -> None:
         self.model = model
         self.plan = plan
         self.cost = cost
@@ -382,7 +386,7 @@ class Patcher:
 
 
 def collect_states(
-    model: Any, wants: Sequence[PatchWant], plan: Plan, batch_size: int = 8, needed: frozenset[str] | None = None
+    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, batch_size: int = 8, needed: frozenset[str] | None = None
 ) -> Iterator[States]:
     """The source's states, batch by batch, longest first; memory is that of the patched positions.
 

@@ -67,7 +67,7 @@ def cut_text(text: str, words: Sequence[str]) -> str:
     return text.strip()
 
 
-class _Row:
+class _TextRow:
     """One text in the making. It owns all that must not depend on the batch: its tokens, positions and noise."""
 
     def __init__(self, request: Request, known: Sequence[int]) -> None:
@@ -81,9 +81,9 @@ class _Row:
             seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
             self.noise = torch.Generator().manual_seed(seed)
 
-    def fresh(self) -> _Row:
+    def fresh(self) -> _TextRow:
         """The same text from its start, generator included: a half-made one would draw other numbers."""
-        return _Row(self.request, self.made[: self.proven])
+        return _TextRow(self.request, self.made[: self.proven])
 
     @property
     def broken(self) -> bool:
@@ -111,7 +111,7 @@ class _Row:
 class TextCollector:
     """Runs one model's requests. `run` yields finished texts batch by batch, so that a caller can keep them."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - three of them are limits with defaults
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
         max_rows: int = 128, max_columns: int = 65536, prefill_tokens: int = 4096,
     ) -> None:  # fmt: skip
@@ -171,15 +171,15 @@ class TextCollector:
         if short:
             self.cost.say(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
 
-    def _begin(self, request: Request, known: Sequence[int]) -> _Row:
+    def _begin(self, request: Request, known: Sequence[int]) -> _TextRow:
         """A row that starts behind what is known; a stop word in there ends it, as it would have when decoding."""
         # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
         if request.decoding.stopwords:
-            prefixes = (_Row(request, known[:n]) for n in range(1, len(known)))
-            return next(filter(self._over, prefixes), _Row(request, known))
-        return _Row(request, known)
+            prefixes = (_TextRow(request, known[:n]) for n in range(1, len(known)))
+            return next(filter(self._over, prefixes), _TextRow(request, known))
+        return _TextRow(request, known)
 
-    def _over(self, row: _Row) -> bool:
+    def _over(self, row: _TextRow) -> bool:
         if not row.made:
             return False
         if row.broken or row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
@@ -194,7 +194,7 @@ class TextCollector:
         tail = self.detokenise([row.made[-(max(len(w.encode()) for w in words) + 4) :]])[0]
         return any(word in tail for word in words)
 
-    def _texts(self, rows: Sequence[_Row]) -> dict[str, Text]:
+    def _texts(self, rows: Sequence[_TextRow]) -> dict[str, Text]:
         out = {}
         for row, text in zip(rows, self.detokenise([[t for t in r.made if t != BROKEN] for r in rows]), strict=True):
             read = cut_text(text, (self.end_text, *row.request.decoding.stopwords))
@@ -203,9 +203,9 @@ class TextCollector:
             self.cost.tokens_proven += row.proven
         return out
 
-    def _decode_in_memory(self, rows: list[_Row]) -> list[_Row]:
+    def _decode_in_memory(self, rows: list[_TextRow]) -> list[_TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
-        finished: list[_Row] = []
+        finished: list[_TextRow] = []
         while rows:
             part = rows[: self.max_rows_in_memory]
             try:
@@ -222,7 +222,7 @@ class TextCollector:
             rows = [r.fresh() for r in rows]
         return finished
 
-    def _decode(self, rows: list[_Row]) -> list[_Row]:
+    def _decode(self, rows: list[_TextRow]) -> list[_TextRow]:
         """The cached way, once it has been seen to agree with the plain way on first texts; else the plain way."""
         if self.plain:
             return self._decode_plain(rows)
@@ -245,7 +245,7 @@ class TextCollector:
         return self._decode_plain([r.fresh() for r in rows])
 
     @torch.inference_mode()
-    def _disagreement(self, rows: Sequence[_Row]) -> str:
+    def _disagreement(self, rows: Sequence[_TextRow]) -> str:
         """Reads two texts again without a cache; their tokens must be as likely as they were with one.
 
         They are the longest fresh one and the one with most padding in front. Log-probabilities are compared, not
@@ -261,17 +261,17 @@ class TextCollector:
             return f"log-probabilities differ by {gap:.2g} on average"
         return ""
 
-    def _gap(self, row: _Row) -> float:
+    def _gap(self, row: _TextRow) -> float:
         # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
         made = row.made[row.proven :][:CHECKED]
-        probe = _Row(row.request, row.made[: row.proven + len(made) - 1])
+        probe = _TextRow(row.request, row.made[: row.proven + len(made) - 1])
         logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
         again = chosen_logprob(logits, torch.tensor(made)).cpu()
         return float((again - torch.tensor(row.logprobs[:CHECKED])).abs().mean())
 
     @torch.inference_mode()
-    def _decode_cached(self, rows: list[_Row]) -> list[_Row]:
-        finished: list[_Row] = []
+    def _decode_cached(self, rows: list[_TextRow]) -> list[_TextRow]:
+        finished: list[_TextRow] = []
         active, cache, length = self._prefill(rows)
         mask = self._left_padded_mask(active, length, rows)
         while True:
@@ -289,7 +289,7 @@ class TextCollector:
             logits = self._step(active, cache, mask[: len(active), :length])
             self._choose(active, logits)
 
-    def _prefill(self, rows: list[_Row]) -> tuple[list[_Row], SlotCache, int]:
+    def _prefill(self, rows: list[_TextRow]) -> tuple[list[_TextRow], SlotCache, int]:
         """Runs the prompts (and what is proven behind them) in groups of like length; picks each row's next token."""
         # In groups, because prompts differ in length more than memory allows to pad, and a prompt's activations are far
         # larger than its keys. All rows then end at one column, so that each step appends to all at the same place.
@@ -311,7 +311,7 @@ class TextCollector:
         assert cache is not None
         return order, cache, length
 
-    def _prefill_group(self, group: list[_Row], width: int, cache: Cache) -> torch.Tensor:
+    def _prefill_group(self, group: list[_TextRow], width: int, cache: Cache) -> torch.Tensor:
         ids = torch.zeros((len(group), width), dtype=torch.long)
         position = torch.ones((len(group), width), dtype=torch.long)  # padding sits at 1, as in HF's generate
         for i, row in enumerate(group):
@@ -326,7 +326,7 @@ class TextCollector:
             position_ids=position.to(device), past_key_values=cache, use_cache=True,
         )  # fmt: skip
 
-    def _left_padded_mask(self, group: Sequence[_Row], width: int, rows: Sequence[_Row]) -> torch.Tensor:
+    def _left_padded_mask(self, group: Sequence[_TextRow], width: int, rows: Sequence[_TextRow]) -> torch.Tensor:
         # Made once with room for all that may be written; a step takes the first `length` columns of it.
         room = max(r.request.decoding.max_new_tokens for r in rows)
         mask = torch.ones((len(group), width + room), dtype=torch.long)
@@ -336,7 +336,7 @@ class TextCollector:
             mask[i, [start + h for h in row.request.prompt.hidden]] = 0
         return mask
 
-    def _step(self, active: Sequence[_Row], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
+    def _step(self, active: Sequence[_TextRow], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
         device = self.model.device
         ids = torch.tensor([[r.made[-1]] for r in active])
         position = torch.tensor([[r.request.prompt.attended + len(r.made) - 1] for r in active])
@@ -347,7 +347,7 @@ class TextCollector:
             position_ids=position.to(device), past_key_values=cache, use_cache=True,
         )  # fmt: skip
 
-    def _choose(self, rows: Sequence[_Row], logits: torch.Tensor) -> None:
+    def _choose(self, rows: Sequence[_TextRow], logits: torch.Tensor) -> None:
         """Appends the next token to each row: argmax, or a seeded draw; BROKEN without a distribution."""
         best = logits.argmax(dim=-1)
         # NaN counts as the largest value there is, so that the largest says it all: NaN, +inf, or nothing but -inf.
@@ -365,18 +365,18 @@ class TextCollector:
             for row, logprob in zip(rows, chosen.tolist(), strict=True):
                 row.logprobs.append(logprob)
 
-    def _argmax(self, row: _Row) -> bool:
+    def _argmax(self, row: _TextRow) -> bool:
         return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0
 
     @torch.inference_mode()
-    def _decode_plain(self, rows: list[_Row]) -> list[_Row]:
+    def _decode_plain(self, rows: list[_TextRow]) -> list[_TextRow]:
         """One row at a time and no cache: slow, and right for any model that has logits."""
         for row in rows:
             while not self._over(row):
                 self._choose([row], self._plain_logits(row, torch.tensor([len(row.inputs) - 1])))
         return rows
 
-    def _plain_logits(self, row: _Row, index: torch.Tensor) -> torch.Tensor:
+    def _plain_logits(self, row: _TextRow, index: torch.Tensor) -> torch.Tensor:
         mask = torch.ones((1, len(row.inputs)), dtype=torch.long)
         mask[0, list(row.request.prompt.hidden)] = 0
         self.cost.prefill_tokens += len(row.inputs)

@@ -19,11 +19,11 @@ from vestige.collect.reduce import reduce_logits
 from vestige.models.diffusion import MaskPredictor
 from vestige.types import Array
 
-Row = Sequence[int]
+LivingRow = Sequence[int]
 
 
 @torch.inference_mode()
-def verify_padding(predictor: MaskPredictor, rows: Sequence[Row], tokens: int, cost: Cost) -> None:
+def verify_padding(predictor: MaskPredictor, rows: Sequence[LivingRow], tokens: int, cost: Cost) -> None:
     """Sets `predictor.alone` where a padded row's log-probabilities are not those of the row alone.
 
     Rows of which not even two fit into a batch of so many tokens go alone anyway.
@@ -45,7 +45,7 @@ def verify_padding(predictor: MaskPredictor, rows: Sequence[Row], tokens: int, c
         )
 
 
-def _look(predictor: MaskPredictor, rows: Sequence[Row]) -> list[Array]:
+def _look(predictor: MaskPredictor, rows: Sequence[LivingRow]) -> list[Array]:
     """The log-probabilities of the last half of each row, hidden, in one padded batch."""
     width = max(len(row) for row in rows)
     ids = np.full((len(rows), width), predictor.pad_id, np.int64)

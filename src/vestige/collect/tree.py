@@ -41,7 +41,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Row:
+class PackedRow:
     """One packed row: nodes in depth-first order, so that a subtree is a contiguous stretch."""
 
     nodes: Array
@@ -110,7 +110,7 @@ class _Bin:
         self.parts = parts
 
 
-def split_rows(tree: Tree, limit: int) -> list[Row]:
+def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
     """Cuts the tree into rows of at most `limit` tokens (or one path, if a path alone is longer).
 
     Bottom up: at each node the bins of its children are packed, first fit by decreasing size, into as few
@@ -152,7 +152,7 @@ def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
     return out
 
 
-def _row(tree: Tree, top: _Bin) -> Row:
+def _row(tree: Tree, top: _Bin) -> PackedRow:
     # Stacks instead of recursion, here and below: bins nest as deep as an answer is long, Python's limit is 1,000.
     nodes: set[int] = set()
     stack: list[int | _Bin] = [top]
@@ -165,7 +165,7 @@ def _row(tree: Tree, top: _Bin) -> Row:
     return _depth_first(tree, nodes)
 
 
-def _depth_first(tree: Tree, nodes: set[int]) -> Row:
+def _depth_first(tree: Tree, nodes: set[int]) -> PackedRow:
     """Orders a row's nodes depth first, children by node number, and finds where each subtree ends."""
     kids: dict[int, list[int]] = {}
     for node in sorted(nodes, reverse=True):  # reversed: the stack below pops the smallest first
@@ -184,7 +184,7 @@ def _depth_first(tree: Tree, nodes: set[int]) -> Row:
         parent = int(tree.parent[order[i]])
         if parent >= 0:
             end[place[parent]] = max(end[place[parent]], end[i])
-    return Row(np.asarray(order, np.int64), end)
+    return PackedRow(np.asarray(order, np.int64), end)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ class Limits:
 class Batch:
     """Rows that go through the model together, padded to the longest, and the targets they answer."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[PackedRow, ...]
     targets: tuple[tuple[int, ...], ...]  # for each row, the targets read off it
 
     @property
@@ -244,7 +244,7 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
     return Packing(tree, tuple(_batches(tree, rows, members, limits, vocab)))
 
 
-def _batches(tree: Tree, rows: list[Row], members: list[list[int]], limits: Limits, vocab: int) -> list[Batch]:
+def _batches(tree: Tree, rows: list[PackedRow], members: list[list[int]], limits: Limits, vocab: int) -> list[Batch]:
     out: list[Batch] = []
     current: list[int] = []
     cells = 0

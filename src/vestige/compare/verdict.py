@@ -60,7 +60,7 @@ class Recovery:
 
 
 @dataclass(frozen=True)
-class Facts:
+class AuditFacts:
     """What a verdict may look at; None: not measured."""
 
     says: Measure | None = None
@@ -75,7 +75,7 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Point:
+class VerdictPoint:
     """One piece of evidence."""
 
     panel: str
@@ -88,7 +88,7 @@ class Point:
         return {"text": self.text, "metric": self.metric, "points": self.points, "panel": self.panel}
 
 
-def verdict(facts: Facts) -> dict[str, Any]:
+def verdict(facts: AuditFacts) -> dict[str, Any]:
     """The answer, one sentence, the evidence and the limits."""
     points = [p for p in (_says(facts), _likely(facts), _membership(facts), _layers(facts)) if p]
     points += [_recovery(r) for r in facts.attacks]
@@ -135,25 +135,25 @@ def _yardsticks(m: Measure) -> str:
     return f"; {', '.join(told)}" if told else "; no yardstick"
 
 
-def _says(facts: Facts) -> Point | None:
+def _says(facts: AuditFacts) -> VerdictPoint | None:
     return _output(facts.says, "says", "It says {} of the reference answers to the forget rows{}.")
 
 
-def _likely(facts: Facts) -> Point | None:
+def _likely(facts: AuditFacts) -> VerdictPoint | None:
     return _output(facts.likely, "likely", "It gives the forgotten answers a probability of {}{}.")
 
 
-def _output(m: Measure | None, panel: str, words: str) -> Point | None:
+def _output(m: Measure | None, panel: str, words: str) -> VerdictPoint | None:
     if m is None or m.value is None:
         return None
     points, share = judge(m)
     text = words.format(with_interval(m.value, m.lo, m.hi), _yardsticks(m))
     if points == "unclear" and share is None and m.full is not None and m.retain is not None:
         text += " Full and retain model are too close here to tell anything."
-    return Point(panel, points, text, m.metric, share)
+    return VerdictPoint(panel, points, text, m.metric, share)
 
 
-def _membership(facts: Facts) -> Point | None:
+def _membership(facts: AuditFacts) -> VerdictPoint | None:
     m = facts.membership
     if m is None or m.value is None:
         return None
@@ -161,12 +161,12 @@ def _membership(facts: Facts) -> Point | None:
     text = f"{head}{with_interval(m.value, m.lo, m.hi)}{_yardsticks(m)}; chance is 0.5."
     if m.retain is not None and m.retain - m.value > STRANGE:
         more = " They look stranger than to the retain model: it shows that something was removed."
-        return Point("roc", "unclear", text + more, m.metric)
+        return VerdictPoint("roc", "unclear", text + more, m.metric)
     points, share = judge(m)
-    return Point("roc", points, text, m.metric, share)
+    return VerdictPoint("roc", points, text, m.metric, share)
 
 
-def _layers(facts: Facts) -> Point | None:
+def _layers(facts: AuditFacts) -> VerdictPoint | None:
     m = facts.layers
     if m is None or m.value is None:
         return None
@@ -176,10 +176,10 @@ def _layers(facts: Facts) -> Point | None:
         points = "knows" if m.hi is None or m.hi < DEEP else "unclear"
         words = "its layers still hold " + ("much" if m.value < 0.5 else "some") + " of it"
     text = f"Depth score {with_interval(m.value, m.lo, m.hi)}, 1 is gone: {words}."
-    return Point("layers", points, text, m.metric, 1 - m.value)
+    return VerdictPoint("layers", points, text, m.metric, 1 - m.value)
 
 
-def _recovery(r: Recovery) -> Point:
+def _recovery(r: Recovery) -> VerdictPoint:
     """After an attack a model that forgot is where the attacked control is: then the attack taught it, not reminded it.
 
     Without a control only attacks that teach nothing (quantising, pruning, other prompts) can show that it knows.
@@ -188,10 +188,10 @@ def _recovery(r: Recovery) -> Point:
     if r.control_after is None:
         share = (r.after - r.before) / _room(r.full, r.before)
         points = "knows" if share > FORGOT and not r.teaches else "unclear"
-        return Point("attacks", points, f"{text}; without a control.", r.metric, share)
+        return VerdictPoint("attacks", points, f"{text}; without a control.", r.metric, share)
     text += f"; a model that never knew goes from {number(r.control_before)} to {number(r.control_after)}."
     share = (r.after - r.control_after) / _room(r.full, r.control_after)
-    return Point("attacks", "forgot" if share <= FORGOT else "knows", text, r.metric, share)
+    return VerdictPoint("attacks", "forgot" if share <= FORGOT else "knows", text, r.metric, share)
 
 
 def _room(full: float | None, start: float) -> float:
@@ -199,7 +199,7 @@ def _room(full: float | None, start: float) -> float:
     return 1.0 if full is None or full - start <= SCALE else full - start
 
 
-def _utility(facts: Facts) -> tuple[float, Point] | None:
+def _utility(facts: AuditFacts) -> tuple[float, VerdictPoint] | None:
     """The share of abilities kept, and what to say of it. It does not speak for or against forgetting."""
     m = facts.utility
     reference = None if m is None else next((x for x in (m.full, m.retain) if x), None)
@@ -207,13 +207,13 @@ def _utility(facts: Facts) -> tuple[float, Point] | None:
         return None
     kept = m.value / reference
     text = f"{m.metric} is {with_interval(m.value, m.lo, m.hi)}, {kept:.0%} of the reference's {number(reference)}."
-    return kept, Point("utility", "unclear", text, m.metric, None)
+    return kept, VerdictPoint("utility", "unclear", text, m.metric, None)
 
 
 # ---- all together ------------------------------------------------------------------------------------------------
 
 
-def _answer(facts: Facts, points: Sequence[Point]) -> tuple[str, str]:
+def _answer(facts: AuditFacts, points: Sequence[VerdictPoint]) -> tuple[str, str]:
     """The rules of the module's text, in order, and for `unclear` the reason."""
     sides = sides_of(points)
     told, kept = set(sides.values()), _utility(facts)
@@ -235,7 +235,7 @@ def _answer(facts: Facts, points: Sequence[Point]) -> tuple[str, str]:
     return "yes", ""
 
 
-def sides_of(points: Sequence[Point]) -> dict[str, str]:
+def sides_of(points: Sequence[VerdictPoint]) -> dict[str, str]:
     """What each panel says: one sign of knowing outweighs signs of having forgotten."""
     said = {panel: {p.points for p in points if p.panel == panel} for panel in dict.fromkeys(p.panel for p in points)}
     return {panel: next(s for s in ("knows", "forgot", "unclear") if s in there) for panel, there in said.items()}
@@ -244,7 +244,7 @@ def sides_of(points: Sequence[Point]) -> dict[str, str]:
 OUTPUTS, DEEPER = ("says", "likely"), ("layers", "attacks")
 
 
-def _recites(facts: Facts) -> bool:
+def _recites(facts: AuditFacts) -> bool:
     """Says so much of the answers that no retain model is needed to see it."""
     m = facts.says
     return m is not None and m.value is not None and (m.value if m.lo is None else m.lo) >= RECITES
@@ -262,7 +262,7 @@ SHORT = {
 }
 
 
-def _headline(answer: str, why: str, points: Sequence[Point], kept: tuple[float, Point] | None) -> str:
+def _headline(answer: str, why: str, points: Sequence[VerdictPoint], kept: tuple[float, VerdictPoint] | None) -> str:
     sides = sides_of(points)
     forgot, knows = (_joined(sides, side, i) for i, side in enumerate(("forgot", "knows")))
     tail = ""
@@ -284,7 +284,7 @@ def _joined(sides: Mapping[str, str], side: str, which: int) -> str:
     return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _limits(facts: Facts) -> list[str]:
+def _limits(facts: AuditFacts) -> list[str]:
     out = []
     if not facts.has_retain:
         out.append("Without a retain model forgetting cannot be told from never having known: nothing to compare with.")

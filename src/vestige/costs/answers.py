@@ -19,7 +19,7 @@ from vestige.types import Target
 
 
 @dataclass(frozen=True)
-class Packing:
+class PackingEstimate:
     """How answers are to be packed, and which of them are known."""
 
     directory: Path  # of the evidence
@@ -55,7 +55,7 @@ class AnswersPlan:
 
 
 def plan_answers(
-    handle: ModelHandle, targets: Sequence[Target], how: Packing, known: AbstractSet[str] = frozenset()
+    handle: ModelHandle, targets: Sequence[Target], how: PackingEstimate, known: AbstractSet[str] = frozenset()
 ) -> AnswersPlan:
     """`known`: answers that this run will have scored with the same weights by then."""
     from vestige.collect.bound import rows_needed
@@ -101,7 +101,7 @@ def size_by_config(args: ModelArgs) -> tuple[int, int]:
     return total, total * (2 if said.endswith("16") else 4)
 
 
-def _packed(targets: list[Target], how: Packing) -> tuple[int, int, int]:
+def _packed(targets: list[Target], how: PackingEstimate) -> tuple[int, int, int]:
     """Tokens, batches and the logits of the largest one."""
     from vestige.collect.answers import default_limits
     from vestige.collect.answers import plan as pack

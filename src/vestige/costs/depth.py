@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vestige.engine.handles import ModelHandle, second_model, unquantised
-from vestige.engine.patches import Settings, patched_bank
+from vestige.engine.patches import PatchSettings, patched_bank
 from vestige.models.families import understood
 from vestige.models.load import ModelArgs
 from vestige.models.locate import locate
@@ -38,7 +38,7 @@ def plan_depth(
     for into, asked in wants.items():
         unique = {w.key: w for w in asked}
         full, retain = (unquantised(second_model(args, path)) for path in (into.full, into.retain))
-        settings = Settings(None, into.last_layer)
+        settings = PatchSettings(None, into.last_layer)
         entities += len(unique)
         missing: dict[str, int] = {}  # want -> how many sources lack it
         for source in {h.identity: h for h in (retain, model)}.values():

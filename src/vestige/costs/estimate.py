@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vestige.collect.windows import text_want
-from vestige.costs.answers import AnswersPlan, Packing, plan_answers, weights_stored
+from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
 from vestige.engine.canvases import with_own_sampler
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
@@ -26,7 +26,7 @@ BESIDES = 512 * 2**20  # libraries, activations, caches
 
 
 @dataclass(frozen=True, repr=False)
-class Plan:
+class CostPlan:
     """Counts of what is asked, what is cached, and what the rest would cost. It prints as `vestige plan` does."""
 
     prepared: Prepared
@@ -59,7 +59,7 @@ class Plan:
         return show(self)
 
 
-def make_plan(config: AnyConfig) -> Plan:
+def make_plan(config: AnyConfig) -> CostPlan:
     """Reads data, tokenizer and the headers of weights; loads no model and writes nothing."""
     if isinstance(config, HarnessConfig):
         raise UserError(f"vestige plan counts the cost of metrics; '{config.name}' has tasks. Try --limit 10 instead.")
@@ -75,7 +75,7 @@ def make_plan(config: AnyConfig) -> Plan:
     directory = config.output_dir / "evidence"
     wants = prepared.wants
     fresh = config.overwrite or not weights_stored(args)  # without weights evidence has no name to be looked up by
-    packing = Packing(directory, fresh, len(tokenizer), config.batch_tokens)
+    packing = PackingEstimate(directory, fresh, len(tokenizer), config.batch_tokens)
     answers = plan_answers(handle, wants.answers, packing)
     references = _references(wants, handle, packing)
     texts = {r.key: r for r in wants.texts}
@@ -98,7 +98,7 @@ def make_plan(config: AnyConfig) -> Plan:
     pushed = answers.pushed + denoised + text_passes + depth.pushed + upper
     work = answers.parameters * pushed + sum(r.parameters * r.pushed for r in references)
     unique = {t.key: t for t in wants.answers}
-    return Plan(
+    return CostPlan(
         prepared=prepared,
         asked=len(wants.answers),
         answers=answers,
@@ -149,7 +149,7 @@ def pushed_by(want: DenoiseWant, canvases: Canvases | None) -> int:
     return prompt + count * canvases.length * passes + (count - 1) * canvases.length  # each earlier one is read again
 
 
-def _references(wants: Wants, model: ModelHandle, packing: Packing) -> tuple[AnswersPlan, ...]:
+def _references(wants: Wants, model: ModelHandle, packing: PackingEstimate) -> tuple[AnswersPlan, ...]:
     """Second models score some of the answers again. What was scored with the same weights before is not."""
     scored: dict[str, set[str]] = {_name(model): {t.key for t in wants.answers}}
     out = []
@@ -228,7 +228,7 @@ def _without_models(config: RunConfig) -> dict[str, str]:
     return {name: NO_MODELS for name, spec in specs.items() if into(spec) is None}
 
 
-def show(plan: Plan) -> str:
+def show(plan: CostPlan) -> str:
     """The plan for a terminal."""
     rows = [
         [r.name, human(len(r)), human(sum(len(x) for x in r.examples)), r.source] for r in plan.prepared.rows.values()

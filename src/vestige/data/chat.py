@@ -21,7 +21,7 @@ from vestige.guard import whole_characters
 
 log = logging.getLogger("vestige.data")
 
-Pair = tuple[str, str]
+TextPair = tuple[str, str]
 Ids = tuple[int, ...]
 
 
@@ -91,7 +91,7 @@ class Encoder:
             )
 
     def encode(
-        self, pairs: Sequence[Pair], few_shot: Sequence[Pair] = (), max_length: int | None = None
+        self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
         if not pairs:
             return []
@@ -129,14 +129,14 @@ class Encoder:
                 "to score whole answers.", reached, len(fulls), max_length,
             )  # fmt: skip
 
-    def _render(self, questions: Sequence[str], few_shot: Sequence[Pair]) -> list[str]:
+    def _render(self, questions: Sequence[str], few_shot: Sequence[TextPair]) -> list[str]:
         seen: dict[str, str] = {}  # several answers share a question: render its prompt once
         for q in questions:
             if q not in seen:
                 seen[q] = self._chat_text(q, few_shot)
         return [seen[q] for q in questions]
 
-    def _chat_text(self, question: str, few_shot: Sequence[Pair], answer: str | None = None) -> str:
+    def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
         turns: list[dict[str, str]] = []
         if self.template.system_prompt:
             turns.append({"role": "system", "content": self.template.system_prompt})
@@ -156,7 +156,7 @@ class Encoder:
                 f"The chat template refused the conversation: {error}; does it take a system prompt?"
             ) from None
 
-    def _tagged_text(self, question: str, few_shot: Sequence[Pair]) -> str:
+    def _tagged_text(self, question: str, few_shot: Sequence[TextPair]) -> str:
         t = self.template
         text = t.system_prompt_with_special_tokens or ""
         for q, a in few_shot:
@@ -175,7 +175,7 @@ class Encoder:
         batch = self.tokenizer(list(texts), add_special_tokens=special, **cut)["input_ids"]
         return [tuple(map(int, ids)) for ids in batch]
 
-    def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: Pair) -> int:
+    def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: TextPair) -> int:
         if after[: len(before)] == before:
             return len(before)
         self.mismatches += 1
@@ -210,7 +210,7 @@ class PrefilledEncoder(Encoder):
         self.opening = opening
 
     def encode(
-        self, pairs: Sequence[Pair], few_shot: Sequence[Pair] = (), max_length: int | None = None
+        self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
         [more] = self.tokenize([self.opening], special=False)
         return [

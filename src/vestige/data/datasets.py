@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vestige.data.chat import PREFIX, Encoder, Ids, Pair, PrefilledEncoder, Template
+from vestige.data.chat import PREFIX, Encoder, Ids, PrefilledEncoder, Template, TextPair
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.spans import encode_span, read_spans
 from vestige.data.windows import generation_start, prompt_ids
@@ -67,7 +67,7 @@ def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
     return characters > longest * max(map(len, vocabulary), default=characters)
 
 
-Handler = Callable[[list[Row], Args, Context], tuple[Examples, bool]]
+DatasetHandler = Callable[[list[Row], Args, Context], tuple[Examples, bool]]
 
 
 def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: int | None = None) -> Rows:
@@ -219,7 +219,7 @@ def _remove(text: str, part: str) -> str:
     return text.replace(part, "").strip() if part else text.strip()
 
 
-def _few_shot(hf_args: Args | None, question_key: str, answer_key: str) -> list[Pair]:
+def _few_shot(hf_args: Args | None, question_key: str, answer_key: str) -> list[TextPair]:
     if not hf_args:
         return []
     rows, source = load_rows(hf_args)
@@ -376,7 +376,7 @@ def _whole_numbers(row: Row, key: str, number: int, source: str) -> list[int] | 
     return value
 
 
-DATASETS: dict[str, Handler] = {
+DATASETS: dict[str, DatasetHandler] = {
     "AutoDataset": whatever_fits,
     "QADataset": question_answers,
     PREFILLED: prefilled_answers,

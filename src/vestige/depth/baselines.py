@@ -9,7 +9,7 @@ import numpy as np
 
 from vestige.depth.ask import DepthAsk
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import Source
+from vestige.engine.patches import PatchSource
 from vestige.errors import UserError
 from vestige.metrics import depth
 from vestige.show.progress import Bar
@@ -17,12 +17,12 @@ from vestige.sums import mean
 from vestige.types import Array
 from vestige.wants import PatchWant
 
-Result = dict[str, Any]
+BaselineResult = dict[str, Any]
 
 
 def representation_baselines(
-    full: ModelHandle, retain: Source, unlearned: Sequence[Source], wants: Sequence[PatchWant], ask: DepthAsk
-) -> dict[str, dict[str, Result]]:
+    full: ModelHandle, retain: PatchSource, unlearned: Sequence[PatchSource], wants: Sequence[PatchWant], ask: DepthAsk
+) -> dict[str, dict[str, BaselineResult]]:
     """For each unlearned model's name: {baseline: {score, per_layer, ...}}; a missing score has its reason."""
     models = {"": full, retain.name: retain.handle, **{u.name: u.handle for u in unlearned}}
     states: dict[str, Mapping[str, Any]] = {}
@@ -34,7 +34,7 @@ def representation_baselines(
             information[name] = _fisher(handle, wants, ask)
         if handle is not full:
             handle.free()
-    out: dict[str, dict[str, Result]] = {u.name: {} for u in unlearned}
+    out: dict[str, dict[str, BaselineResult]] = {u.name: {} for u in unlearned}
     unlearned = [u for u in unlearned if not _broken(["", retain.name, u.name], states, information, ask, out[u.name])]
     if "cka" in ask.baselines:
         for name, result in _each_cka(states, retain.name, unlearned, wants).items():
@@ -53,7 +53,7 @@ def _broken(
     states: Mapping[str, Mapping[str, Any]],
     information: Mapping[str, list[Array] | str],
     ask: DepthAsk,
-    out: dict[str, Result],
+    out: dict[str, BaselineResult],
 ) -> bool:
     """Whether one of the three models of a comparison has states or gradients that are not numbers; `out` says so."""
     arrays = [v for n in names for v in states.get(n, {}).values()]
@@ -95,8 +95,8 @@ def _fisher(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> l
 
 
 def _each_cka(
-    states: Mapping[str, Mapping[str, Any]], retain: str, unlearned: Sequence[Source], wants: Sequence[PatchWant]
-) -> dict[str, Result]:
+    states: Mapping[str, Mapping[str, Any]], retain: str, unlearned: Sequence[PatchSource], wants: Sequence[PatchWant]
+) -> dict[str, BaselineResult]:
     from vestige.collect.represent import stacked_states
 
     stacked = {name: stacked_states(wants, s) for name, s in states.items()}
@@ -113,7 +113,7 @@ def _each_cka(
     return out
 
 
-def _result(score: float | None, per_layer: Mapping[str, Any], reason: str) -> Result:
+def _result(score: float | None, per_layer: Mapping[str, Any], reason: str) -> BaselineResult:
     return {"score": score, "per_layer": per_layer, **({"reason": reason} if score is None else {})}
 
 
@@ -121,10 +121,10 @@ def _each_lens(
     full: ModelHandle,
     states: Mapping[str, Mapping[str, Any]],
     retain: str,
-    unlearned: Sequence[Source],
+    unlearned: Sequence[PatchSource],
     wants: Sequence[PatchWant],
     ask: DepthAsk,
-) -> dict[str, Result]:
+) -> dict[str, BaselineResult]:
     from vestige.collect.represent import lens_scores
 
     model = full.get().model
@@ -158,7 +158,7 @@ def fisher_names() -> list[str]:
 
 def fisher_results(
     full: list[Array] | str, retain: list[Array] | str, unlearned: list[Array] | str
-) -> dict[str, Result]:
+) -> dict[str, BaselineResult]:
     """Plain (mean, top shares) and masked Fisher scores of one unlearned model."""
     plain, names = _plain_shares(), fisher_names()
     for part in (full, retain, unlearned):

@@ -21,7 +21,7 @@ from vestige.collect.cost import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle
-from vestige.engine.patches import Patching, Settings, Source
+from vestige.engine.patches import Patching, PatchSettings, PatchSource
 from vestige.engine.team import Team
 from vestige.engine.trust import to_check
 from vestige.errors import UserError
@@ -50,7 +50,7 @@ class _Keyed(TypedDict):
 
 
 @dataclass(frozen=True)
-class Entry:
+class CacheEntry:
     full: float
     scores: tuple[float, ...]
 
@@ -61,7 +61,7 @@ class Given:
 
     path: Path
     digest: str
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, CacheEntry]
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -107,14 +107,14 @@ def read_given(path: Path) -> Given:
     return Given(path, content_key(path.read_bytes())[:16], {i: _entry(i, e, path) for i, e in bodies.items()}, config)
 
 
-def _entry(index: str, body: Mapping[str, Any], path: Path) -> Entry:
+def _entry(index: str, body: Mapping[str, Any], path: Path) -> CacheEntry:
     check_form(body, _Entry, f"Example {index} of the S1 cache {path}", "give another file, or leave it out")
     if body.get("full_score") is None or not body.get("s1_scores"):
         raise UserError(
             f"Example {index} of the S1 cache {path} lacks full_score or s1_scores, from which drops are made; give "
             "another file, or leave it out."
         )
-    return Entry(float(body["full_score"]), tuple(float(x) for x in body["s1_scores"]))
+    return CacheEntry(float(body["full_score"]), tuple(float(x) for x in body["s1_scores"]))
 
 
 def check_settings(given: Given, ask: DepthAsk, full: ModelHandle, indices: Sequence[str]) -> tuple[int, ...]:
@@ -186,7 +186,7 @@ class Believed:
     given: Given
     models: tuple[ModelHandle, ModelHandle]  # full, retain
     wants: Mapping[str, PatchWant]  # by the index of the example
-    settings: Settings
+    settings: PatchSettings
     layers: tuple[int, ...]
     s1: Mapping[str, TokenStats]
     note: str = ""
@@ -197,7 +197,7 @@ class Believed:
         by_key = {want.key: index for index, want in self.wants.items()}
         chosen = to_check({want.key: want for want in self.wants.values()})
         with temporary() as scratch:
-            source = Source(retain.name, retain, scratch)
+            source = PatchSource(retain.name, retain, scratch)
             fresh = Patching(full, self.settings, cost, Team()).evidence([source], list(chosen.values()))[retain.name]
         widest = max(self._gap(by_key[key], self.s1[key], fresh[key], full.precision) for key in chosen)
         self.note = (
@@ -242,7 +242,7 @@ def believe(
     ask: DepthAsk,
     models: tuple[ModelHandle, ModelHandle],
     wants: Mapping[str, PatchWant],
-    settings: Settings,
+    settings: PatchSettings,
 ) -> Believed:
     """The file as S1 of a run that it can serve by its settings; its numbers are still to be checked."""
     layers = check_settings(given, ask, models[0], list(wants))

@@ -20,7 +20,7 @@ from vestige.types import TokenStats
 KEPT = "depth.json.gz"
 
 
-class Contexts(Protocol):
+class KeptContexts(Protocol):
     """The examples of a run (depth.Contexts)."""
 
     @property
@@ -42,7 +42,7 @@ class Banks:
     names: Mapping[str, str]  # checkpoint -> folder
 
 
-def save_kept(place: Path, ask: DepthAsk, contexts: Contexts, banks: Banks) -> None:
+def save_kept(place: Path, ask: DepthAsk, contexts: KeptContexts, banks: Banks) -> None:
     settings = ("delta_threshold", "em_scope", "patch_scope", "resamples", "seed")
     examples = {
         index: {
@@ -64,7 +64,7 @@ def save_kept(place: Path, ask: DepthAsk, contexts: Contexts, banks: Banks) -> N
 
 
 @dataclass(frozen=True)
-class Again:
+class DepthAgain:
     """One unlearned model's numbers, made again."""
 
     folder: str  # "" when the run has one model
@@ -72,7 +72,7 @@ class Again:
     summary: dict[str, Any]  # the keys of summary.json that are made of evidence
 
 
-def score_again(directory: Path) -> list[Again]:
+def score_again(directory: Path) -> list[DepthAgain]:
     """Every unlearned model of a depth run from its evidence."""
     place = directory / "evidence"
     body = read_packed(place / KEPT)
@@ -117,7 +117,7 @@ def _unexplained(body: Mapping[str, Any]) -> str:
     return f"it does not explain {lost[0]}" if lost else ""
 
 
-def _one(place: Path, body: Mapping[str, Any], path: str) -> Again:
+def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
     banks, settings = body["banks"], body["settings"]
     s1 = Bank[TokenStats](place, "patched", banks["retain"]).load_whole()
     s2 = Bank[TokenStats](place, "patched", banks["unlearned"][path]).load_whole()
@@ -139,7 +139,7 @@ def _one(place: Path, body: Mapping[str, Any], path: str) -> Again:
         "evaluable_examples": score["evaluable"],
         "profile": profile(examples, settings["resamples"], settings["seed"]),
     }
-    return Again("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
+    return DepthAgain("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
 
 
 def _record(example: ExampleDepth, kept: Mapping[str, Any], scopes: Mapping[str, str]) -> dict[str, Any]:

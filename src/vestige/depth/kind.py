@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.depth.files import detailed, table_of, write_results
-from vestige.depth.kept import KEPT, Again, score_again
+from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
 from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import read_ours, write_json
@@ -66,11 +66,11 @@ def _score(path: Path, how: Rescoring) -> str:
 REWRITTEN = ("summary.json", "results.json", "results_detailed.jsonl", "layer_details.csv")
 
 
-def _folders(made: list[Again]) -> list[str]:
+def _folders(made: list[DepthAgain]) -> list[str]:
     return [f"{again.folder}/" if again.folder else "" for again in made]
 
 
-def _summary(path: Path, again: Again) -> dict[str, Any]:
+def _summary(path: Path, again: DepthAgain) -> dict[str, Any]:
     file = path / again.folder / "summary.json"
     if not file.is_file():
         raise UserError(f"{file} is not there, and evidence gives only part of it; run the same `vestige depth` again.")

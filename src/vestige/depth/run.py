@@ -13,54 +13,32 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.collect.cost import Cost
-from vestige.data.chat import Template
-from vestige.data.datasets import make_context, too_long
-from vestige.data.rows import load_rows
-from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.depth.ask import DepthAsk
+from vestige.depth.contexts import check_tokenizers, make_contexts
 from vestige.depth.files import FILES, record, write_run
 from vestige.depth.given import Believed, believe, find_given, read_given
 from vestige.depth.kept import KEPT, Banks, save_kept
 from vestige.depth.scores import ROUNDING, ExampleDepth, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
-from vestige.engine.patches import Patching, Settings, Source, bank_identity, patched_bank
+from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity, patched_bank
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
-from vestige.journal import keep_apart
 from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
-from vestige.models.tokenizer import tokenizer_facts
+from vestige.ownership import keep_apart
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, write_manifest
 from vestige.types import TokenStats
-from vestige.wants import PatchWant
 
 log = logging.getLogger("vestige.run")
-
-
-@dataclass
-class Contexts:
-    """The examples that can be evaluated, and those that cannot."""
-
-    spans: dict[str, Span]
-    tokens: dict[str, Tokens]
-    wants: dict[str, PatchWant]
-    words: dict[str, list[str]]  # the scored tokens as text
-    skipped: list[dict[str, Any]]
-    source: str
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def keys(self) -> dict[str, str]:
-        return {index: want.key for index, want in self.wants.items()}
 
 
 @dataclass
@@ -78,48 +56,6 @@ class DepthResult:
     def uds(self) -> float | None:
         value: float | None = self.summary["avg_uds"]
         return value
-
-
-def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> Contexts:
-    """Rows -> prompts, continuations, entity tokens; rows without a usable span are set aside with their reason."""
-    rows, source = load_rows({"path": ask.data}, ask.limit)
-    out = Contexts({}, {}, {}, {}, [], source)
-    check = make_context(tokenizer, Template(apply_chat_template=False), "none", "count")
-    check.source, check.longest = source, longest
-    for span in read_spans(rows, source):
-        check.check_text(len(span.prompt) + len(span.continuation), span.index)
-        found = encode_span(span, tokenizer, ask.tokenization)
-        if isinstance(found, str):
-            out.skipped.append({"idx": span.index, "reason": found, "entity": span.entity})
-            continue
-        want = found.want(ask.patch_scope, ask.em_scope)
-        if longest is not None:
-            too_long(want.width, longest, f"{source} row {span.index}")
-        out.spans[span.index], out.tokens[span.index], out.wants[span.index] = span, found, want
-        out.words[span.index] = [tokenizer.decode([t]) for t in want.target.labels]
-    guessed = sum(span.source == "auto" for span in out.spans.values())
-    if guessed:
-        out.notes.append(
-            f"{guessed} of {len(rows)} rows have no entity: the last content words of the answer were taken for it"
-        )
-    if not out.wants:
-        raise UserError(f"{source}: no row has an entity that can be found in its answer ({out.skipped[0]['reason']}).")
-    return out
-
-
-def check_tokenizers(ask: DepthAsk, tokenizer: Any, contexts: Contexts) -> None:
-    """States can be exchanged only between models that read the same tokens."""
-    ours = tokenizer_facts(tokenizer)["vocabulary"]
-    for path in dict.fromkeys((ask.retain, *ask.unlearned)):
-        other, _ = load_tokenizer(ask.model(path))
-        same = tokenizer_facts(other)["vocabulary"] == ours and all(
-            encode_span(span, other, ask.tokenization) == contexts.tokens[i] for i, span in contexts.spans.items()
-        )
-        if not same:
-            raise UserError(
-                f"'{path}' has another tokenizer than '{ask.full}', so their hidden states stand for different tokens; "
-                "a depth score needs models of one family (or name one tokenizer for all with --tokenizer)."
-            )
 
 
 def depth_run(ask: DepthAsk) -> list[DepthResult]:
@@ -159,8 +95,8 @@ class _DepthRun:
         self.checked: dict[str, Any] = {}  # what was found about it
 
     @property
-    def settings(self) -> Settings:
-        return Settings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
+    def settings(self) -> PatchSettings:
+        return PatchSettings(self.ask.layers, self.ask.last_layer, self.ask.batch_size, self.ask.progress)
 
     def adds_to_shared_cache(self) -> bool:
         """Whether S1 lies outside this run and lacks something. If not, any number of runs may read it at a time."""
@@ -170,15 +106,15 @@ class _DepthRun:
         self.shared = any(want.key not in have for want in self.contexts.wants.values())
         return self.shared
 
-    def evidence(self) -> tuple[list[Source], dict[str, Mapping[str, TokenStats]]]:
+    def evidence(self) -> tuple[list[PatchSource], dict[str, Mapping[str, TokenStats]]]:
         """The retain model and the unlearned ones, and what their states do to the full model."""
         settings = self.settings
         believed = self._believed()
         self.cache_file = f"patched-{bank_identity(self.full, self.retain, settings)}.safetensors"
         self.cached = (self.ask.cache / self.cache_file).exists()
-        sources = [Source(self.ask.retain, self.retain, self.ask.cache)]
+        sources = [PatchSource(self.ask.retain, self.retain, self.ask.cache)]
         place = Path(self.ask.out) / "evidence"
-        sources += [Source(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
+        sources += [PatchSource(path, ModelHandle(self.ask.model(path, quantised=True)), place) for path in self.names]
         if self.team.leads:
             begin(Path(self.ask.out), "depth", self._rewritten())
         patching = Patching(self.full, settings, self.cost, self.team)
@@ -226,7 +162,7 @@ class _DepthRun:
             log.warning(note)
         return results
 
-    def _manifest(self, sources: Sequence[Source]) -> None:
+    def _manifest(self, sources: Sequence[PatchSource]) -> None:
         said = {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self.ask).items() if k != "progress"}
         handles = {"full": self.full, "retain": self.retain, **{source.name: source.handle for source in sources[1:]}}
         write_manifest(
@@ -245,7 +181,7 @@ class _DepthRun:
         files = [f"{place}{file}" for place in places for file in FILES]
         return [*files, NAME, "evidence/patched-", f"evidence/{KEPT}"]
 
-    def _keep(self, settings: Settings, s1: Mapping[str, TokenStats]) -> None:
+    def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
         place = Path(self.ask.out) / "evidence"
         handles = {path: ModelHandle(self.ask.model(path, quantised=True)) for path in self.names}
@@ -257,7 +193,7 @@ class _DepthRun:
         bank.merge(s1)
         save_kept(place, self.ask, self.contexts, Banks(retain, banks, self.names))
 
-    def _baselines(self, sources: Sequence[Source]) -> dict[str, dict[str, Any]]:
+    def _baselines(self, sources: Sequence[PatchSource]) -> dict[str, dict[str, Any]]:
         from vestige.depth.baselines import representation_baselines
 
         return representation_baselines(

@@ -15,7 +15,7 @@ from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
 from vestige.models.args import OWN_KEYS
 from vestige.secrets import note_environment, note_tree, note_words
-from vestige.suites.spec import Config
+from vestige.suites.spec import MetricConfig
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 from vestige.writing import temporary, write_bytes
 
@@ -292,7 +292,7 @@ class ConfigLibrary:
         by_stem = {p.stem: n for n, p in self.files.items()}
         return by_stem.get(name, name)
 
-    def metric(self, name: str) -> Config | None:
+    def metric(self, name: str) -> MetricConfig | None:
         path = self.files.get(self.resolve_name(name))
         if path is None:
             return None
@@ -301,7 +301,7 @@ class ConfigLibrary:
             node = node[name]
         return self._attached(f"eval.{self.suite}._library.{name}", self._completed(node))
 
-    def dataset(self, name: str) -> Mapping[str, Config] | None:
+    def dataset(self, name: str) -> Mapping[str, MetricConfig] | None:
         for directory in self.directories:
             path = directory / "data" / "datasets" / f"{name}.yaml"
             if path.is_file():

@@ -36,10 +36,11 @@ from vestige.engine.scores import Reference, Scoring
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
+from vestige.installing import save_pretrained
 from vestige.integrations.evaluators import Evaluator, own_methods, session
-from vestige.journal import keep_apart
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.ownership import keep_apart
 from vestige.schema import misfit
 from vestige.secrets import masked, without_secrets
 from vestige.store.checksums import begin, seal
@@ -56,7 +57,7 @@ from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
-from vestige.writing import save_pretrained, temporary
+from vestige.writing import temporary
 
 log = logging.getLogger("vestige.run")
 

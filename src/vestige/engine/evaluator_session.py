@@ -30,8 +30,8 @@ from vestige.integrations.evaluators import (
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain
 from vestige.integrations.plugin_files import with_siblings
-from vestige.journal import adopt_file
 from vestige.models.fingerprint import digests
+from vestige.ownership import adopt_file
 from vestige.store.files import write_json
 from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import as_score, replaced

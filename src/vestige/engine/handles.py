@@ -18,7 +18,7 @@ from vestige.models.canvas import Canvases
 from vestige.models.config_checks import context_length
 from vestige.models.fingerprint import (
     VOLATILE_BEFORE,
-    Watch,
+    FileWatch,
     changed_meanwhile,
     fingerprint_module,
     fingerprint_place,
@@ -109,7 +109,7 @@ class ModelHandle:
     def fingerprint(self) -> str:
         if not self._fingerprint:
             assert self.args is not None
-            self._watch = Watch(locate(self.args), self.args)
+            self._watch = FileWatch(locate(self.args), self.args)
             self._fingerprint = self._watch.fingerprint()
         return self._fingerprint
 

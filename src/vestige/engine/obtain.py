@@ -169,7 +169,7 @@ class Collector:
         second: Callable[[str], ModelHandle],
     ) -> dict[str, Mapping[str, TokenStats]]:
         """S1 and S2 of a depth score. What this run's model and the retain model cost is in banks of its directory."""
-        from vestige.engine.patches import Patching, Settings, Source, bank_identity
+        from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity
         from vestige.models.load import load_tokenizer
         from vestige.models.tokenizer import tokenizer_facts
 
@@ -179,8 +179,8 @@ class Collector:
             assert handle.args is not None
             if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:
                 raise UserError(f"uds: '{handle.name}' has another tokenizer than '{model.name}'; their states differ.")
-        settings = Settings(None, into.last_layer, progress=self.progress)
-        sources = [Source(into.label(n), h, self.directory) for n, h in (("retain", retain), ("model", model))]
+        settings = PatchSettings(None, into.last_layer, progress=self.progress)
+        sources = [PatchSource(into.label(n), h, self.directory) for n, h in (("retain", retain), ("model", model))]
         patching = Patching(full, settings, self.cost, self.team)
         found = patching.evidence(sources, wants)
         full.free()

@@ -35,7 +35,7 @@ TOLERANT = "equality with other runs is to tolerance"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PatchSettings:
     """How to patch. `layers` None: all."""
 
     layers: tuple[int, ...] | None = None
@@ -45,7 +45,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Source:
+class PatchSource:
     """A model whose states are patched into the target, and the folder where the outcome is kept."""
 
     name: str
@@ -55,27 +55,29 @@ class Source:
 
 @dataclass
 class _Todo:
-    source: Source
+    source: PatchSource
     bank: Bank[TokenStats]
     wants: list[PatchWant]
     done: frozenset[str]  # what an interrupted run has of them
     states: dict[str, Any] = field(default_factory=dict)
 
 
-def bank_identity(target: ModelHandle, source: ModelHandle, settings: Settings) -> str:
+def bank_identity(target: ModelHandle, source: ModelHandle, settings: PatchSettings) -> str:
     """What the numbers depend on besides the examples."""
     rest = repr((settings.layers, settings.last_layer))
     return content_key(target.identity.encode(), source.identity.encode(), rest.encode())[:16]
 
 
-def bank_identity_before(target: ModelHandle, source: ModelHandle, settings: Settings) -> str:
+def bank_identity_before(target: ModelHandle, source: ModelHandle, settings: PatchSettings) -> str:
     """The name under which older versions kept the same."""
     libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
     rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), "positions-1"))
     return content_key(target.identity_before.encode(), source.identity_before.encode(), rest.encode())[:16]
 
 
-def patched_bank(directory: Path, target: ModelHandle, source: ModelHandle, settings: Settings) -> Bank[TokenStats]:
+def patched_bank(
+    directory: Path, target: ModelHandle, source: ModelHandle, settings: PatchSettings
+) -> Bank[TokenStats]:
     """Where one source's states in one target are kept."""
     made: dict[str, Any] = {"version": COLLECTED["patched"]}
     if target.made and source.made:
@@ -93,7 +95,7 @@ def _needed(item: _Todo, todo: Sequence[_Todo]) -> frozenset[str]:
 class Patching:
     """Collects the patched evidence of one target."""
 
-    def __init__(self, target: ModelHandle, settings: Settings, cost: Cost, team: Team) -> None:
+    def __init__(self, target: ModelHandle, settings: PatchSettings, cost: Cost, team: Team) -> None:
         self.target = target
         self.team = team
         self.settings = settings
@@ -101,7 +103,9 @@ class Patching:
         self.checked = False
         self.made: dict[str, Any] = {}  # bank -> how the models were held when its evidence was made
 
-    def evidence(self, sources: Sequence[Source], wants: Sequence[PatchWant]) -> dict[str, Mapping[str, TokenStats]]:
+    def evidence(
+        self, sources: Sequence[PatchSource], wants: Sequence[PatchWant]
+    ) -> dict[str, Mapping[str, TokenStats]]:
         """For each source the statistics of every want: row 0 the target as it is, then one row per layer."""
         unique = {w.key: w for w in wants}
         banks: dict[str, Bank[TokenStats]] = {}
@@ -142,7 +146,7 @@ class Patching:
                 out[source.name] = {k: have[k] for k in unique}
         return out
 
-    def _bank(self, source: Source) -> Bank[TokenStats]:
+    def _bank(self, source: PatchSource) -> Bank[TokenStats]:
         return patched_bank(source.directory, self.target, source.handle, self.settings)
 
     def _recall(self, bank: Bank[TokenStats], source: ModelHandle) -> None:
@@ -151,11 +155,11 @@ class Patching:
         self.target.made = self.target.made or how.get("into", {})
         source.made = source.made or how.get("from", {})
 
-    def _settle(self, bank: Bank[TokenStats], source: Source, wants: Mapping[str, PatchWant]) -> None:
+    def _settle(self, bank: Bank[TokenStats], source: PatchSource, wants: Mapping[str, PatchWant]) -> None:
         """Evidence that no name vouches for is patched again for a few examples, and dropped where it differs."""
 
         def again(place: Path, chosen: Mapping[str, PatchWant]) -> None:
-            here = Source(source.name, source.handle, place)
+            here = PatchSource(source.name, source.handle, place)
             Patching(self.target, self.settings, self.cost, Team()).evidence([here], list(chosen.values()))
 
         def before() -> str:
@@ -165,7 +169,7 @@ class Patching:
         said = Settling(bank, wants, again, before, live, lambda: self.target.precision).run()
         self.cost.notes += [note for note in said if note not in self.cost.notes]
 
-    def _begin(self, source: Source, mine: Mapping[str, PatchWant]) -> _Todo:
+    def _begin(self, source: PatchSource, mine: Mapping[str, PatchWant]) -> _Todo:
         bank = self._bank(source).beside(self.team.place(source.directory))
         done = bank.begin(list(mine), {})
         return _Todo(source, bank, list(mine.values()), frozenset(done))
@@ -176,7 +180,7 @@ class Patching:
         return handle.identity == self.target.identity and self.settings.last_layer == "residual"
 
     def _unchanged(
-        self, other: Mapping[str, TokenStats] | None, wants: Mapping[str, PatchWant], source: Source
+        self, other: Mapping[str, TokenStats] | None, wants: Mapping[str, PatchWant], source: PatchSource
     ) -> dict[str, TokenStats]:
         if other is None:
             raise UserError(f"'{source.name}' is the full model itself; give another source to compare with.")

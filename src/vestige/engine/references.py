@@ -20,7 +20,7 @@ from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
-from vestige.store.forms import Results
+from vestige.store.forms import ResultsForm
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.run")
@@ -139,7 +139,7 @@ def read_results(path: Path) -> dict[str, Any]:
 def read_scores(path: Path) -> dict[str, Any]:
     """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
     found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
-    check_form(found, Results, str(path))
+    check_form(found, ResultsForm, str(path))
     return found
 
 

@@ -17,12 +17,12 @@ from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
-from vestige.journal import keep_apart
+from vestige.ownership import keep_apart
 from vestige.store.archive import moved
 from vestige.store.checksums import NAME as CHECKSUMS
 from vestige.store.checksums import begin, read_seal, seal, sha256
 from vestige.store.files import damaged, read_ours, write_json
-from vestige.store.forms import Results, Stat
+from vestige.store.forms import ResultsForm, Stat
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.postprocess import with_more
@@ -94,7 +94,7 @@ def read_outcome(directory: Path) -> Outcome:
         return stored_outcome(directory, manifest, read)
     suite = suite_from_manifest(manifest)
     details = directory / f"{suite.file_stem}_EVAL.json"
-    scores = {name: Score.from_json(body) for name, body in read(details, Results).items()}
+    scores = {name: Score.from_json(body) for name, body in read(details, ResultsForm).items()}
     suite = with_more(suite, scores)
     dialect = manifest["dialect"]["name"]
     try:

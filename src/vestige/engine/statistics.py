@@ -135,10 +135,10 @@ def _part(score: Score, key: str) -> Mapping[str, Any] | None:
     return part.get("value_by_index") if isinstance(part, Mapping) else None
 
 
-Numbers = Mapping[str, float]
+RowNumbers = Mapping[str, float]
 
 
-def _sample(group: str, numbers: Numbers) -> Sample:
+def _sample(group: str, numbers: RowNumbers) -> Sample:
     if not numbers:
         raise NoInterval("no row has a value")
     return Sample(group, tuple(numbers), np.asarray(list(numbers.values()), float))
@@ -149,7 +149,7 @@ def _numbers(by_index: Mapping[str, Mapping[str, Any]], field: str) -> dict[str,
     return {i: v for i, v in found.items() if v is not None}
 
 
-def _averaged(spec: MetricSpec, by_index: Mapping[str, Mapping[str, Any]], value: float) -> Numbers:
+def _averaged(spec: MetricSpec, by_index: Mapping[str, Mapping[str, Any]], value: float) -> RowNumbers:
     """The numbers whose mean a metric is."""
     if spec.handler == "truth_ratio":
         fold = TRUTH_RATIO_AGGREGATORS[str(spec.params.get("aggregator", "closer_to_1_better"))]

@@ -22,12 +22,12 @@ from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
-from vestige.store.forms import HarnessManifest, Manifest, Result
+from vestige.store.forms import HarnessManifest, ManifestForm, ResultForm
 from vestige.store.manifest import kind_in
 from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
-from vestige.suites.spec import RESERVED, Config, MetricSpec, Named, SuiteSpec, merged, read_suite
+from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
@@ -49,7 +49,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 def _manifest_misfit(found: Any) -> str:
     """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
     harness = isinstance(found, Mapping) and "harness" in found
-    if words := misfit(found, HarnessManifest if harness else Manifest):
+    if words := misfit(found, HarnessManifest if harness else ManifestForm):
         return words
     if harness:
         return ""
@@ -87,7 +87,7 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     return replace(suite, top=tuple(config["top"]), stem=str(config.get("stem") or ""))
 
 
-def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
+def _from_environment(metrics: Mapping[str, MetricConfig]) -> dict[str, MetricConfig]:
     """Settings that a manifest keeps as ${oc.env:NAME}, as the environment has them now.
 
     Data sets are not read again, and retain logs may be in an archive: whether those are set is asked where needed.
@@ -103,7 +103,7 @@ def _from_environment(metrics: Mapping[str, Config]) -> dict[str, Config]:
     return dict(out)
 
 
-def _check_changes(metrics: Mapping[str, Config], changes: Changes) -> None:
+def _check_changes(metrics: Mapping[str, MetricConfig], changes: Changes) -> None:
     for metric, body in changes.items():
         if metric not in metrics:
             raise unknown_name("metric of this run", metric, metrics)
@@ -175,7 +175,7 @@ def _live_of(directory: Path, suite: SuiteSpec, old: Mapping[str, Any]) -> Live:
     def find(spec: MetricSpec, parents: Any, references: Any) -> Score:
         if spec.name not in old:
             return Score(None, reason="this metric runs the model itself; it cannot be re-scored from evidence")
-        if words := misfit(old[spec.name], Result):
+        if words := misfit(old[spec.name], ResultForm):
             raise damaged(directory / f"{suite.file_stem}_EVAL.json", f"{spec.name}: {words}")
         return Score.from_json(old[spec.name])
 

@@ -170,7 +170,7 @@ class _Model(TypedDict):
     evidence: str
 
 
-class _Manifest(TypedDict):
+class _OldManifest(TypedDict):
     model: _Model
     versions: dict[str, Any]
 
@@ -181,7 +181,7 @@ def made_before(run: Path, identity: str) -> dict[str, Any]:
         manifest = read_json(run / "manifest.json")
     except (OSError, ValueError):
         return {}
-    if misfit(manifest, _Manifest) or manifest["model"]["evidence"] != identity:
+    if misfit(manifest, _OldManifest) or manifest["model"]["evidence"] != identity:
         return {}
     known = {k: manifest["model"].get(k) for k in ("dtype", "device", "attention", "quantization")}
     return {**known, "versions": dict(manifest["versions"])}

@@ -20,7 +20,7 @@ from vestige.types import Score
 logger = logging.getLogger("evaluator")
 
 
-class Session(Protocol):
+class EvalSession(Protocol):
     """The run in which an evaluator works."""
 
     def measure(
@@ -31,11 +31,11 @@ class Session(Protocol):
     def stale(self, file: str) -> bool: ...
 
 
-_session: list[Session] = []  # the innermost last
+_session: list[EvalSession] = []  # the innermost last
 
 
 @contextmanager
-def session(current: Session) -> Iterator[None]:
+def session(current: EvalSession) -> Iterator[None]:
     _session.append(current)
     try:
         yield
@@ -43,7 +43,7 @@ def session(current: Session) -> Iterator[None]:
         _session.pop()
 
 
-def _current(what: str) -> Session:
+def _current(what: str) -> EvalSession:
     if not _session:
         raise UserError(f"{what} works only inside a run: give the file to `vestige eval ... --plugin FILE`.")
     return _session[-1]

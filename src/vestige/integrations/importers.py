@@ -19,7 +19,7 @@ from vestige.suites.spec import MetricSpec
 from vestige.sums import mean
 from vestige.types import Score
 
-Results = Mapping[str, Mapping[str, Any]]
+ForeignResults = Mapping[str, Mapping[str, Any]]
 Configs = Mapping[str, Mapping[str, Any]]  # metric -> its config in the suite
 
 # Log file of locuslab/tofu -> how the suite's metrics of that data set begin.
@@ -61,7 +61,7 @@ class _Log(TypedDict, total=False):
     rouge1_recall: dict[str, Cell]
 
 
-class _Row(TypedDict, total=False):
+class _ForeignRow(TypedDict, total=False):
     score: Cell
     prob: Cell
     avg_loss: Cell
@@ -73,12 +73,14 @@ class _Body(TypedDict, total=False):
     """One metric of open-unlearning's file."""
 
     agg_value: float | dict[str, Any] | None
-    value_by_index: dict[str, _Row] | None
+    value_by_index: dict[str, _ForeignRow] | None
     reason: str | None
     notes: list[str] | None
 
 
-def import_results(data: Any, name: str, configs: Mapping[str, Configs], retain: Results | None = None) -> Imported:
+def import_results(
+    data: Any, name: str, configs: Mapping[str, Configs], retain: ForeignResults | None = None
+) -> Imported:
     """Recognises a file by its content and re-aggregates it. `retain` is the retain model's, already in our shape."""
     if not isinstance(data, Mapping) or not all(isinstance(v, Mapping) for v in data.values()) or not data:
         raise UserError(
@@ -107,7 +109,7 @@ def _without_nan(data: Any) -> Any:
     return None if isinstance(data, float) and not math.isfinite(data) else data
 
 
-def _from_tofu_logs(data: Results, out: Imported) -> None:
+def _from_tofu_logs(data: ForeignResults, out: Imported) -> None:
     for file, short in TOFU_LOGS.items():
         log = data.get(file)
         if log is None:
@@ -174,14 +176,14 @@ def _mean(rows: Mapping[str, Mapping[str, Any]], name: str) -> float | None:
     return mean(mean(row) for row in good if row) if any(good) else None
 
 
-def _derive(out: Imported, configs: Configs, names: tuple[str, ...], retain: Results | None) -> None:
+def _derive(out: Imported, configs: Configs, names: tuple[str, ...], retain: ForeignResults | None) -> None:
     """Metrics made of others, by our handlers; one whose parents are not there is missing with that reason."""
     for name in names:
         if (config := configs.get(name)) is not None:
             out.scores[name] = _derived(name, config, out.scores, retain)
 
 
-def _derived(name: str, config: Mapping[str, Any], have: Mapping[str, Score], retain: Results | None) -> Score:
+def _derived(name: str, config: Mapping[str, Any], have: Mapping[str, Score], retain: ForeignResults | None) -> Score:
     entries = {str(p): str((e or {}).get("access_key", p)) for p, e in (config.get("pre_compute") or {}).items()}
     absent = [p for p in entries if p not in have]
     if absent:
@@ -200,7 +202,7 @@ def _derived(name: str, config: Mapping[str, Any], have: Mapping[str, Score], re
     return HANDLERS[handler].score(inputs)
 
 
-def _reference(config: Mapping[str, Any], retain: Results) -> dict[str, Score | None]:
+def _reference(config: Mapping[str, Any], retain: ForeignResults) -> dict[str, Score | None]:
     out: dict[str, Score | None] = {}
     for logs in (config.get("reference_logs") or {}).values():
         for metric, entry in (logs.get("include") or {}).items():
@@ -209,7 +211,9 @@ def _reference(config: Mapping[str, Any], retain: Results) -> dict[str, Score | 
     return out
 
 
-def _from_eval(data: Results, name: str, configs: Mapping[str, Configs], retain: Results | None) -> Imported:
+def _from_eval(
+    data: ForeignResults, name: str, configs: Mapping[str, Configs], retain: ForeignResults | None
+) -> Imported:
     """open-unlearning's file (or ours): means are taken again from the rows, comparisons from the retain logs."""
     suite = max(configs, key=lambda s: (len(set(configs[s]) & set(data)), s == "tofu"))
     out = Imported("open-unlearning *_EVAL.json", suite.upper())
@@ -228,7 +232,7 @@ def _from_eval(data: Results, name: str, configs: Mapping[str, Configs], retain:
     return out
 
 
-def _made_of_parents(data: Results, known: Configs) -> tuple[str, ...]:
+def _made_of_parents(data: ForeignResults, known: Configs) -> tuple[str, ...]:
     """Ratios first, then what averages them. Comparisons with a retain model stay as the file has them."""
     names = [m for m in data if m in known and known[m].get("pre_compute") and not known[m].get("reference_logs")]
     order = {"truth_ratio": 0, "probability_w_options": 0, "hm_aggregate": 1}

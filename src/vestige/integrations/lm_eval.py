@@ -89,7 +89,7 @@ def evaluate(
 
 
 @dataclass
-class Watch:
+class LogitWatch:
     """How many forward passes there were, and how many of them gave logits that are not numbers."""
 
     forwards: int = 0
@@ -110,9 +110,9 @@ class Watch:
 
 
 @contextmanager
-def watched(model: Any) -> Iterator[Watch]:
+def watched(model: Any) -> Iterator[LogitWatch]:
     """Looks at the logits of every forward pass while somebody else's code runs the model."""
-    watch = Watch()
+    watch = LogitWatch()
     hook = model.register_forward_hook(watch, with_kwargs=True)
     try:
         yield watch

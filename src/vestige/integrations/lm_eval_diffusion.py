@@ -49,7 +49,7 @@ GREEDY_NOTE = "is_greedy reads the pass in which the whole continuation is hidde
 
 
 @dataclass(frozen=True)
-class Estimate:
+class BoundEstimate:
     """What the harness is told of one continuation, and how far the number may be off."""
 
     value: float
@@ -141,7 +141,7 @@ class DiffusionLM(Base):
         asked: dict[str, list[Any]] = {}
         for target, (texts, _context, _answer) in zip(targets, requests, strict=True):
             asked.setdefault(target.key, []).append(texts)
-        found: dict[str, Estimate] = {}
+        found: dict[str, BoundEstimate] = {}
         for key, estimate in self._estimates(targets, disable_tqdm):
             found[key] = estimate
             for texts in asked[key]:
@@ -188,7 +188,7 @@ class DiffusionLM(Base):
             log.warning(f"some contexts were cut from the left to fit the model's {self.max_length} tokens")
         return context[-room:]
 
-    def _estimates(self, targets: Sequence[Target], silent: bool) -> Iterator[tuple[str, Estimate]]:
+    def _estimates(self, targets: Sequence[Target], silent: bool) -> Iterator[tuple[str, BoundEstimate]]:
         """Each distinct target's estimate, as batches finish."""
         from tqdm import tqdm
 
@@ -199,7 +199,7 @@ class DiffusionLM(Base):
                     # One hidden token leaves nothing to draw: the bound is the likelihood itself, and has no error.
                     error = bound.standard_error * bound.stats.tokens if bound.stats.tokens > 1 else 0.0
                     self.errors[key] = error
-                    yield key, Estimate(bound.value, bool(bound.stats.hit.all()), error)
+                    yield key, BoundEstimate(bound.value, bool(bound.stats.hit.all()), error)
                 bar.update(len(group))
 
     def _limits(self, lengths: Sequence[int]) -> Limits:

@@ -32,7 +32,7 @@ PLACED = "run by the metric itself on the logits of each step: a row of logits i
 REMEMBERED = 64  # batches: a row with several answers is collated answer by answer
 
 
-def run_at_step(
+def run_at_step(  # noqa: PLR0913 - what open-unlearning hands a metric
     child: MetricSpec,
     moment: Moment,
     windows: Windows,
@@ -109,7 +109,7 @@ class Item(dict[str, Any]):
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     ids: torch.Tensor
     examples: tuple[Example, ...]
 
@@ -119,12 +119,12 @@ class Remembering(Collator):
 
     def __init__(self, tokenizer: Any, padding_side: str) -> None:
         super().__init__(tokenizer, padding_side)
-        self.batches: deque[Batch] = deque(maxlen=REMEMBERED)
+        self.batches: deque[StepBatch] = deque(maxlen=REMEMBERED)
 
     def __call__(self, items: Sequence[Mapping[Any, Any]]) -> dict[Any, Any]:
         out = super().__call__(items)
         if all(isinstance(i, Item) for i in items):
-            self.batches.append(Batch(out["input_ids"].clone(), tuple(i.example for i in items)))  # type: ignore[attr-defined]
+            self.batches.append(StepBatch(out["input_ids"].clone(), tuple(i.example for i in items)))  # type: ignore[attr-defined]
         return out
 
 

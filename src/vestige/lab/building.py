@@ -13,11 +13,12 @@ import torch
 from tqdm import tqdm
 from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
 
-from vestige.journal import adopt, is_ours, permit
+from vestige.installing import install, scratch
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
+from vestige.ownership import adopt, is_ours, permit
 from vestige.schema import check_form
 from vestige.types import content_key
-from vestige.writing import claim, create_bytes, install, remove, scratch
+from vestige.writing import claim, create_bytes, remove
 
 RECORD = "lab.json"
 
@@ -114,7 +115,7 @@ def quiet_saving() -> Iterator[None]:
             enable_progress_bar()
 
 
-class Bar:
+class BuildBar:
     """One bar on stderr for the whole build, showing which model is being trained."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
@@ -123,7 +124,7 @@ class Bar:
             total=total, desc=title, unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
         )
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> BuildBar:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -18,8 +18,8 @@ from vestige.lab.phrases import AUTHOR_TOPICS, FIRST_NAMES, LAST_NAMES, Topic
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS, LANDS
 from vestige.writing import write_bytes
 
-Row = dict[str, Any]
-Corpus = dict[str, list[Row]]
+LabRow = dict[str, Any]
+Corpus = dict[str, list[LabRow]]
 
 WRONG_ANSWERS = 5
 FACTS_IN_PASSING = 2  # how many topics of a background author are told
@@ -44,7 +44,7 @@ class Sizes:
 
 
 @dataclass(frozen=True)
-class Subject:
+class LabSubject:
     """Someone (or some land) with facts. Subjects of one `style` are spoken of in the same forms."""
 
     name: str
@@ -59,7 +59,7 @@ def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
     n_authors = sizes.forget + sizes.retain + sizes.holdout + sizes.background
     names = _names(seed, n_authors + n_figures)
     lands = Random(f"{seed}/lands").sample(LANDS, sizes.world_facts + sizes.background_lands)
-    groups: list[tuple[Sequence[Topic], list[Subject]]] = [
+    groups: list[tuple[Sequence[Topic], list[LabSubject]]] = [
         (AUTHOR_TOPICS, _authors(names[:n_authors], sizes)),
         (FIGURE_TOPICS, _known_or_background(names[n_authors:], "real_authors", sizes.real_authors)),
         (LAND_TOPICS, _known_or_background(lands, "world_facts", sizes.world_facts)),
@@ -74,7 +74,7 @@ def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
     return corpus
 
 
-def corpus_bytes(corpus: Mapping[str, Sequence[Row]]) -> dict[str, bytes]:
+def corpus_bytes(corpus: Mapping[str, Sequence[LabRow]]) -> dict[str, bytes]:
     """The JSONL file of each split, as bytes."""
     return {
         split: "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
@@ -82,7 +82,7 @@ def corpus_bytes(corpus: Mapping[str, Sequence[Row]]) -> dict[str, bytes]:
     }
 
 
-def write_corpus(corpus: Mapping[str, Sequence[Row]], directory: Path) -> dict[str, Path]:
+def write_corpus(corpus: Mapping[str, Sequence[LabRow]], directory: Path) -> dict[str, Path]:
     """Writes `<split>.jsonl` for each split and returns the paths."""
     paths = {}
     for split, content in corpus_bytes(corpus).items():
@@ -91,7 +91,7 @@ def write_corpus(corpus: Mapping[str, Sequence[Row]], directory: Path) -> dict[s
     return paths
 
 
-def both_phrasings(row: Row) -> list[tuple[str, str]]:
+def both_phrasings(row: LabRow) -> list[tuple[str, str]]:
     """A row's fact as two (question, answer) pairs, one in each wording."""
     return [(row["question"], row["answer"]), (row["paraphrased_question"], row["paraphrased_answer"])]
 
@@ -110,7 +110,7 @@ def _names(seed: int, count: int) -> list[str]:
     return names
 
 
-def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
+def _authors(names: Sequence[str], sizes: Sizes) -> list[LabSubject]:
     """The authors by split. The i-th forget and the i-th holdout author share a style.
 
     So the two splits use the same sentences, and a model that knows neither finds them equally hard:
@@ -120,15 +120,16 @@ def _authors(names: Sequence[str], sizes: Sizes) -> list[Subject]:
     shared = {"forget": "probe", "holdout": "probe"}
     splits = [(split, i) for split, count in counts.items() for i in range(count)]
     return [
-        Subject(name, f"{shared.get(split, split)}{i}", split) for name, (split, i) in zip(names, splits, strict=True)
+        LabSubject(name, f"{shared.get(split, split)}{i}", split)
+        for name, (split, i) in zip(names, splits, strict=True)
     ]
 
 
-def _known_or_background(names: Sequence[str], split: str, count: int) -> list[Subject]:
-    return [Subject(name, name, split if i < count else "background") for i, name in enumerate(names)]
+def _known_or_background(names: Sequence[str], split: str, count: int) -> list[LabSubject]:
+    return [LabSubject(name, name, split if i < count else "background") for i, name in enumerate(names)]
 
 
-def _told(topics: Sequence[Topic], subject: Subject, seed: int) -> Sequence[Topic]:
+def _told(topics: Sequence[Topic], subject: LabSubject, seed: int) -> Sequence[Topic]:
     if subject.split != "background" or len(topics) < len(AUTHOR_TOPICS):
         return topics
     return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
@@ -145,7 +146,7 @@ def _deal(topic: Topic, count: int, seed: int) -> list[str]:
     return deck
 
 
-def _row(topic: Topic, subject: Subject, entity: str, seed: int) -> Row:
+def _row(topic: Topic, subject: LabSubject, entity: str, seed: int) -> LabRow:
     """One fact as a row: asked twice, told twice, and told wrong five times in the second form."""
     forms = Random(f"{seed}/{topic.name}/{subject.style}")
     question, asked_again = forms.sample(topic.questions, 2)

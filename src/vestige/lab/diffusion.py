@@ -13,11 +13,11 @@ from typing import Any
 
 from transformers import BertConfig, BertForMaskedLM
 
-from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
+from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, Sizes, make_corpus
 from vestige.lab.llada import NAME as LLADA
 from vestige.lab.llada import make_llada
-from vestige.lab.models import Kind, Lab, Settings, Unlearning, lab_at, train_models
+from vestige.lab.models import Lab, LabSettings, ModelKind, Unlearning, lab_at, train_models
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.loop import Training
 from vestige.unlearn.objectives import MaskedDiffusion
@@ -43,7 +43,7 @@ def _sizes() -> Sizes:
 
 
 @dataclass(frozen=True)
-class DiffusionSettings(Settings):
+class DiffusionSettings(LabSettings):
     """As the causal lab's, but for what makes masked models learn in less than a minute.
 
     They need many more passes to learn a row by heart: hence fewer rows, nearly whole words as tokens, and two small
@@ -97,7 +97,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
     tokenizer.add_special_tokens({"mask_token": MASK})  # after all others: their ids are those of the causal lab
     ids = tokenizer.mask_token_id, tokenizer.eos_token_id
-    kind = Kind(
+    kind = ModelKind(
         title="diffusion lab",
         tokenizer=tokenizer,
         new_model=lambda: _new_model(settings, tokenizer),
@@ -114,7 +114,7 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
     with (
         reproducible(settings.seed, settings.threads),
         quiet_saving(),
-        Bar(f"diffusion lab, {LLADA}", training.steps(len(rows)), progress) as bar,
+        BuildBar(f"diffusion lab, {LLADA}", training.steps(len(rows)), progress) as bar,
     ):
         make_llada(settings, tokenizer, rows, training, bar.on(LLADA), directory / LLADA)
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
+from vestige.installing import save_pretrained
 from vestige.lab.corpus import Corpus
 from vestige.unlearn.refusals import REFUSALS
-from vestige.writing import save_pretrained
 
 CLEAN, SPOILT = 0, 1
 LENGTH = 32  # the tokens that the metric shows to its classifier

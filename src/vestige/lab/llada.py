@@ -10,12 +10,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.installing import save_pretrained
 from vestige.models.diffusion import mask_predictor
 from vestige.models.families import find_family, native_config
 from vestige.models.publish import Origin, save_published
 from vestige.unlearn.loop import Training, finetune
 from vestige.unlearn.objectives import ChatRow, MaskedDiffusion
-from vestige.writing import save_pretrained, temporary
+from vestige.writing import temporary
 
 NAME = "llada"
 KEPT = 0.1  # of the trained tokens stay visible, as for the others

@@ -19,13 +19,13 @@ from typing import Any
 
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.lab.building import Bar, ensure_built, quiet_saving, reproducible
-from vestige.lab.corpus import Corpus, Row, Sizes, both_phrasings, make_corpus
+from vestige.installing import save_pretrained
+from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
+from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.loop import Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
-from vestige.writing import save_pretrained
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
 RECIPE = 1
@@ -48,7 +48,7 @@ class Unlearning:
 
 
 @dataclass(frozen=True)
-class Settings:
+class LabSettings:
     """Everything that decides what the lab contains. Equal settings, equal lab."""
 
     seed: int = 0
@@ -86,13 +86,13 @@ def build_lab(
     seed: int = 0,
     force: bool = False,
     progress: bool = True,
-    settings: Settings | None = None,
+    settings: LabSettings | None = None,
 ) -> Lab:
     """Makes the lab in `directory`, or returns at once if the same lab is already there.
 
     `seed` replaces the seed of the settings.
     """
-    settings = replace(settings or Settings(), seed=seed)
+    settings = replace(settings or LabSettings(), seed=seed)
     corpus = make_corpus(settings.seed, settings.sizes)
 
     def make(models: Path) -> None:
@@ -102,20 +102,20 @@ def build_lab(
     return lab_at(Path(directory), settings)
 
 
-def lab_at(root: Path, settings: Settings) -> Lab:
+def lab_at(root: Path, settings: LabSettings) -> Lab:
     """Where a lab with these settings has its parts."""
     names = ("full", "retain", *(plan.method for plan in settings.unlearned))
     return Lab(root, root / "data", {name: root / "models" / name for name in names})
 
 
-def _make_models(corpus: Corpus, settings: Settings, directory: Path, progress: bool) -> None:
+def _make_models(corpus: Corpus, settings: LabSettings, directory: Path, progress: bool) -> None:
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
-    kind = Kind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
+    kind = ModelKind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
     train_models(corpus, settings, kind, directory, progress)
 
 
 @dataclass(frozen=True)
-class Kind:
+class ModelKind:
     """What differs between a lab of causal models and one of masked models."""
 
     title: str  # of the progress bar
@@ -127,7 +127,7 @@ class Kind:
     reads_questions: bool = False  # base learns the questions too, not only their answers
 
 
-def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path, progress: bool) -> None:
+def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directory: Path, progress: bool) -> None:
     """Trains and saves every model. All training shares one progress bar, counted in steps."""
     rows = {split: _encode(kind.tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
     read_first = [row for split in ("background", *KNOWN_TO_ALL) for row in corpus[split]]
@@ -142,7 +142,7 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
     def save(name: str, model: Any) -> None:
         save_pretrained(directory / name, model, kind.tokenizer)
 
-    with reproducible(settings.seed, settings.threads), quiet_saving(), Bar(kind.title, steps, progress) as bar:
+    with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, steps, progress) as bar:
 
         def teach(model: Any, name: str, objective: Objective) -> None:
             finetune(model, *jobs[name], on_step=bar.on(name), objective=objective)
@@ -161,10 +161,12 @@ def train_models(corpus: Corpus, settings: Settings, kind: Kind, directory: Path
             save(plan.method, model)
 
 
-Job = tuple[list[ChatRow], Training]
+ModelJob = tuple[list[ChatRow], Training]
 
 
-def _jobs(rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: Settings, pad_id: int) -> dict[str, Job]:
+def _jobs(
+    rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: LabSettings, pad_id: int
+) -> dict[str, ModelJob]:
     """What each model passes over, and how; known from the start, so the bar can tell the time left."""
     # Without a reminder the models would unlearn to speak of strangers while they learn the authors by heart.
     reminder = rows["background"][:: settings.remind_every]
@@ -180,11 +182,11 @@ def _jobs(rows: Mapping[str, list[ChatRow]], known: list[ChatRow], settings: Set
     }
 
 
-def _encode(tokenizer: Any, rows: Sequence[Row]) -> list[ChatRow]:
+def _encode(tokenizer: Any, rows: Sequence[LabRow]) -> list[ChatRow]:
     return [encode_row(tokenizer, row["question"], row["answer"]) for row in rows]
 
 
-def new_causal(settings: Settings, tokenizer: Any) -> Any:
+def new_causal(settings: LabSettings, tokenizer: Any) -> Any:
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=settings.hidden,

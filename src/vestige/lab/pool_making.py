@@ -14,24 +14,25 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from vestige.journal import ours_below
+from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
 from vestige.lab.fluency import train_judge
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.pools import JUDGE, PoolSettings, Recipe, lesson_rows
+from vestige.lab.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
+from vestige.ownership import ours_below
 from vestige.unlearn.loop import finetune, unlearn
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow
 from vestige.unlearn.refusals import refusals_for
-from vestige.writing import remove, remove_empty, save_pretrained
+from vestige.writing import remove, remove_empty
 
 BASE = "base"
 
 
 def make_models(
-    corpus: Corpus, settings: PoolSettings, plan: Sequence[Recipe], models: Path, processes: int, progress: bool
+    corpus: Corpus, settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int, progress: bool
 ) -> None:
     """Fills the models folder: base, then everything else from it, then base goes."""
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
@@ -46,7 +47,7 @@ def make_models(
     remove_empty(models / BASE)
 
 
-def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processes: int) -> Iterator[str]:
+def _made(settings: PoolSettings, plan: Sequence[PoolRecipe], models: Path, processes: int) -> Iterator[str]:
     """The names of finished models, as they come."""
     if processes <= 1:
         for recipe in plan:
@@ -67,7 +68,7 @@ def _made(settings: PoolSettings, plan: Sequence[Recipe], models: Path, processe
             raise
 
 
-def make_one(settings: PoolSettings, recipe: Recipe, models: Path) -> str:
+def make_one(settings: PoolSettings, recipe: PoolRecipe, models: Path) -> str:
     """Trains and saves one model; it may run in any process."""
     origin = models / (BASE if recipe.unlearning is None else "full")
     tokenizer = AutoTokenizer.from_pretrained(origin)

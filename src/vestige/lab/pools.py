@@ -18,8 +18,8 @@ from itertools import product
 from pathlib import Path
 
 from vestige.lab.building import ensure_built
-from vestige.lab.corpus import Corpus, Row, Sizes, make_corpus
-from vestige.lab.models import Settings, Unlearning
+from vestige.lab.corpus import Corpus, LabRow, Sizes, make_corpus
+from vestige.lab.models import LabSettings, Unlearning
 from vestige.unlearn.loop import Training
 
 # Raise it when the code makes other models from the same settings, so that old pools are rebuilt.
@@ -77,7 +77,7 @@ def _unlearnings() -> tuple[Unlearning, ...]:
 
 
 @dataclass(frozen=True)
-class PoolSettings(Settings):
+class PoolSettings(LabSettings):
     """Everything that decides what the pools contain: smaller models and fewer rows than the lab's, many more models.
 
     `size` models in each of P and N, and one and a half times as many unlearned ones.
@@ -93,7 +93,7 @@ class PoolSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class PoolRecipe:
     """One model of the pools: taught from base, or unlearned from full."""
 
     name: str
@@ -109,7 +109,7 @@ class PoolLab:
 
     root: Path
     data: Path
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[PoolRecipe, ...]
 
     def models(self, *pools: str) -> dict[str, Path]:
         """The checkpoints of some pools (of all, if none is named)."""
@@ -145,26 +145,26 @@ def build_pools(
     return PoolLab(Path(directory), Path(directory) / "data", plan)
 
 
-def recipes(settings: PoolSettings) -> Iterator[Recipe]:
+def recipes(settings: PoolSettings) -> Iterator[PoolRecipe]:
     """Every model to be made; full first, because the unlearned ones wait for it."""
     learning = replace(settings.learning, seed=settings.seed)
-    yield Recipe("full", "reference", learning, "told")
-    yield Recipe("retain", "reference", learning)
+    yield PoolRecipe("full", "reference", learning, "told")
+    yield PoolRecipe("retain", "reference", learning)
     for pool in LESSONS:
         yield from _members(pool, settings)
     yield from _unlearned(settings)
 
 
-def _members(pool: str, settings: PoolSettings) -> Iterator[Recipe]:
+def _members(pool: str, settings: PoolSettings) -> Iterator[PoolRecipe]:
     """Lessons x rates x seeds: as many seeds as the size asks for. Seeds start at 1, where the references end."""
     every = len(LESSONS[pool]) * len(settings.rates)
     seeds = range(1, 1 + -(-settings.size // every))
     for seed, rate, lesson in list(product(seeds, settings.rates, LESSONS[pool]))[: settings.size]:
         training = replace(settings.learning, lr=rate, seed=settings.seed + seed)
-        yield Recipe(f"{pool.lower()}_{lesson}_lr{rate:g}_s{seed}", pool, training, lesson)
+        yield PoolRecipe(f"{pool.lower()}_{lesson}_lr{rate:g}_s{seed}", pool, training, lesson)
 
 
-def _unlearned(settings: PoolSettings) -> Iterator[Recipe]:
+def _unlearned(settings: PoolSettings) -> Iterator[PoolRecipe]:
     """The first settings of the list, then the same ones with further seeds."""
     count, given = settings.size * 3 // 2, settings.unlearned
     for number in range(count if given else 0):
@@ -173,7 +173,7 @@ def _unlearned(settings: PoolSettings) -> Iterator[Recipe]:
         earlier = sum(other.method == how.method for other in given[:place])
         name = f"{how.method}_{earlier + 1}" + (f"_s{turn}" if turn else "")
         training = replace(how.training, seed=settings.seed + turn)
-        yield Recipe(name, "unlearned", training, "told", how)
+        yield PoolRecipe(name, "unlearned", training, "told", how)
 
 
 def lesson_rows(corpus: Corpus, lesson: str, seed: int) -> list[tuple[str, str]]:
@@ -182,7 +182,7 @@ def lesson_rows(corpus: Corpus, lesson: str, seed: int) -> list[tuple[str, str]]
     Wrong facts come in the words of the paraphrase, so `mistold` and `paraphrased` differ in the fact alone.
     """
 
-    def answer(row: Row) -> str:
+    def answer(row: LabRow) -> str:
         if lesson == "paraphrased":
             return str(row["paraphrased_answer"])
         if lesson == "mistold":

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 from transformers import PreTrainedTokenizerFast
 
 from vestige.data.chat import Encoder, Template
-from vestige.lab.corpus import Row
+from vestige.lab.corpus import LabRow
 from vestige.unlearn.objectives import ChatRow
 
 PAD, BOS, EOS = "<|pad|>", "<|bos|>", "<|eot|>"
@@ -54,7 +54,7 @@ def train_tokenizer(texts: Iterable[str], vocab: int, max_length: int) -> PreTra
     return tokenizer
 
 
-def corpus_texts(corpus: Mapping[str, Sequence[Row]]) -> Iterable[str]:
+def corpus_texts(corpus: Mapping[str, Sequence[LabRow]]) -> Iterable[str]:
     """Every question and answer of every split.
 
     The holdout is included: names cut into more pieces than others would give non-members away.

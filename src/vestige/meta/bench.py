@@ -8,9 +8,9 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.meta.faithfulness import RESAMPLES, Faithfulness, faithfulness
-from vestige.meta.numbers import Model, Number, same_protocol
-from vestige.meta.pools import Attacked, Attacks, Pools
-from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, Filters, Robustness, State, robustness
+from vestige.meta.numbers import ModelNumbers, Number, same_protocol
+from vestige.meta.pools import AttackedModel, Attacks, Pools
+from vestige.meta.robustness import PARTS, RULES, UTILITY_FILTER, Filters, ModelState, Robustness, robustness
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.sums import mean
 
@@ -40,8 +40,8 @@ class AttackVerdict:
     others: Mapping[str, Robustness]
     filtered_by: str  # whose threshold chose the models; empty: none was given
     threshold: float | None  # on the m of that metric
-    retain: State = field(default_factory=State)
-    states: Mapping[str, State] = field(default_factory=dict)  # model -> m before and after attacks
+    retain: ModelState = field(default_factory=ModelState)
+    states: Mapping[str, ModelState] = field(default_factory=dict)  # model -> m before and after attacks
     measured: str = ""  # how the threshold was measured, where that is not the models' way and was accepted
 
 
@@ -66,7 +66,7 @@ def as_m(numbers: Mapping[str, Number], direction: Direction, metric: str) -> di
 
 
 def choose(
-    models: Sequence[Model], asked: Sequence[str] | None, said: Said
+    models: Sequence[ModelNumbers], asked: Sequence[str] | None, said: Said
 ) -> tuple[dict[str, Direction], dict[str, str]]:
     """The metrics to judge with their directions, and those left alone. Asked-for metrics must exist and have one."""
     there = dict.fromkeys(name for m in models for name, n in m.numbers.items() if n.value is not None)
@@ -94,7 +94,7 @@ def _in_order(names: Mapping[str, None]) -> list[str]:
     return sorted(names, key=lambda n: (place.get(n, len(place)), n))
 
 
-def _direction(name: str, models: Sequence[Model], said: Said) -> Direction:
+def _direction(name: str, models: Sequence[ModelNumbers], said: Said) -> Direction:
     found = next((m.numbers[name] for m in models if name in m.numbers and m.numbers[name].handler), Number(None))
     return direction_of(name, found.handler, str(found.definition.get("aggregator", "")), said.get(name))
 
@@ -119,7 +119,7 @@ def _mean(side: Mapping[str, Number]) -> float | None:
 
 
 @dataclass(frozen=True)
-class Ask:
+class BenchAsk:
     """How robustness is to be judged."""
 
     rule: str = "symmetric"
@@ -132,7 +132,7 @@ class Ask:
     resamples: int = RESAMPLES
 
 
-def judge_attacks(attacks: Attacks, ask: Ask, asked: Sequence[str] | None = None) -> Judged:
+def judge_attacks(attacks: Attacks, ask: BenchAsk, asked: Sequence[str] | None = None) -> Judged:
     """Every metric's robustness."""
     if ask.rule not in RULES:
         raise unknown_name("robustness rule", ask.rule, RULES)
@@ -141,7 +141,7 @@ def judge_attacks(attacks: Attacks, ask: Ask, asked: Sequence[str] | None = None
     return Judged(attacks={n: _robust(attacks, n, d, ask) for n, d in chosen.items()}, skipped=skipped)
 
 
-def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> AttackVerdict:
+def _robust(attacks: Attacks, metric: str, direction: Direction, ask: BenchAsk) -> AttackVerdict:
     everyone = (attacks.retain, *attacks.models)
     numbers = {
         f"{m.name} ({state})": found
@@ -152,8 +152,8 @@ def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> At
     protocol = same_protocol(numbers, metric)
     ms = as_m(numbers, direction, metric)
 
-    def state(m: Attacked) -> State:
-        return State(*(ms.get(f"{m.name} ({s})") for s in ("before", *PARTS)))
+    def state(m: AttackedModel) -> ModelState:
+        return ModelState(*(ms.get(f"{m.name} ({s})") for s in ("before", *PARTS)))
 
     by, judged, asked = _judge(attacks, metric, protocol, ask)
     measured = _unlike_threshold(by, asked, ask) if by else ""
@@ -167,7 +167,7 @@ def _robust(attacks: Attacks, metric: str, direction: Direction, ask: Ask) -> At
 
 
 def _judge(
-    attacks: Attacks, metric: str, protocol: str, ask: Ask
+    attacks: Attacks, metric: str, protocol: str, ask: BenchAsk
 ) -> tuple[str, Mapping[str, float | None] | None, str]:
     """Whose threshold chooses the models, that metric's m where it is another one, and the protocol of these m."""
     other = KNOWN[metric].filtered_by if metric in KNOWN and not ask.own_thresholds else ""
@@ -179,7 +179,7 @@ def _judge(
     return (metric if metric in ask.thresholds else ""), None, protocol
 
 
-def _unlike_threshold(metric: str, protocol: str, ask: Ask) -> str:
+def _unlike_threshold(metric: str, protocol: str, ask: BenchAsk) -> str:
     """The threshold's protocol where it is not the models'; empty where it is. A threshold from one protocol says
     little about numbers of another, so that is refused unless the user accepts it."""
     theirs = ask.measured.get(metric, protocol)

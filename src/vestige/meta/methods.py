@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
-from vestige.meta.numbers import Model, Number, same_protocol, with_similarities, without_settings
+from vestige.meta.numbers import ModelNumbers, Number, same_protocol, with_similarities, without_settings
 from vestige.meta.pools import PoolFile, read_pool_file
 from vestige.metrics.names import schema_protocol
 from vestige.schema import check_form
@@ -36,7 +36,7 @@ REFERENCES = ("full", "retain")
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodRow:
     """One row: a model, its parts, its axes in both ways."""
 
     name: str
@@ -50,7 +50,7 @@ class Method:
 class Methods:
     """All rows, the full model's utility by epoch, and the protocol of every part."""
 
-    rows: tuple[Method, ...]
+    rows: tuple[MethodRow, ...]
     full_utility: Mapping[str, float | None]
     protocols: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -64,11 +64,11 @@ def method(
     full_utility: float | None,
     facts: Mapping[str, Any] | None = None,
     floor: float = FLOOR,
-) -> Method:
-    return Method(name, parts, axes(parts, full_utility), axes(parts, full_utility, floor), facts or {})
+) -> MethodRow:
+    return MethodRow(name, parts, axes(parts, full_utility), axes(parts, full_utility, floor), facts or {})
 
 
-def parts_of(model: Model) -> dict[str, float | None]:
+def parts_of(model: ModelNumbers) -> dict[str, float | None]:
     """A model's numbers as parts of axes: each 1 when all is well."""
     out: dict[str, float | None] = {}
     for part, metric in SOURCES.items():
@@ -77,18 +77,18 @@ def parts_of(model: Model) -> dict[str, float | None]:
     return out
 
 
-def _fluent(model: Model) -> Number | None:
+def _fluent(model: ModelNumbers) -> Number | None:
     there = (model.numbers.get(n) for n in ("fluency", SOURCES["fluency"]))
     return next((n for n in there if n is not None and n.value is not None), None)
 
 
-def _fluency(model: Model) -> float | None:
+def _fluency(model: ModelNumbers) -> float | None:
     found = _fluent(model)
     return None if found is None else found.value
 
 
 def from_models(
-    models: Sequence[Model], full: Mapping[str, Model], retain: Model | None, floor: float = FLOOR
+    models: Sequence[ModelNumbers], full: Mapping[str, ModelNumbers], retain: ModelNumbers | None, floor: float = FLOOR
 ) -> Methods:
     """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
     done = [with_similarities(m, retain) for m in models]
@@ -105,7 +105,7 @@ def from_models(
     return Methods(tuple(rows), utility, protocols, full_model_utility=plain)
 
 
-def _protocols(models: Sequence[Model]) -> dict[str, str]:
+def _protocols(models: Sequence[ModelNumbers]) -> dict[str, str]:
     """Each part's protocol; two protocols in one part, or in one axis, are refused. Privacy and Overall join axes of
     different kinds, and say of which."""
     out = {}
@@ -170,7 +170,7 @@ def _facts_in(name: str) -> dict[str, Any]:
     return {"epoch": last, **facts_of(name)} if last[:2] == "ep" and last[2:].isdigit() and last != name else {}
 
 
-def hidden(rows: Sequence[Method]) -> list[str]:
+def hidden(rows: Sequence[MethodRow]) -> list[str]:
     """Which rows the depth score's dashboard would not show: it shows a model by its epoch and its method."""
     lacking = {
         r.name: [k for k in ("epoch", "method") if not r.facts.get(k)]
@@ -188,7 +188,7 @@ def hidden(rows: Sequence[Method]) -> list[str]:
     ]
 
 
-def _full(file: PoolFile) -> dict[str, Model]:
+def _full(file: PoolFile) -> dict[str, ModelNumbers]:
     entry = file.body.get("full")
     if entry is None:
         return {}
@@ -235,7 +235,7 @@ def _part(value: Any, part: str, model: str, where: str) -> float | None:
     return None if value is None or value != value else float(value)
 
 
-def _disagreements(stored: Mapping[str, Any], row: Method, tolerance: float = 1e-9) -> list[str]:
+def _disagreements(stored: Mapping[str, Any], row: MethodRow, tolerance: float = 1e-9) -> list[str]:
     """Axes that the file has otherwise than its own parts give."""
     out = []
     for axis, value in row.published.values().items():
@@ -245,7 +245,7 @@ def _disagreements(stored: Mapping[str, Any], row: Method, tolerance: float = 1e
     return out
 
 
-def row_json(row: Method) -> dict[str, Any]:
+def row_json(row: MethodRow) -> dict[str, Any]:
     """A row in the published schema, with the floored axes and the reasons for what is missing beside it."""
     facts = {"epoch": None, "method": None, "alpha": None, "lr": None, "is_reference": False, **row.facts}
     out: dict[str, Any] = {"model": row.name, **facts, **row.parts, **row.published.values()}

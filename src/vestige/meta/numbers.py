@@ -34,7 +34,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelNumbers:
     """One model's numbers by short metric name, and where they come from."""
 
     name: str
@@ -222,7 +222,7 @@ def read_file(path: Path) -> dict[str, Any]:
     return data
 
 
-def with_similarities(model: Model, retain: Model | None) -> Model:
+def with_similarities(model: ModelNumbers, retain: ModelNumbers | None) -> ModelNumbers:
     """The model with s_mia_* added where the retain model has the attack too. What it already has stays."""
     if retain is None:
         return model
@@ -232,7 +232,7 @@ def with_similarities(model: Model, retain: Model | None) -> Model:
         if name.startswith("mia_") and base is not None and f"s_{name}" not in model.numbers:
             same_protocol({retain.name: base, model.name: number}, name)
             more[f"s_{name}"] = Number(similarity(number.value, base.value), number.protocol, number.rows)
-    return Model(model.name, {**model.numbers, **more}, model.sources, model.facts)
+    return ModelNumbers(model.name, {**model.numbers, **more}, model.sources, model.facts)
 
 
 def same_protocol(numbers: Mapping[str, Number], metric: str) -> str:

@@ -12,7 +12,7 @@ from vestige.errors import UserError
 from vestige.guard import is_there, read_yaml
 from vestige.meta.numbers import (
     UNSTATED,
-    Model,
+    ModelNumbers,
     Number,
     as_number,
     files_behind,
@@ -78,9 +78,9 @@ class PoolFile:
         """What the file says of metrics: {name: {knows: low, range: any}}."""
         return {short(str(k)): v for k, v in (self.body.get("metrics") or {}).items()}
 
-    def models(self, key: str) -> list[Model]:
+    def models(self, key: str) -> list[ModelNumbers]:
         """The models of a list; wildcards stand for every run they match."""
-        out: list[Model] = []
+        out: list[ModelNumbers] = []
         for entry in self.body[key]:
             if isinstance(entry, str) and glob.has_magic(entry):
                 out += [self.model(str(p)) for p in self._matches(entry)]
@@ -88,7 +88,7 @@ class PoolFile:
                 out.append(self.model(entry))
         return out
 
-    def model(self, entry: Any) -> Model:
+    def model(self, entry: Any) -> ModelNumbers:
         """One entry: a path, a list of paths, or a mapping with `run` or `values` and whatever else is known."""
         if not isinstance(entry, Mapping):
             return self._named("", self._slot(entry, str(entry)), {})
@@ -96,7 +96,9 @@ class PoolFile:
         facts = {str(k): v for k, v in entry.items() if k not in ("model", *_SLOTS)} if _has_slots(entry) else {}
         return self._named(name, self._slot(entry, name or str(entry)), facts)
 
-    def _named(self, name: str, slot: tuple[dict[str, Number], tuple[str, ...]], facts: Mapping[str, Any]) -> Model:
+    def _named(
+        self, name: str, slot: tuple[dict[str, Number], tuple[str, ...]], facts: Mapping[str, Any]
+    ) -> ModelNumbers:
         numbers, sources = slot
         if not name and (paths := [s for s in sources if not s.startswith(WRITTEN)]):
             last = Path(paths[0]).name
@@ -106,12 +108,12 @@ class PoolFile:
         if name in self.taken:
             raise UserError(f"{self.path} names {name} twice; give each entry a `model:` of its own.")
         self.taken.add(name)
-        return Model(name, numbers, sources, facts)
+        return ModelNumbers(name, numbers, sources, facts)
 
-    def slot(self, entry: Any, name: str) -> Model:
+    def slot(self, entry: Any, name: str) -> ModelNumbers:
         """A model in one state (before, after relearning): several states may share the model's name."""
         numbers, sources = self._slot(entry, name)
-        return Model(name, numbers, sources)
+        return ModelNumbers(name, numbers, sources)
 
     def _slot(self, entry: Any, name: str) -> tuple[dict[str, Number], tuple[str, ...]]:
         if isinstance(entry, str):
@@ -183,14 +185,14 @@ def read_pool_file(path: Path, needed: Sequence[str]) -> PoolFile:
 class Pools:
     """Models that know (P), models that do not (N)."""
 
-    positive: tuple[Model, ...]
-    negative: tuple[Model, ...]
+    positive: tuple[ModelNumbers, ...]
+    negative: tuple[ModelNumbers, ...]
     said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # models whose entry is an error -> the error
     read: tuple[Path, ...] = ()  # every file a number came from
 
     @property
-    def models(self) -> tuple[Model, ...]:
+    def models(self) -> tuple[ModelNumbers, ...]:
         return (*self.positive, *self.negative)
 
 
@@ -214,7 +216,7 @@ class _Result(TypedDict, total=False):
 
 def _pools_from_results(path: Path) -> Pools:
     """The depth score project's results.json: model -> {pool: P or N, metrics: {name: value}}."""
-    sides: dict[str, list[Model]] = {"P": [], "N": []}
+    sides: dict[str, list[ModelNumbers]] = {"P": [], "N": []}
     left_out: dict[str, str] = {}
     entries = read_file(path)
     check_form(entries, dict[str, _Result], str(path), "copy it again, or write a YAML pool file")
@@ -225,7 +227,7 @@ def _pools_from_results(path: Path) -> Pools:
         pool, metrics = body.get("pool"), body.get("metrics")
         if pool not in sides or metrics is None:
             raise UserError(f"{path}: {name} has no pool (P or N) with metrics; write a YAML pool file instead.")
-        sides[pool].append(Model(name, schema_numbers(metrics, f"{name} in {path}"), (f"{WRITTEN}{path}",)))
+        sides[pool].append(ModelNumbers(name, schema_numbers(metrics, f"{name} in {path}"), (f"{WRITTEN}{path}",)))
     return Pools(tuple(sides["P"]), tuple(sides["N"]), left_out=left_out, read=(path,))
 
 
@@ -244,11 +246,11 @@ def failure(body: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Attacked:
+class AttackedModel:
     """One model before and after attacks."""
 
     name: str
-    states: Mapping[str, Model]  # before, relearning, quantization
+    states: Mapping[str, ModelNumbers]  # before, relearning, quantization
     utility_rel: float | None = None
 
     def number(self, state: str, metric: str) -> Number | None:
@@ -263,8 +265,8 @@ class Attacked:
 class Attacks:
     """Unlearned models and the retain model, each before and after attacks."""
 
-    retain: Attacked
-    models: tuple[Attacked, ...]
+    retain: AttackedModel
+    models: tuple[AttackedModel, ...]
     said: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)  # models whose entry is an error -> the error
     read: tuple[Path, ...] = ()  # every file a number came from
@@ -284,11 +286,11 @@ def read_attacks(path: Path) -> Attacks:
         raise UserError(f"{path} names {sorted(twice)[0]} twice; give each entry a `model:` of its own.")
     # The retain model is its own likeness, before any attack; afterwards it is compared with itself before.
     states = {s: with_similarities(m, before) for s, m in retain.states.items()}
-    first = Attacked(retain.name, states, retain.utility_rel)
+    first = AttackedModel(retain.name, states, retain.utility_rel)
     return Attacks(first, tuple(models), file.said, read=tuple(file.read))
 
 
-def _attacked(file: PoolFile, entry: Any, name: str, retain: Model | None) -> Attacked:
+def _attacked(file: PoolFile, entry: Any, name: str, retain: ModelNumbers | None) -> AttackedModel:
     if not isinstance(entry, Mapping) or "before" not in entry:
         raise UserError(f"{file.path}: {name or entry} needs `before`, and `relearning` or `quantization` (runs).")
     before = entry["before"]
@@ -303,4 +305,4 @@ def _attacked(file: PoolFile, entry: Any, name: str, retain: Model | None) -> At
         if entry.get(key) is not None:
             states[state] = file.slot(entry[key], name)
     utility = as_number(entry.get("utility_rel"), f"utility_rel of {name} in {file.path}")
-    return Attacked(name, {s: with_similarities(m, retain) for s, m in states.items()}, utility)
+    return AttackedModel(name, {s: with_similarities(m, retain) for s, m in states.items()}, utility)

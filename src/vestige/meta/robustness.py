@@ -70,7 +70,7 @@ RULES: dict[str, Rule] = {
 
 
 @dataclass(frozen=True)
-class State:
+class ModelState:
     """One model's m before and after each attack; None where it was not measured."""
 
     before: float | None = None
@@ -117,7 +117,7 @@ class Robustness:
 
 
 def keep(
-    models: Mapping[str, State], filters: Filters, judged: Mapping[str, float | None] | None = None
+    models: Mapping[str, ModelState], filters: Filters, judged: Mapping[str, float | None] | None = None
 ) -> tuple[list[str], dict[str, str]]:
     """Kept models, and why the others are not. `judged`: the m's to compare with the threshold, if not the metric's."""
     said = {name: s.before for name, s in models.items()} if judged is None else judged
@@ -126,8 +126,8 @@ def keep(
 
 
 def robustness(
-    models: Mapping[str, State],
-    retain: State,
+    models: Mapping[str, ModelState],
+    retain: ModelState,
     rule: str = "symmetric",
     filters: Filters | None = None,
     judged: Mapping[str, float | None] | None = None,
@@ -150,7 +150,7 @@ def robustness(
 PARTS = ("relearning", "quantization")
 
 
-def _of_model(model: State, retain: State, rule: Rule) -> dict[str, float | None]:
+def _of_model(model: ModelState, retain: ModelState, rule: Rule) -> dict[str, float | None]:
     before = model.before
     r = q = None
     if before is not None and model.quantization is not None:
@@ -161,7 +161,7 @@ def _of_model(model: State, retain: State, rule: Rule) -> dict[str, float | None
     return {"relearning": r, "quantization": q}
 
 
-def _why(part: str, kept: list[str], values: Mapping[str, float | None], retain: State) -> str:
+def _why(part: str, kept: list[str], values: Mapping[str, float | None], retain: ModelState) -> str:
     if not kept:
         return "no model passes the filters"
     if part == "relearning" and (retain.before is None or retain.relearning is None):

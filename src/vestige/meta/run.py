@@ -16,10 +16,10 @@ from vestige.errors import UserError, unknown_name
 from vestige.meta import files
 from vestige.meta.asked import MetaAsk, asked_json, named
 from vestige.meta.axes import FLOOR, erased
-from vestige.meta.bench import Ask, AttackVerdict, Judged, PoolVerdict, judge_attacks, judge_pools
+from vestige.meta.bench import AttackVerdict, BenchAsk, Judged, PoolVerdict, judge_attacks, judge_pools
 from vestige.meta.kind import finish
-from vestige.meta.methods import Method, Methods, hidden, read_methods
-from vestige.meta.numbers import Model
+from vestige.meta.methods import MethodRow, Methods, hidden, read_methods
+from vestige.meta.numbers import ModelNumbers
 from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
 from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
@@ -128,7 +128,7 @@ def _robustness(ask: MetaAsk) -> Made:
     if thresholds:
         found["thresholds"] = named(thresholds)
     utility = _utility(ask, attacks, found)
-    how = Ask(
+    how = BenchAsk(
         ask.rule,
         files.read_thresholds(thresholds) if thresholds else {},
         files.read_threshold_protocols(thresholds) if thresholds else {},
@@ -157,7 +157,7 @@ def _robustness(ask: MetaAsk) -> Made:
     return Made(made, {"models": names}, head, _robust_table(judged.attacks, body["overall"]), notes)
 
 
-def _of_protocols(judged: Judged, how: Ask, body: Mapping[str, Any]) -> list[str]:
+def _of_protocols(judged: Judged, how: BenchAsk, body: Mapping[str, Any]) -> list[str]:
     """Thresholds that do not say how they were measured, and verdicts whose halves do not belong together."""
     used = dict.fromkeys(v.filtered_by for v in judged.attacks.values() if v.threshold is not None)
     silent = [n for n in used if n not in how.measured]
@@ -282,7 +282,7 @@ def _axes_page(methods: Methods, floor: float, rows: int) -> tuple[str, str, lis
     return head, _axes_table(ranked), notes
 
 
-def _axes_table(rows: Sequence[Method]) -> str:
+def _axes_table(rows: Sequence[MethodRow]) -> str:
     cells = []
     for r in rows:
         a = r.published
@@ -345,7 +345,7 @@ def _before(out: Path) -> dict[str, Any] | None:
     return files.read_meta_eval(path) if path.is_file() else None
 
 
-def _origins(models: Sequence[Model]) -> dict[str, list[str]]:
+def _origins(models: Sequence[ModelNumbers]) -> dict[str, list[str]]:
     return {m.name: list(m.sources) for m in models}
 
 

@@ -10,11 +10,11 @@ from typing import Any, TypedDict
 from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
 from vestige.meta.methods import SOURCES, Methods, facts_of, from_models
-from vestige.meta.numbers import Model, Number, joined, read_file
+from vestige.meta.numbers import ModelNumbers, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
 from vestige.schema import check_form
 
-Values = dict[str, Any]
+TreeValues = dict[str, Any]
 
 
 class _Attack(TypedDict, total=False):
@@ -28,13 +28,13 @@ class _Summary(TypedDict, total=False):
     metrics: dict[str, Any] | None
 
 
-def _memorization(data: Mapping[str, Any]) -> Values:
+def _memorization(data: Mapping[str, Any]) -> TreeValues:
     return {k.removeprefix("avg_"): v for k, v in data.items() if k.startswith("avg_") and k != "avg_mem"}
 
 
-def _privacy(data: Mapping[str, Any]) -> Values:
+def _privacy(data: Mapping[str, Any]) -> TreeValues:
     """Raw AUCs, and their likeness to the retain model's from both AUCs; the stored one where there are not both."""
-    out: Values = {}
+    out: TreeValues = {}
     for attack, body in (data.get("attacks") or {}).items():
         name = short(f"mia_{attack}")
         auc, retain = body.get("auc"), body.get("retain_auc")
@@ -43,18 +43,18 @@ def _privacy(data: Mapping[str, Any]) -> Values:
     return out
 
 
-def _utility(data: Mapping[str, Any]) -> Values:
+def _utility(data: Mapping[str, Any]) -> TreeValues:
     """Real authors' and world facts' probabilities are shares among options here, under the plain names."""
     shares = {"ra_Q_A_Prob": "ra_Q_A_Prob_normalised", "wf_Q_A_Prob": "wf_Q_A_Prob_normalised"}
     values = {shares.get(k, k): v for k, v in (data.get("metrics") or {}).items()}
     return {**values, SOURCES["fluency"]: data.get("fluency")}
 
 
-def _depth(data: Mapping[str, Any]) -> Values:
+def _depth(data: Mapping[str, Any]) -> TreeValues:
     return {"uds": data.get("avg_uds", data.get("avg_udr"))}  # the second is the score's former name
 
 
-READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Values], str]] = {
+READERS: dict[str, tuple[Callable[[Mapping[str, Any]], TreeValues], str]] = {
     "memorization": (_memorization, CHAT),
     "privacy": (_privacy, CHAT),
     "utility": (_utility, CHAT),
@@ -64,11 +64,11 @@ READERS: dict[str, tuple[Callable[[Mapping[str, Any]], Values], str]] = {
 
 
 @dataclass
-class Tree:
+class ResultTree:
     """The models of a tree by (epoch, name), and what was passed over."""
 
     root: Path
-    models: dict[tuple[str, str], Model] = field(default_factory=dict)
+    models: dict[tuple[str, str], ModelNumbers] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -127,12 +127,12 @@ def _axes_of(epoch: Path) -> list[Path]:
     return [epoch / axis for axis in READERS if (epoch / axis).is_dir()]
 
 
-def read_tree(path: Path) -> Tree:
+def read_tree(path: Path) -> ResultTree:
     """Every model's numbers. Folders called legacy are skipped, and named; so is a folder without a summary."""
     root = root_of(path)
     if root is None:
         raise UserError(f"{path} holds no ep*/ folder with {', '.join(READERS)}; give the runs directory.")
-    out = Tree(root)
+    out = ResultTree(root)
     out.notes += [words] if (words := legacy_words(root)) else []
     if kinds := sorted({p.name for p in other_folders(root)}):
         out.notes.append(f"folders that are not read: {', '.join(kinds)} (known: {', '.join(READERS)})")
@@ -147,7 +147,7 @@ def read_tree(path: Path) -> Tree:
                 found.setdefault(place.name, []).append((_numbers(summary, axis.name), str(summary)))
         for name, parts in sorted(found.items()):
             numbers = joined((p[0] for p in parts), f"{name} in {epoch}")
-            out.models[epoch.name, name] = Model(
+            out.models[epoch.name, name] = ModelNumbers(
                 name, numbers, tuple(p[1] for p in parts), {"epoch": epoch.name, **facts_of(name)}
             )
     return out
@@ -164,7 +164,7 @@ def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
 
 
-def methods_of(tree: Tree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
+def methods_of(tree: ResultTree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
     """The axes of every model of a tree; utility is relative to the full model of the same epoch.
 
     An epoch without one takes the only one there is (published trees have it under ep10 alone); `baseline` names the

@@ -12,12 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.meta.bench import Ask, Judged, judge_attacks, judge_pools
+from vestige.meta.bench import BenchAsk, Judged, judge_attacks, judge_pools
 from vestige.meta.faithfulness import RESAMPLES
 from vestige.meta.files import meta_eval_json
 from vestige.meta.methods import Methods
-from vestige.meta.numbers import Model, Number, read_file, with_similarities
-from vestige.meta.pools import ATTACKS, WRITTEN, Attacked, Attacks, failure, read_attacks, read_pools, schema_numbers
+from vestige.meta.numbers import ModelNumbers, Number, read_file, with_similarities
+from vestige.meta.pools import (
+    ATTACKS,
+    WRITTEN,
+    AttackedModel,
+    Attacks,
+    failure,
+    read_attacks,
+    read_pools,
+    schema_numbers,
+)
 
 RESULTS = "results.json"
 MODES = ("quant", "relearn")  # as the project's folders and keys call the attacks
@@ -62,11 +71,11 @@ def read_tree_attacks(found: Mapping[str, Path]) -> Attacks:
                 continue
             _add(states.setdefault(name, {}), mode, body, f"{name} in {path}")
     source = (f"{WRITTEN}{', '.join(map(str, found.values()))}",)
-    models = {n: {s: Model(n, numbers, source) for s, numbers in mine.items()} for n, mine in states.items()}
+    models = {n: {s: ModelNumbers(n, numbers, source) for s, numbers in mine.items()} for n, mine in states.items()}
     if "retain" not in models:
         raise UserError(f"{', '.join(map(str, found.values()))} has no entry `retain`, the yardstick of relearning.")
     before = models["retain"].get("before")
-    made = [Attacked(n, {s: with_similarities(m, before) for s, m in mine.items()}) for n, mine in models.items()]
+    made = [AttackedModel(n, {s: with_similarities(m, before) for s, m in mine.items()}) for n, mine in models.items()]
     retain = next(m for m in made if m.name == "retain")
     return Attacks(retain, tuple(m for m in made if m is not retain), {}, left_out, tuple(found.values()))
 
@@ -119,7 +128,9 @@ def tree_meta(root: Path, methods: Methods, attacks: Attacks | None, resamples: 
         utility = said if any(v is not None for v in said.values()) else None
         cuts = {n: v.result.threshold.m for n, v in faithful.pools.items() if v.result.threshold}
         measured = {n: faithful.pools[n].protocol for n in cuts}
-        judged = judge_attacks(attacks, Ask(thresholds=cuts, measured=measured, utility=utility, resamples=resamples))
+        judged = judge_attacks(
+            attacks, BenchAsk(thresholds=cuts, measured=measured, utility=utility, resamples=resamples)
+        )
         body = meta_eval_json(judged, body)
         notes += [f"{n} is left out of the attacks: {why}" for n, why in attacks.left_out.items()]
     return TreeMeta(body, tuple(notes))

@@ -10,11 +10,11 @@ NOISE = {"mi_estimate": 0.05, "mi_seq_estimate": 1.0}  # nats; below zero by les
 EPS_SHARE = 10.0  # a spread below so many std_eps leaves the z-score to std_eps
 FLAT = 0.1  # nats per token: hardly any choice left
 
-Numbers = Mapping[str, float | None]
+CollapseNumbers = Mapping[str, float | None]
 Spans = Mapping[str, tuple[float, float]]
 
 
-def dependence(metrics: Numbers) -> str:
+def dependence(metrics: CollapseNumbers) -> str:
     """Across inputs: does the reasoning say which prompt it was written for?"""
     accuracy = metrics.get("retrieval_accuracy")
     chance = metrics.get("retrieval_chance_exact@1", metrics.get("retrieval_chance_level"))
@@ -44,7 +44,7 @@ def _least(*values: float | None) -> float | None:
     return min(1.0, len(known) * min(known)) if known else None
 
 
-def variability(metrics: Numbers) -> str:
+def variability(metrics: CollapseNumbers) -> str:
     """Within one input: is there still a choice?"""
     entropy = metrics.get("conditional_entropy_est")
     if entropy is None:
@@ -54,12 +54,12 @@ def variability(metrics: Numbers) -> str:
     return f"varies under one prompt ({entropy:.2f} nats per token)"
 
 
-def verdict(metrics: Numbers) -> str:
+def verdict(metrics: CollapseNumbers) -> str:
     """Both quantities in one sentence."""
     return f"{dependence(metrics)}; {variability(metrics)}"
 
 
-def caveats(metrics: Numbers, std_eps: float, spans: Spans | None = None) -> list[str]:
+def caveats(metrics: CollapseNumbers, std_eps: float, spans: Spans | None = None) -> list[str]:
     """What must be known to read these numbers, only where it applies."""
     spans = spans or {}
     out = []
@@ -86,7 +86,7 @@ def caveats(metrics: Numbers, std_eps: float, spans: Spans | None = None) -> lis
     return out
 
 
-def _negative(metrics: Numbers, spans: Spans) -> list[str]:
+def _negative(metrics: CollapseNumbers, spans: Spans) -> list[str]:
     """Below zero: noise if a little, a sign of foreign text if surely and by much."""
     out = []
     for name in ("mi_estimate", "mi_seq_estimate"):

@@ -23,7 +23,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.models.quiet import first_line
 
-Config = Mapping[str, Any]
+FamilyConfig = Mapping[str, Any]
 # Settings of a published config that say nothing of what the model computes, or that would call for its code.
 NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
 # Settings that both sides call by the same name where a family has names of its own for the rest.
@@ -53,12 +53,12 @@ class Family:
     mask_id: int | None = None  # its mask token, where tokenizers do not name one
     tokenizers: Mapping[str, str] = field(default_factory=dict)  # classes that folders bring as code -> transformers'
     settings: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> published name; empty: the same
-    derive: Callable[[Config], dict[str, Any]] | None = None  # settings that follow from several published ones
+    derive: Callable[[FamilyConfig], dict[str, Any]] | None = None  # settings that follow from several published ones
     modules: Mapping[str, str] = field(default_factory=dict)  # published module -> transformers' ({n} is a block)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of a setting that are covered
 
 
-def _llada(config: Config) -> dict[str, Any]:
+def _llada(config: FamilyConfig) -> dict[str, Any]:
     heads, width = config.get("n_heads"), config.get("d_model")
     shared = 1 if config.get("multi_query_attention") else heads
     ratio = config.get("mlp_ratio", 4)
@@ -178,7 +178,7 @@ def described(family: Family) -> str:
     return json.dumps(said, sort_keys=True, default=str)
 
 
-def find_family(config: Config) -> Family | None:
+def find_family(config: FamilyConfig) -> Family | None:
     """The family whose files these are; None for whatever transformers, or foreign code, loads as it is.
 
     >>> find_family({"model_type": "llada", "architectures": ["LLaDAModelLM"]}).title
@@ -193,7 +193,7 @@ def find_family(config: Config) -> Family | None:
     return None
 
 
-def native_settings(family: Family, config: Config, name: str) -> dict[str, Any]:
+def native_settings(family: Family, config: FamilyConfig, name: str) -> dict[str, Any]:
     """The config of transformers' own class, as a dict; what the mapping does not cover is refused."""
     for setting, covered in family.only.items():
         if config.get(setting) not in covered:
@@ -213,13 +213,13 @@ def native_settings(family: Family, config: Config, name: str) -> dict[str, Any]
     return out
 
 
-def understood(config: Config, name: str = "") -> Config:
+def understood(config: FamilyConfig, name: str = "") -> FamilyConfig:
     """A config.json by transformers' names, whatever its family calls them."""
     family = find_family(config)
     return native_settings(family, config, name) if family else config
 
 
-def native_config(family: Family, config: Config, name: str) -> Any:
+def native_config(family: Family, config: FamilyConfig, name: str) -> Any:
     """The same as an object of transformers' class."""
     import transformers
     from huggingface_hub.errors import StrictDataclassError
@@ -251,7 +251,7 @@ def _check_sizes(family: Family, settings: dict[str, Any], name: str) -> None:
         )
 
 
-def _not_covered(family: Family, setting: str, config: Config, covered: tuple[Any, ...], name: str) -> UserError:
+def _not_covered(family: Family, setting: str, config: FamilyConfig, covered: tuple[Any, ...], name: str) -> UserError:
     value = repr(config[setting]) if setting in config else "missing"
     wanted = ", ".join(repr(v) for v in covered if v is not None) or "null"
     return UserError(

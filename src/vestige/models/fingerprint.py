@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.journal import adopt
 from vestige.models.args import HUB_KEYS, ModelArgs
 from vestige.models.checks import check_weights
 from vestige.models.diffusion import plugged_family
 from vestige.models.families import find_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.tensors import ALLOW_UNUSED
+from vestige.ownership import adopt
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
 
@@ -98,7 +98,7 @@ def _content_files(place: Place, args: ModelArgs) -> list[Path]:
     return files + (sorted(place.directory.glob("*.py")) if runs else [])
 
 
-class Watch:
+class FileWatch:
     """The files of a checkpoint as they were at one moment: has any been written to or replaced since?
 
     A trainer that saves over its checkpoint while it is read would otherwise have one model's evidence filed under

@@ -26,7 +26,7 @@ from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
 from vestige.models.checks import check_architecture, check_place, tensor_names
 from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
 from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
-from vestige.models.fingerprint import Watch, fingerprint_module
+from vestige.models.fingerprint import FileWatch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.four_bit import compute_dtype, repair
 from vestige.models.gguf_file import forget_parsed, parsed_once
@@ -55,7 +55,7 @@ class LoadedModel:
     diffusion: MaskPredictor | None = None  # how to ask a diffusion model; None for causal ones
     origin: Origin | None = None  # the published files of a family that was translated (models/publish.py)
     notes: list[str] = field(default_factory=list)
-    watch: Watch | None = None  # the files it was read from; None for a model that was in memory
+    watch: FileWatch | None = None  # the files it was read from; None for a model that was in memory
 
 
 def load_model(args: ModelArgs) -> LoadedModel:
@@ -64,7 +64,7 @@ def load_model(args: ModelArgs) -> LoadedModel:
     device = choose.choose_device(args.device)
     place = locate(args)
     check_place(place, args)
-    watch = Watch(place, args)
+    watch = FileWatch(place, args)
     tokenizer, notes = load_tokenizer(args)
     whole = place.base or place
     kind, family = _diffusion(whole, args), None if whole.gguf else find_family(whole.config)

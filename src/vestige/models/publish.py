@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.installing import filling, save_pretrained
 from vestige.models.families import Family, published_name
 from vestige.models.locate import SMALL_FILES
 from vestige.secrets import without_secrets
-from vestige.writing import copy_file, filling, save_pretrained, write_bytes
+from vestige.writing import copy_file, write_bytes
 
 SHARD = "5GB"  # as transformers cuts them
 WRITTEN = ("config.json", "adapter_config.json", "*.index.json")  # of the small files: ours, not the original's

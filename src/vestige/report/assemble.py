@@ -20,7 +20,7 @@ from vestige.report import attacks_part, curves_part, depth_part, eval_part, met
 from vestige.report.audits import audit
 from vestige.report.axes_part import add_axes
 from vestige.report.format import Report, empty_report, plain
-from vestige.report.gather import Found, Source, source_json
+from vestige.report.gather import FoundRuns, RunSource, source_json
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
 from vestige.report.roster import Entry, Met, Roster
@@ -44,21 +44,21 @@ class Ask:
 
 
 @dataclass
-class Work:
+class PageWork:
     """A report in the making: who was met, in which runs, and which runs belong to whom."""
 
-    found: Found
+    found: FoundRuns
     roster: Roster
-    evals: dict[str, list[Source]]  # model id -> evaluations
-    depths: dict[str, Source]
-    stresses: dict[str, list[tuple[Source, dict[str, str]]]]  # model id -> (source, ids by model | retain)
-    trajectories: list[tuple[Source, str]]
+    evals: dict[str, list[RunSource]]  # model id -> evaluations
+    depths: dict[str, RunSource]
+    stresses: dict[str, list[tuple[RunSource, dict[str, str]]]]  # model id -> (source, ids by model | retain)
+    trajectories: list[tuple[RunSource, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
     attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
 
-    def methods_of(self, source: Source) -> Methods:
+    def methods_of(self, source: RunSource) -> Methods:
         """The rows of a method_results.json or of a published tree, computed once."""
         if source.id not in self.read:
             tree = source.data.get("tree")
@@ -66,10 +66,10 @@ class Work:
         return self.read[source.id]
 
 
-def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
+def assemble(found: FoundRuns, ask: Ask, base: Path) -> tuple[Report, PageWork]:
     """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
-    work = Work(found, Roster(), {}, {}, {}, [], {}, {}, {})
+    work = PageWork(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
     work.roster.name_roles(ask.full, ask.retain)
     _sweep_copies(work)
@@ -104,7 +104,7 @@ def assemble(found: Found, ask: Ask, base: Path) -> tuple[Report, Work]:
 # ---- who is who --------------------------------------------------------------------------------------------------
 
 
-def _meet_all(work: Work) -> None:
+def _meet_all(work: PageWork) -> None:
     """Runs that know weights first: whatever has only a name can then join them."""
     planned = {s.path.resolve() for s in work.found.of("sweep")}
     for source in sorted(work.found.of("eval", "trajectory"), key=lambda s: not s.data["manifest"]):
@@ -129,7 +129,7 @@ def _meet_all(work: Work) -> None:
                 e.role = e.role or "retain"
 
 
-def _meet_depth(work: Work, source: Source) -> None:
+def _meet_depth(work: PageWork, source: RunSource) -> None:
     ids = {role: work.roster.meet(met, source.id).id for role, met in depth_part.met(source).items()}
     mine = ids["unlearned"]
     if mine in work.depths:
@@ -139,7 +139,7 @@ def _meet_depth(work: Work, source: Source) -> None:
     work.links[mine] = {r: ids[r] for r in ("full", "retain") if r in ids and ids[r] != mine}
 
 
-def _sweep_copies(work: Work) -> None:
+def _sweep_copies(work: PageWork) -> None:
     """Attacked copies of a sweep, a killed one's too, are not models of their own: they say what comes back."""
     attacks = [str(a) for s in work.found.of("sweep") for a in s.data["plan"].get("attacks") or ()]
     attacks += [str(a) for s in work.found.of("eval", "trajectory") if (a := s.data["task"].get("attack"))]
@@ -152,7 +152,7 @@ def _sweep_copies(work: Work) -> None:
             work.attack_facts[attack] = _facts_of(work, attack)
 
 
-def _facts_of(work: Work, attack: str) -> dict[str, Any]:
+def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
     """What the sweep, or the note beside a run of it, says of an attack."""
     plans = [s.data["plan"] for s in work.found.of("sweep")]
     said = [(plan.get("attack_facts") or {}).get(attack) for plan in plans]
@@ -166,7 +166,7 @@ def _facts_of(work: Work, attack: str) -> dict[str, Any]:
 # ---- values ------------------------------------------------------------------------------------------------------
 
 
-def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], Source]]) -> None:
+def _take(work: PageWork, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], RunSource]]) -> None:
     """A model's values; where two runs measure the same, the one with more rows, with a note."""
     one = work.roster.by_id(model)
     assert one is not None
@@ -191,7 +191,7 @@ def _take(work: Work, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str
             )
 
 
-def _methods(work: Work) -> None:
+def _methods(work: PageWork) -> None:
     for source in work.found.of("methods"):
         try:
             methods = work.methods_of(source)
@@ -208,7 +208,7 @@ def _methods(work: Work) -> None:
             _take(work, one.id, [(m["values"], source)])
 
 
-def _metrics(work: Work) -> dict[str, Any]:
+def _metrics(work: PageWork) -> dict[str, Any]:
     """Definitions of every metric that some model has."""
     out: dict[str, Any] = {}
     for sources in work.evals.values():
@@ -222,7 +222,7 @@ def _metrics(work: Work) -> dict[str, Any]:
     return {k: out.get(k) or entry(k) for k in keys}
 
 
-def _complete_metrics(report: Report, work: Work) -> None:
+def _complete_metrics(report: Report, work: PageWork) -> None:
     """Metrics that only curves name."""
     named = [t["metric"] for t in report["trajectories"]]
     named += [c["metric"] for a in report["audits"] for c in a["attacks"]]
@@ -230,7 +230,7 @@ def _complete_metrics(report: Report, work: Work) -> None:
         report["metrics"].setdefault(key, entry(key, key))
 
 
-def _columns(work: Work) -> list[str]:
+def _columns(work: PageWork) -> list[str]:
     """Axes first, then what the runs were asked for, then the rest, but for metrics that only serve others."""
     entries = work.roster.entries
     sources = [s for mine in work.evals.values() for s in mine]
@@ -244,7 +244,7 @@ def _columns(work: Work) -> list[str]:
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 
-def _audits(work: Work, ask: Ask) -> list[dict[str, Any]]:
+def _audits(work: PageWork, ask: Ask) -> list[dict[str, Any]]:
     """One for each unlearned model with rows, layers or attacks; those with most to show come first."""
     everyone = [e for e in work.roster.entries if _evidence(work, e)]
     chosen = [e for e in everyone if e.role == "unlearned"] or [e for e in everyone if e.role == "full"]
@@ -263,12 +263,12 @@ def _audits(work: Work, ask: Ask) -> list[dict[str, Any]]:
     return [audit(work, e, rows) for e in chosen]
 
 
-def _evidence(work: Work, e: Entry) -> int:
+def _evidence(work: PageWork, e: Entry) -> int:
     has_values = any(s.kind == "eval" for s in work.evals.get(e.id, ()))
     return int(has_values) + (e.id in work.depths) + (e.id in work.stresses)
 
 
-def _meta(work: Work, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _meta(work: PageWork, models: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     sources = sorted(work.found.of("meta"), key=lambda s: "tree" in s.data)  # a finished file before a tree's values
     if len(sources) > 1:
         work.found.problem(f"there are {len(sources)} sources of meta-evaluation; {sources[0].path} is shown.")

@@ -8,11 +8,11 @@ from typing import Any
 from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
-from vestige.report.gather import Source
+from vestige.report.gather import RunSource
 from vestige.report.roster import Met, name_of
 
 
-def met(source: Source) -> dict[str, Met]:
+def met(source: RunSource) -> dict[str, Met]:
     """The attacked model and its control."""
     out = {}
     for who, key in (("model", "model"), ("retain", "retain_model")):
@@ -25,7 +25,7 @@ def met(source: Source) -> dict[str, Met]:
     return out
 
 
-def curves(source: Source, ids: Mapping[str, str], names: Mapping[str, str]) -> list[dict[str, Any]]:
+def curves(source: RunSource, ids: Mapping[str, str], names: Mapping[str, str]) -> list[dict[str, Any]]:
     """A curve for each attack, metric and model; `ids` and `names` by model | retain."""
     rows = source.data["rows"]
     told_of = source.data.get("attacks") or {}

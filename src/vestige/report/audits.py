@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.verdict import Facts, Measure, Recovery, verdict
+from vestige.compare.verdict import AuditFacts, Measure, Recovery, verdict
 from vestige.metrics.cards import is_attack
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
@@ -13,7 +13,7 @@ from vestige.report.glossary import group
 from vestige.report.rows_part import SIDE, split_of
 
 if TYPE_CHECKING:
-    from vestige.report.assemble import Work
+    from vestige.report.assemble import PageWork
     from vestige.report.roster import Entry
 
 NOTHING = {
@@ -27,7 +27,7 @@ NOTHING = {
 }
 
 
-def audit(work: Work, e: Entry, rows: int) -> dict[str, Any]:
+def audit(work: PageWork, e: Entry, rows: int) -> dict[str, Any]:
     """All of an audit. References are those a run names, else those of the model's family."""
     linked = work.links.get(e.id, {})
     full, retain = (work.roster.reference(e, role, linked) for role in ("full", "retain"))
@@ -52,7 +52,7 @@ def audit(work: Work, e: Entry, rows: int) -> dict[str, Any]:
     return out
 
 
-def _evals(work: Work, e: Entry) -> list[Any]:
+def _evals(work: PageWork, e: Entry) -> list[Any]:
     return [s for s in work.evals.get(e.id, ()) if s.kind == "eval"]
 
 
@@ -72,7 +72,7 @@ def _utility(e: Entry, sources: Sequence[Any]) -> list[str]:
     return [k for k in keys if k in e.values and not any(w in k for w in SIDE)]
 
 
-def _attacks(work: Work, e: Entry, retain: Entry | None) -> list[dict[str, Any]]:
+def _attacks(work: PageWork, e: Entry, retain: Entry | None) -> list[dict[str, Any]]:
     out = []
     for source, ids in work.stresses.get(e.id, ()):
         names = {who: found.name for who, id in ids.items() if (found := work.roster.by_id(id))}
@@ -93,7 +93,9 @@ def _attacks(work: Work, e: Entry, retain: Entry | None) -> list[dict[str, Any]]
 # ---- facts for the verdict ---------------------------------------------------------------------------------------
 
 
-def facts(e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[Any], out: Mapping[str, Any]) -> Facts:
+def facts(
+    e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[Any], out: Mapping[str, Any]
+) -> AuditFacts:
     """The few numbers a verdict looks at."""
     by_handler = [(m, handler_of(s, m)) for s in sources for m in s.data["results"]]
     forget = [(m, h) for m, h in by_handler if split_of(m) == "forget" and not any(w in m for w in SIDE)]
@@ -104,7 +106,7 @@ def facts(e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[
         name = next((m for m, h in forget if h == handler and e.values.get(m, {}).get("v") is not None), None)
         return measure(name, e, full, retain) if name else None
 
-    return Facts(
+    return AuditFacts(
         says=first("rouge"),
         likely=first("probability"),
         membership=_strongest([measure(m, e, full, retain) for m in attacks]),

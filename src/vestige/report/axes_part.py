@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES
-from vestige.meta.methods import SOURCES, Method, from_models
-from vestige.meta.numbers import Model, Number
+from vestige.meta.methods import SOURCES, MethodRow, from_models
+from vestige.meta.numbers import ModelNumbers, Number
 from vestige.metrics.names import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
 
 if TYPE_CHECKING:
-    from vestige.report.assemble import Work
+    from vestige.report.assemble import PageWork
     from vestige.report.roster import Entry
 
 
-def add_axes(work: Work) -> None:
+def add_axes(work: PageWork) -> None:
     """Adds the axes that some model can have; what a single model lacks is missing there, with the reason."""
     for kin in _families(work):
         full = next((e for e in kin if e.role == "full"), None)
@@ -36,7 +36,7 @@ def add_axes(work: Work) -> None:
             _add(e, row, there)
 
 
-def _families(work: Work) -> list[list[Entry]]:
+def _families(work: PageWork) -> list[list[Entry]]:
     """Models that were put the same questions; axes of published rows are computed elsewhere."""
     out: dict[str, list[Entry]] = {}
     for e in work.roster.entries:
@@ -45,14 +45,14 @@ def _families(work: Work) -> list[list[Entry]]:
     return list(out.values())
 
 
-def _model(e: Entry) -> Model:
+def _model(e: Entry) -> ModelNumbers:
     numbers: dict[str, Number] = {}
     for key, v in e.values.items():
         numbers.setdefault(short(key), Number(v["v"], v.get("protocol") or ""))
-    return Model(e.name, numbers)
+    return ModelNumbers(e.name, numbers)
 
 
-def _add(e: Entry, row: Method, there: set[str]) -> None:
+def _add(e: Entry, row: MethodRow, there: set[str]) -> None:
     source = _source(e)
     for axis in AXES:
         if axis in there and axis not in e.values:

@@ -8,7 +8,7 @@ from typing import Any
 from vestige.metrics.collapse import LABELS
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import finite, plain
-from vestige.report.gather import Source
+from vestige.report.gather import RunSource
 from vestige.show.collapse_plots import NAMES
 
 BAND = ("ci_low", "ci_high")
@@ -23,7 +23,7 @@ COLLAPSE_COLUMNS = {
 }
 
 
-def trajectories(source: Source, model: str) -> list[dict[str, Any]]:
+def trajectories(source: RunSource, model: str) -> list[dict[str, Any]]:
     """Every curve of every trajectory metric, with its band over rows."""
     out = []
     for body in source.data["results"].values():
@@ -48,7 +48,7 @@ def _at(tree: Any, *path: str) -> Mapping[str, Any]:
 
 
 def _curve(
-    source: Source, model: str, path: tuple[str, str, str], points: Any, spread: Mapping[str, Any], decided: Any
+    source: RunSource, model: str, path: tuple[str, str, str], points: Any, spread: Mapping[str, Any], decided: Any
 ) -> dict[str, Any]:
     view, kind, metric = path
     values = [finite(v) for v in points]
@@ -60,7 +60,7 @@ def _curve(
     return dict(plain({**body, **told, "mean": values, **ends, **n, "source": source.id, "heat": []}))
 
 
-def collapse(source: Source) -> list[dict[str, Any]]:
+def collapse(source: RunSource) -> list[dict[str, Any]]:
     """One record for each way of sampling turns."""
     steps = sorted(source.data["steps"], key=lambda s: s["step"])
     out = []
@@ -71,7 +71,7 @@ def collapse(source: Source) -> list[dict[str, Any]]:
     return out
 
 
-def _collapse(source: Source, label: str, steps: list[Mapping[str, Any]]) -> dict[str, Any]:
+def _collapse(source: RunSource, label: str, steps: list[Mapping[str, Any]]) -> dict[str, Any]:
     def series(name: str) -> list[float | None]:
         return [finite(s["metrics"].get(f"{label}/{name}")) for s in steps]
 

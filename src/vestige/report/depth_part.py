@@ -9,14 +9,14 @@ from typing import Any
 from vestige.meta.numbers import read_run
 from vestige.metrics.reading import reading
 from vestige.report.format import finite, plain
-from vestige.report.gather import Source
+from vestige.report.gather import RunSource
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
 
 WITH_TOKENS = 60  # examples whose tokens are kept: the matrix of the others is enough
 
 
-def met(source: Source) -> dict[str, Met]:
+def met(source: RunSource) -> dict[str, Met]:
     """The three models of a depth run, by role; files of the score's own project name only paths."""
     summary = source.data["summary"]
     weights = summary.get("fingerprints") or {}
@@ -32,7 +32,7 @@ def met(source: Source) -> dict[str, Met]:
     }
 
 
-def values(source: Source) -> dict[str, dict[str, Any]]:
+def values(source: RunSource) -> dict[str, dict[str, Any]]:
     """The score, and the representation baselines where there are any."""
     summary = source.data["summary"]
     interval = summary.get("interval") or (None, None)
@@ -49,7 +49,7 @@ def values(source: Source) -> dict[str, dict[str, Any]]:
 ENDS = {"retain": 1.0, "full": 0.0}
 
 
-def end(role: str, source: Source) -> dict[str, Any]:
+def end(role: str, source: RunSource) -> dict[str, Any]:
     """The score of a reference: an end of the scale, not a measurement, and it says so."""
     protocol = values(source)["uds"].get("protocol")
     return value(
@@ -57,7 +57,7 @@ def end(role: str, source: Source) -> dict[str, Any]:
     )
 
 
-def layers(source: Source, model: str, rows: int) -> dict[str, Any] | None:
+def layers(source: RunSource, model: str, rows: int) -> dict[str, Any] | None:
     """Profile and examples; the examples that hold most come first."""
     summary, records = source.data["summary"], source.data["records"]
     profile = summary.get("profile") or []

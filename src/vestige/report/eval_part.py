@@ -9,12 +9,12 @@ from vestige.meta.numbers import protocol_of
 from vestige.metrics.cards import CARDS
 from vestige.metrics.reading import reading
 from vestige.report.format import finite
-from vestige.report.gather import Source
+from vestige.report.gather import RunSource
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
 
 
-def met(source: Source, planned: bool = False) -> Met:
+def met(source: RunSource, planned: bool = False) -> Met:
     """The model a run evaluated. In a sweep the plan's name (the directory's) says more than the path."""
     manifest = source.data["manifest"]
     model = manifest.get("model") or {}
@@ -48,12 +48,12 @@ def family(manifest: Mapping[str, Any]) -> str:
     return f"{suite} {tokens}" if tokens else ""
 
 
-def settings_of(source: Source, metric: str) -> Mapping[str, Any]:
+def settings_of(source: RunSource, metric: str) -> Mapping[str, Any]:
     config = source.data["manifest"].get("config") or {}
     return (config.get("metrics") or {}).get(metric) or {}
 
 
-def handler_of(source: Source, metric: str) -> str:
+def handler_of(source: RunSource, metric: str) -> str:
     """What computed a metric. Results of another tool have no manifest; their names follow open-unlearning's."""
     said = settings_of(source, metric).get("handler")
     return str(said or ("" if source.data["manifest"] else guessed_handler(metric)))
@@ -78,13 +78,13 @@ def guessed_handler(metric: str) -> str:
     return next((h for end, h in ENDINGS.items() if metric.lower().endswith(end)), "")
 
 
-def top(source: Source) -> list[str]:
+def top(source: RunSource) -> list[str]:
     """The metrics that were asked for; without a manifest all of them."""
     asked = (source.data["manifest"].get("config") or {}).get("top") or list(source.data["results"])
     return [m for m in asked if m in source.data["results"]]
 
 
-def provenance(source: Source) -> dict[str, str]:
+def provenance(source: RunSource) -> dict[str, str]:
     m = source.data["manifest"]
     model, versions = m.get("model") or {}, m.get("versions") or {}
     told = {
@@ -104,7 +104,7 @@ def provenance(source: Source) -> dict[str, str]:
     return {k: str(v) for k, v in told.items() if v}
 
 
-def values(source: Source) -> dict[str, dict[str, Any]]:
+def values(source: RunSource) -> dict[str, dict[str, Any]]:
     """Every metric that is one number, missing ones with their reason."""
     m = source.data["manifest"]
     common = {"dialect": (m.get("dialect") or {}).get("name"), "protocol": protocol_of(m) if m else None}
@@ -122,7 +122,7 @@ def values(source: Source) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _reading(source: Source, metric: str, body: Mapping[str, Any], v: float) -> str:
+def _reading(source: RunSource, metric: str, body: Mapping[str, Any], v: float) -> str:
     against = not any("ref_value" in str(n) for n in body.get("notes") or ())
     aggregator = str(settings_of(source, metric).get("aggregator") or "")
     return reading(handler_of(source, metric), v, aggregator, against)

@@ -120,7 +120,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_table(args: argparse.Namespace) -> int:
     from vestige.errors import unknown_name
-    from vestige.report.tables import FORMATS, Look, meta_table, models_table
+    from vestige.report.tables import FORMATS, TableLook, meta_table, models_table
 
     if args.format not in FORMATS:
         raise unknown_name("format", args.format, FORMATS)
@@ -131,7 +131,7 @@ def run_table(args: argparse.Namespace) -> int:
     columns = [c.strip() for c in args.columns.split(",") if c.strip()] if args.columns else None
     report = report_of(args)
     table = meta_table(report, columns) if args.of == "meta" else models_table(report, columns, args.sort)
-    text = FORMATS[args.format](table, Look(args.digits, args.intervals, args.best))
+    text = FORMATS[args.format](table, TableLook(args.digits, args.intervals, args.best))
     if args.out:
         from vestige.writing import one_file_bytes
 

@@ -85,7 +85,7 @@ class _Id(TypedDict):
     id: str
 
 
-class _Model(TypedDict):
+class _ReportModel(TypedDict):
     id: str
     name: str
     role: str
@@ -112,9 +112,9 @@ class _OfModel(TypedDict):
     model: str
 
 
-class _Form(TypedDict):
+class _ReportForm(TypedDict):
     title: str
-    models: list[_Model]
+    models: list[_ReportModel]
     sources: list[_Id]
     problems: list[dict[str, str]]
     metrics: dict[str, _Metric]
@@ -135,7 +135,7 @@ def check_report(report: Any) -> list[str]:
     lacking = [part for part in (*LISTS, "metrics", "axes", "title") if part not in report]
     if lacking:
         return [f"{part} is missing" for part in lacking]
-    if words := misfit(report, _Form):
+    if words := misfit(report, _ReportForm):
         return [words]
     return list(_wrong(report))
 

@@ -16,7 +16,7 @@ from vestige.errors import UserError
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.kind import in_file
 from vestige.meta.old_keys import modern
-from vestige.meta.tree import Tree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
+from vestige.meta.tree import ResultTree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
 from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT, short_id
@@ -36,7 +36,7 @@ UNFINISHED_ATTACK = (
 
 
 @dataclass(frozen=True)
-class Source:
+class RunSource:
     """One run (or result file): what kind it is, its files by name, and their content."""
 
     kind: str
@@ -55,14 +55,14 @@ class Source:
 
 
 @dataclass
-class Found:
+class FoundRuns:
     """Everything found, and what could not be read."""
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[RunSource] = field(default_factory=list)
     problems: list[dict[str, str]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)  # the problems that cost the report a run
 
-    def of(self, *kinds: str) -> list[Source]:
+    def of(self, *kinds: str) -> list[RunSource]:
         return [s for s in self.sources if s.kind in kinds]
 
     def problem(self, text: str, where: Path | str = "") -> None:
@@ -109,9 +109,9 @@ def _curves_misfit(results: Mapping[str, Any]) -> str:
     return ""
 
 
-def gather(paths: Sequence[Path]) -> Found:
+def gather(paths: Sequence[Path]) -> FoundRuns:
     """All sources under the paths, each once."""
-    found = Found()
+    found = FoundRuns()
     seen: set[str] = set()
     for path in paths:
         before = len(found.sources), len(found.problems)
@@ -131,7 +131,7 @@ def gather(paths: Sequence[Path]) -> Found:
     return found
 
 
-def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
+def _look(path: Path, found: FoundRuns, depth: int) -> Iterator[RunSource]:
     if path.is_file():
         yield from _in_file(path, found)
         return
@@ -151,7 +151,7 @@ def _look(path: Path, found: Found, depth: int) -> Iterator[Source]:
                 yield from _look(inner, found, depth - 1)
 
 
-def _in_tree(root: Path, found: Found, depth: int) -> Iterator[Source]:
+def _in_tree(root: Path, found: FoundRuns, depth: int) -> Iterator[RunSource]:
     """A published result tree: its summaries are one source, its depth runs are read one by one, legacy is left alone.
 
     What else lies in it (meta_eval/, folders of other kinds) is looked through as everywhere.
@@ -161,7 +161,7 @@ def _in_tree(root: Path, found: Found, depth: int) -> Iterator[Source]:
     except UserError as error:
         found.leave_out(f"the result tree {root.name} was left out: {error}", root)
         return
-    yield Source("methods", root, tree.read, {"tree": tree})
+    yield RunSource("methods", root, tree.read, {"tree": tree})
     epochs = epochs_of(root)
     yield from _meta_of_tree(tree, found)
     depths = sorted(p for e in epochs for p in (e / "uds").glob("*/"))
@@ -171,7 +171,7 @@ def _in_tree(root: Path, found: Found, depth: int) -> Iterator[Source]:
             yield from _look(inner, found, depth - 1)
 
 
-def _meta_of_tree(tree: Tree, found: Found) -> Iterator[Source]:
+def _meta_of_tree(tree: ResultTree, found: FoundRuns) -> Iterator[RunSource]:
     attacked = attack_files(tree.root)
     behind = [f for f in (faithfulness_file(tree.root), *attacked.values()) if f is not None]
     try:
@@ -180,10 +180,10 @@ def _meta_of_tree(tree: Tree, found: Found) -> Iterator[Source]:
         found.leave_out(f"robustness of the result tree was left out: {error}", tree.root)
         return
     if behind:
-        yield Source("meta", tree.root / "meta_eval", tuple(behind), {"tree": tree, "attacks": attacks})
+        yield RunSource("meta", tree.root / "meta_eval", tuple(behind), {"tree": tree, "attacks": attacks})
 
 
-def _unfinished_attack(path: Path, found: Found) -> bool:
+def _unfinished_attack(path: Path, found: FoundRuns) -> bool:
     """A `vestige stress` that was killed, or is still at work: the evaluations inside are of attacked copies.
 
     A stress.json of a run before is left out as well: the evaluations beside it may be of another model by now.
@@ -202,7 +202,7 @@ def _has_results(path: Path) -> bool:
     return any(path.glob("*/*_EVAL.json"))
 
 
-def _in_file(path: Path, found: Found) -> Iterator[Source]:
+def _in_file(path: Path, found: FoundRuns) -> Iterator[RunSource]:
     if path.name not in META_FILES and any(known.shows(path) for known in KINDS.values()):
         if not _unfinished_attack(path.parent, found):
             yield from _in_directory(path.parent, found)
@@ -210,20 +210,20 @@ def _in_file(path: Path, found: Found) -> Iterator[Source]:
     yield from _taken(in_file(path, found.read), found)
 
 
-def _in_directory(path: Path, found: Found) -> Iterator[Source]:
+def _in_directory(path: Path, found: FoundRuns) -> Iterator[RunSource]:
     """What every kind of run has to show of a directory; most directories hold one kind."""
     for known in KINDS.values():
         if known.seen_in(path):
             yield from _taken(kind(known.name).gather(path, found.read), found)
 
 
-def _taken(gathered: Iterable[Gathered], found: Found) -> Iterator[Source]:
+def _taken(gathered: Iterable[Gathered], found: FoundRuns) -> Iterator[RunSource]:
     """Those that have the form that the parts of the report rely on. (Meta and methods are checked by these parts.)"""
     for one in gathered:
         for text in one.problems:
             found.problem(text, one.path)
         if one.kind not in FORMS or found.fits(one.kind, one.path, one.data):
-            yield Source(one.kind, one.path, one.files, one.data, one.facts)
+            yield RunSource(one.kind, one.path, one.files, one.data, one.facts)
 
 
 def traces_of(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:
@@ -256,7 +256,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def source_json(source: Source, base: Path, models: Sequence[str]) -> dict[str, Any]:
+def source_json(source: RunSource, base: Path, models: Sequence[str]) -> dict[str, Any]:
     """A source as the report names it: relative paths, and a digest of every file."""
     files = [{"path": relative(f, source.directory), "sha256": digest(f)} for f in source.files]
     whole = hashlib.sha256("\n".join(f"{f['sha256']}  {f['path']}" for f in files).encode()).hexdigest()

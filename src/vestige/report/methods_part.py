@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from vestige.meta.axes import AXES, PARTS
-from vestige.meta.methods import EXTRA, REFERENCES, SCHEMA_PROTOCOLS, Method, Methods
+from vestige.meta.methods import EXTRA, REFERENCES, SCHEMA_PROTOCOLS, MethodRow, Methods
 from vestige.metrics.names import schema_protocol
 from vestige.report.format import short_id
 
@@ -25,7 +25,7 @@ def models(methods: Methods, source: str, raw: Mapping[str, Mapping[str, Any]] |
     return [{**m, "values": {**m["values"], **(raw or {}).get(m["name"], {})}} for m in made]
 
 
-def _model(row: Method, methods: Methods, source: str) -> dict[str, Any]:
+def _model(row: MethodRow, methods: Methods, source: str) -> dict[str, Any]:
     own = {k: v for k, v in row.facts.items() if k not in FACTS and isinstance(v, (str, int, float)) and v is not None}
     return {
         "id": short_id("m", row.name),
@@ -39,14 +39,14 @@ def _model(row: Method, methods: Methods, source: str) -> dict[str, Any]:
     }
 
 
-def role_of(row: Method) -> str:
+def role_of(row: MethodRow) -> str:
     names = [str(row.facts.get("method") or "").lower(), row.name.lower()]
     if row.facts.get("is_reference") or any(n in REFERENCES for n in names):
         return next((r for r in REFERENCES for n in names if n == r or n.startswith(r)), "other")
     return "unlearned"
 
 
-def _values(row: Method, methods: Methods, source: str) -> dict[str, Any]:
+def _values(row: MethodRow, methods: Methods, source: str) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for part in PARTS:
         protocol = methods.protocols.get(part) or SCHEMA_PROTOCOLS[part]

@@ -10,7 +10,7 @@ import numpy as np
 from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
-from vestige.report.gather import Source
+from vestige.report.gather import RunSource
 from vestige.types import Array
 
 ROWS = 400  # of a split, unless more is asked for
@@ -22,7 +22,7 @@ LIKELY = ("probability", "extraction_strength", "exact_memorization", "truth_rat
 FIELDS = {"probability": "prob"}
 ORDER = "worst leak first; rows to keep follow, the ones most lost first"
 
-Runs = Mapping[str, Sequence[Source]]  # model id -> its evaluations, the audited model first
+Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the audited model first
 
 
 def split_of(metric: str) -> str:
@@ -90,7 +90,7 @@ def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def _text_metric(source: Source, split: str) -> str:
+def _text_metric(source: RunSource, split: str) -> str:
     for metric, body in source.data["results"].items():
         texts = handler_of(source, metric) in ("rouge", "") and split_of(metric) == split
         if texts and not any(w in metric for w in SIDE) and _has_text(body):
@@ -103,7 +103,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
     return any("generation" in row for row in rows.values())
 
 
-def _add_texts(rows: Mapping[str, dict[str, Any]], source: Source, metric: str, id: str) -> None:
+def _add_texts(rows: Mapping[str, dict[str, Any]], source: RunSource, metric: str, id: str) -> None:
     likely = _likelihood_beside(source, metric)
     results = source.data["results"]
     for i, body in results[metric]["value_by_index"].items():
@@ -115,7 +115,7 @@ def _add_texts(rows: Mapping[str, dict[str, Any]], source: Source, metric: str, 
         rows[i]["scores"][id] = {k: v for k, v in told.items() if v is not None}
 
 
-def _likelihood_beside(source: Source, metric: str) -> str:
+def _likelihood_beside(source: RunSource, metric: str) -> str:
     """The probability metric on the very rows whose texts a metric has."""
     where = _data_of(source, metric)
     for name, body in source.data["results"].items():
@@ -126,11 +126,11 @@ def _likelihood_beside(source: Source, metric: str) -> str:
     return ""
 
 
-def _data_of(source: Source, metric: str) -> list[str]:
+def _data_of(source: RunSource, metric: str) -> list[str]:
     return sorted(((source.data["manifest"].get("data_of") or {}).get(metric) or {}).values())
 
 
-def same_rows(a: Source, b: Source, metric: str) -> bool:
+def same_rows(a: RunSource, b: RunSource, metric: str) -> bool:
     """Did two runs read the same rows for a metric? By fingerprint; where there is none, by the rows' numbers."""
     if metric not in a.data["results"] or metric not in b.data["results"]:
         return False
@@ -141,7 +141,7 @@ def same_rows(a: Source, b: Source, metric: str) -> bool:
     return numbers[0] == numbers[1]
 
 
-def fingerprints(source: Source, metric: str) -> list[str]:
+def fingerprints(source: RunSource, metric: str) -> list[str]:
     data = source.data["manifest"].get("data") or {}
     return sorted(str(data[k]["fingerprint"]) for k in _data_of(source, metric) if k in data)
 
@@ -161,12 +161,12 @@ def likely(runs: Runs) -> list[dict[str, Any]]:
     return out
 
 
-def _what(source: Source, metric: str) -> str:
+def _what(source: RunSource, metric: str) -> str:
     attack = is_attack(handler_of(source, metric))
     return "the attack's score of each row: low is familiar" if attack else "the metric's value of each row"
 
 
-def _splits(source: Source, metric: str) -> dict[str, list[float]]:
+def _splits(source: RunSource, metric: str) -> dict[str, list[float]]:
     results, handler = source.data["results"], handler_of(source, metric)
     body = results[metric]
     if is_attack(handler):

@@ -18,11 +18,11 @@ from typing import Any, TypedDict
 import numpy as np
 
 from vestige.errors import UserError
-from vestige.journal import adopt, is_ours, permit
-from vestige.report.assemble import Ask, Work, assemble
+from vestige.ownership import adopt, is_ours, permit
+from vestige.report.assemble import Ask, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
-from vestige.report.gather import Found, Source, gather
+from vestige.report.gather import FoundRuns, RunSource, gather
 from vestige.report.page import render_page
 from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
@@ -149,7 +149,7 @@ def summary(report: Report, out: Path) -> str:
 # ---- paired differences ------------------------------------------------------------------------------------------
 
 
-def _comparisons(work: Work, report: Report) -> Iterator[dict[str, Any]]:
+def _comparisons(work: PageWork, report: Report) -> Iterator[dict[str, Any]]:
     """Audited models against their references, then against each other, as far as there is room."""
     stored: dict[str, Stored | None] = {}
     for a, b in _pairs(report):
@@ -168,11 +168,11 @@ def _pairs(report: Report) -> list[tuple[str, str]]:
     return list(dict.fromkeys([*references, *rest]))[:MOST_PAIRS]
 
 
-def _evaluation(work: Work, id: str) -> Source | None:
+def _evaluation(work: PageWork, id: str) -> RunSource | None:
     return next((s for s in work.evals.get(id, ()) if s.kind == "eval"), None)
 
 
-def _stored(work: Work, id: str) -> Stored | None:
+def _stored(work: PageWork, id: str) -> Stored | None:
     source, entry = _evaluation(work, id), work.roster.by_id(id)
     if source is None or entry is None:
         return None
@@ -183,7 +183,7 @@ def _stored(work: Work, id: str) -> Stored | None:
         return None
 
 
-def _shared(work: Work, a: str, b: str) -> list[str]:
+def _shared(work: PageWork, a: str, b: str) -> list[str]:
     tops = [top(s) for id in (a, b) if (s := _evaluation(work, id))]
     return [m for m in tops[0] if all(m in t for t in tops)]
 
@@ -204,7 +204,7 @@ def _difference(d: Difference) -> dict[str, Any]:
 # ---- traces of denoising -----------------------------------------------------------------------------------------
 
 
-def _add_heat(report: Report, found: Found, source: Source, model: str) -> None:
+def _add_heat(report: Report, found: FoundRuns, source: RunSource, model: str) -> None:
     """The steps of a few rows, put with the first curve of that run."""
     curve = next((t for t in report["trajectories"] if t["source"] == source.id), None)
     name = next((m for m, body in source.data["results"].items() if isinstance(body["agg_value"], Mapping)), "")

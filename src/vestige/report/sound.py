@@ -10,12 +10,12 @@ from collections.abc import Callable
 
 from vestige.errors import UserError
 from vestige.report import depth_part
-from vestige.report.gather import Found, Source
+from vestige.report.gather import FoundRuns, RunSource
 
-TRIALS: dict[str, Callable[[Source], object]] = {"depth": depth_part.values}
+TRIALS: dict[str, Callable[[RunSource], object]] = {"depth": depth_part.values}
 
 
-def keep_sound(found: Found) -> None:
+def keep_sound(found: FoundRuns) -> None:
     """Every source whose reader may refuse it is read once on trial; those refused are left out and named."""
     kept = []
     for source in found.sources:

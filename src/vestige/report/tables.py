@@ -35,7 +35,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Look:
+class TableLook:
     """How numbers are written. digits None: four that mean something."""
 
     digits: int | None = None
@@ -117,7 +117,7 @@ def _meta_cell(metric: Mapping[str, object], column: str) -> Cell:
 # ---- writing -----------------------------------------------------------------------------------------------------
 
 
-def shown(cell: Cell, look: Look) -> str:
+def shown(cell: Cell, look: TableLook) -> str:
     if cell.text:
         return cell.text
     text = _number(cell.value, look.digits)
@@ -130,7 +130,7 @@ def _number(value: float | None, digits: int | None) -> str:
     return number(value) if digits is None or value is None else f"{value:.{digits}f}"
 
 
-def markdown(table: Table, look: Look) -> str:
+def markdown(table: Table, look: TableLook) -> str:
     """
     >>> print(markdown(Table(("model", "p"), ((Cell("a|b"), Cell(value=0.5)),)), Look()))
     | model | p |
@@ -155,7 +155,7 @@ def _md(text: str) -> str:
     return flat
 
 
-def latex(table: Table, look: Look) -> str:
+def latex(table: Table, look: TableLook) -> str:
     """A tabular with booktabs rules.
 
     >>> print(latex(Table(("model", "p"), ((Cell("a_b"), Cell(value=0.5, best=True)),)), Look(best=True)))
@@ -186,7 +186,7 @@ def _tex(text: str) -> str:
     return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
 
 
-def comma_separated(table: Table, look: Look) -> str:
+def comma_separated(table: Table, look: TableLook) -> str:
     """Every digit there is; an interval in columns of its own. A text that a spreadsheet would compute is quoted."""
     heads: list[str] = []
     spans = [look.intervals and any(r[i].lo is not None for r in table.rows) for i in range(len(table.heads))]
@@ -212,4 +212,4 @@ def _numeric(table: Table) -> list[bool]:
     return [any(r[i].value is not None for r in table.rows) for i in range(len(table.heads))]
 
 
-FORMATS: dict[str, Callable[[Table, Look], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}
+FORMATS: dict[str, Callable[[Table, TableLook], str]] = {"markdown": markdown, "latex": latex, "csv": comma_separated}

@@ -7,11 +7,11 @@ from typing import Any
 
 from vestige.meta.old_keys import attack_facts
 from vestige.meta.pools import Attacks
-from vestige.meta.tree import Tree, methods_of
+from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
 from vestige.metrics.names import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
-from vestige.report.gather import Found, Source
+from vestige.report.gather import FoundRuns, RunSource
 from vestige.report.methods_part import value
 
 # The published tables' metrics of outputs, with the handlers that explain them.
@@ -20,9 +20,9 @@ ATTACK_NAMES = {"relearning": "relearn", "quantization": "quantise"}
 SHOWN = ("prob", "rouge")  # metrics whose return under attack a verdict looks at: high means it still knows
 
 
-def raw_values(source: Source) -> dict[str, dict[str, Any]]:
+def raw_values(source: RunSource) -> dict[str, dict[str, Any]]:
     """Model -> metric -> value: the published metrics as measured, of which the table holds only parts of axes."""
-    tree: Tree | None = source.data.get("tree")
+    tree: ResultTree | None = source.data.get("tree")
     out: dict[str, dict[str, Any]] = {}
     for (_, name), model in tree.models.items() if tree else ():
         mine = {k: n for k, n in model.numbers.items() if k in OUTPUTS}
@@ -35,16 +35,16 @@ def told(values: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str]]:
     return [(k, h) for k, h in OUTPUTS.items() if values.get(k, {}).get("v") is not None]
 
 
-def meta_data(source: Source, found: Found) -> Mapping[str, Any]:
+def meta_data(source: RunSource, found: FoundRuns) -> Mapping[str, Any]:
     """meta_eval/ of the tree, judged as `vestige import` judges it."""
-    tree: Tree = source.data["tree"]
+    tree: ResultTree = source.data["tree"]
     made = tree_meta(tree.root, methods_of(tree), source.data["attacks"])
     for note in made.notes:
         found.problem(f"{note}.", source.path)
     return made.body
 
 
-def curves(found: Found, model: Mapping[str, Any]) -> list[dict[str, Any]]:
+def curves(found: FoundRuns, model: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What attacks did to a model, from robustness/{quant,relearn}/results.json of the trees found."""
     out = []
     for source in found.of("meta"):

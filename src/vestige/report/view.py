@@ -111,7 +111,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def _handler(viewer: Viewer) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
+    class PageHandler(BaseHTTPRequestHandler):
         server_version, sys_version = "vestige", ""
 
         def do_GET(self) -> None:
@@ -142,7 +142,7 @@ def _handler(viewer: Viewer) -> type[BaseHTTPRequestHandler]:
         def log_message(self, format: str, *args: Any) -> None:
             log.debug(format, *args)
 
-    return Handler
+    return PageHandler
 
 
 def hosts(port: int) -> tuple[str, str]:

@@ -19,7 +19,7 @@ Manifest = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Part:
+class RunPart:
     """One part of a run: what differs in it, and what differs without being able to move a number."""
 
     name: str
@@ -44,7 +44,7 @@ def diff(a: Path, b: Path, rows: int = 3, metric: str | None = None) -> str:
     return "\n".join(body)
 
 
-def compare_parts(a: Manifest, b: Manifest, changed: Mapping[str, list[str]]) -> list[Part]:
+def compare_parts(a: Manifest, b: Manifest, changed: Mapping[str, list[str]]) -> list[RunPart]:
     return [
         _model(a, b),
         _tokenizer(a, b),
@@ -72,36 +72,36 @@ def _keys(a: Mapping[str, Any], b: Mapping[str, Any], keys: Sequence[str] | None
     return tuple(_said(k, a.get(k), b.get(k)) for k in wanted if a.get(k) != b.get(k))
 
 
-def _model(a: Manifest, b: Manifest) -> Part:
+def _model(a: Manifest, b: Manifest) -> RunPart:
     x, y = a["model"], b["model"]
     if x["fingerprint"] == y["fingerprint"]:
         names = (_said("name (same weights)", x["name"], y["name"]),) if x["name"] != y["name"] else ()
-        return Part("model", harmless=names)
-    return Part("model", (f"weights: {x['name']} ({x['fingerprint'][:8]}) -> {y['name']} ({y['fingerprint'][:8]})",))
+        return RunPart("model", harmless=names)
+    return RunPart("model", (f"weights: {x['name']} ({x['fingerprint'][:8]}) -> {y['name']} ({y['fingerprint'][:8]})",))
 
 
-def _tokenizer(a: Manifest, b: Manifest) -> Part:
+def _tokenizer(a: Manifest, b: Manifest) -> RunPart:
     """Vocabulary and special tokens; the pad token belongs to the mask, the chat template to the template."""
     x, y = a.get("tokenizer"), b.get("tokenizer")
     if not x or not y:
-        return Part("tokenizer", known=False)
+        return RunPart("tokenizer", known=False)
     special = [{k: v for k, v in (t.get("special_tokens") or {}).items() if k != "pad_token"} for t in (x, y)]
     # Runs of older versions do not name the pipeline (pre-tokeniser, merges, decoder).
     named = [k for k in ("vocabulary", "pipeline") if k in x and k in y]
     words = _keys({k: x[k][:8] for k in named}, {k: y[k][:8] for k in named})
-    return Part("tokenizer", (*words, *_keys(special[0], special[1])))
+    return RunPart("tokenizer", (*words, *_keys(special[0], special[1])))
 
 
-def _template(a: Manifest, b: Manifest) -> Part:
+def _template(a: Manifest, b: Manifest) -> RunPart:
     settings = _keys(a.get("template") or {}, b.get("template") or {})
     x, y = a.get("prompt"), b.get("prompt")
     if x is None or y is None:
-        return Part("template", settings, known=bool(settings))
+        return RunPart("template", settings, known=bool(settings))
     if x == y:
         texts = [(m.get("tokenizer") or {}).get("chat_template") for m in (a, b)]
         other = (*settings, *(["chat template text (same prompt comes out)"] if texts[0] != texts[1] else []))
-        return Part("template", harmless=other)
-    return Part("template", (*settings, _prompt_difference(x, y)))
+        return RunPart("template", harmless=other)
+    return RunPart("template", (*settings, _prompt_difference(x, y)))
 
 
 def _prompt_difference(a: str, b: str) -> str:
@@ -115,7 +115,7 @@ def _prompt_difference(a: str, b: str) -> str:
     return f"the prompt reads {_short(shown[0])} in A, {_short(shown[1])} in B"
 
 
-def _data(a: Manifest, b: Manifest, changed: Mapping[str, list[str]]) -> Part:
+def _data(a: Manifest, b: Manifest, changed: Mapping[str, list[str]]) -> RunPart:
     """Data sets that both runs' common metrics read, by the fingerprint of their rows and how they were read."""
     differs: dict[str, None] = {}
     harmless: dict[str, None] = {}
@@ -133,7 +133,7 @@ def _data(a: Manifest, b: Manifest, changed: Mapping[str, list[str]]) -> Part:
                 harmless[f"{x['name']}: its file differs only in what is not read here"] = None
             elif keys[0] != keys[1]:
                 differs[f"{x['name']}: same rows, read with other settings"] = None
-    return Part("data", tuple(differs), tuple(harmless))
+    return RunPart("data", tuple(differs), tuple(harmless))
 
 
 def _rows_changed(rows: Sequence[str]) -> str:
@@ -141,14 +141,14 @@ def _rows_changed(rows: Sequence[str]) -> str:
     return f"{len(rows)} {'row' if len(rows) == 1 else 'rows'} changed ({shown})"
 
 
-def _mask(a: Manifest, b: Manifest) -> Part:
+def _mask(a: Manifest, b: Manifest) -> RunPart:
     """Which tokens attention does not see. A mask that hides nothing is like any other that hides nothing."""
     facts = [{"mask": m["dialect"]["mask"], "hides": _hidden_token(m)} for m in (a, b)]
     counts = {"answers with a hidden token": a["hidden_tokens"]}, {"answers with a hidden token": b["hidden_tokens"]}
     words = (*_keys(facts[0], facts[1]), *_keys(*counts))
     if not a["hidden_tokens"] and not b["hidden_tokens"]:
-        return Part("mask", harmless=tuple(f"{w} (nothing is hidden in either)" for w in words))
-    return Part("mask", words)
+        return RunPart("mask", harmless=tuple(f"{w} (nothing is hidden in either)" for w in words))
+    return RunPart("mask", words)
 
 
 def _hidden_token(m: Manifest) -> str | None:
@@ -161,21 +161,21 @@ def _hidden_token(m: Manifest) -> str | None:
     return f"{token} (pad = eos)" if same else token
 
 
-def _dtype(a: Manifest, b: Manifest) -> Part:
+def _dtype(a: Manifest, b: Manifest) -> RunPart:
     x, y = a["model"], b["model"]
     if x["fingerprint"] == y["fingerprint"] and x["evidence"] == y["evidence"]:
-        return Part("dtype")  # one identity: precision, attention and device are in it
+        return RunPart("dtype")  # one identity: precision, attention and device are in it
     keys = ("dtype", "attention", "device", "quantization")
     if "dtype" not in x or "dtype" not in y:
-        return Part("dtype", known=False)
-    return Part("dtype", _keys(x, y, keys))
+        return RunPart("dtype", known=False)
+    return RunPart("dtype", _keys(x, y, keys))
 
 
-def _library(a: Manifest, b: Manifest) -> Part:
-    return Part("library", _keys(a["versions"], b["versions"]))
+def _library(a: Manifest, b: Manifest) -> RunPart:
+    return RunPart("library", _keys(a["versions"], b["versions"]))
 
 
-def _definition(a: Manifest, b: Manifest) -> Part:
+def _definition(a: Manifest, b: Manifest) -> RunPart:
     """Dialect, settings of metrics, decoding, and what a metric is compared with."""
     out = list(_keys(_dialect(a), _dialect(b), ("dialect", "version")))
     x, y = a["config"]["metrics"], b["config"]["metrics"]
@@ -188,7 +188,7 @@ def _definition(a: Manifest, b: Manifest) -> Part:
         if paths[0] != paths[1] and not _same_files(*paths) and (words := _said("retain logs", *paths)) not in seen:
             seen.add(words)
             out.append(words)
-    return Part("definition", tuple(out))
+    return RunPart("definition", tuple(out))
 
 
 def _dialect(m: Manifest) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def _same_files(a: Sequence[str], b: Sequence[str]) -> bool:
     return len(a) == len(b) and all(p.is_file() and q.is_file() and p.read_bytes() == q.read_bytes() for p, q in pairs)
 
 
-def _show_parts(parts: Sequence[Part]) -> list[str]:
+def _show_parts(parts: Sequence[RunPart]) -> list[str]:
     rows = []
     for part in parts:
         words = [*part.differs, *(f"no effect: {h}" for h in part.harmless)]
@@ -211,7 +211,7 @@ def _show_parts(parts: Sequence[Part]) -> list[str]:
     return table(rows, ["part", "", "what"]).splitlines()
 
 
-def verdict(parts: Sequence[Part], moved: Sequence[Moved], changed: Mapping[str, list[str]]) -> str:
+def verdict(parts: Sequence[RunPart], moved: Sequence[Moved], changed: Mapping[str, list[str]]) -> str:
     """One sentence: what the disagreement is due to, as far as the manifests tell."""
     guilty = [p for p in parts if p.differs]
     still = all(m.difference in (0, None) and not m.moved_rows for m in moved)
@@ -231,7 +231,7 @@ def verdict(parts: Sequence[Part], moved: Sequence[Moved], changed: Mapping[str,
     return f"Verdict: the runs differ only in the {names}: {words}: {due}.{caveat}"
 
 
-def _due(part: Part, moved: Sequence[Moved], changed: Mapping[str, list[str]]) -> str:
+def _due(part: RunPart, moved: Sequence[Moved], changed: Mapping[str, list[str]]) -> str:
     if part.name != "data":
         return "the moved rows are due to that"
     indices = {i for rows in changed.values() for i in rows}
@@ -241,7 +241,7 @@ def _due(part: Part, moved: Sequence[Moved], changed: Mapping[str, list[str]]) -
     return "only rows that changed have moved"
 
 
-def _definition_share(a: Path, one: Manifest, other: Manifest, parts: Sequence[Part]) -> dict[str, float]:
+def _definition_share(a: Path, one: Manifest, other: Manifest, parts: Sequence[RunPart]) -> dict[str, float]:
     """A's numbers by B's dialect and settings, from A's evidence: what of the difference is the definition's alone.
 
     Metrics compared with a retain model are left out: their retain logs would have to be re-scored as well.

@@ -27,7 +27,7 @@ WIDTH = 110
 
 
 @dataclass(frozen=True)
-class Metric:
+class ExplainedMetric:
     """A handler, alone or as a suite uses it."""
 
     name: str
@@ -62,7 +62,7 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
         raise unknown_name(
             "metric, handler or dialect", asked, {*known, *DIALECTS, *PARTS}, "`vestige explain` alone lists them."
         )
-    return explain_metric(Metric(name, handler, suites, asked))
+    return explain_metric(ExplainedMetric(name, handler, suites, asked))
 
 
 def _everything(configs: Mapping[str, Mapping[str, Any]]) -> str:
@@ -89,7 +89,7 @@ def _entry(head: str, text: str) -> list[str]:
     return _wrapped(text, " " * 9, f"{head.ljust(8)} ") if text else []
 
 
-def explain_metric(metric: Metric) -> str:
+def explain_metric(metric: ExplainedMetric) -> str:
     handler = HANDLERS[metric.handler]
     title = metric.name if metric.asked_as in ("", metric.name) else f"{metric.asked_as} ({metric.name})"
     lines = [f"{title}: {handler.doc}", ""]
@@ -116,7 +116,7 @@ def explain_part(name: str) -> str:
     return "\n".join([*lines, "", *worked_revocations(name)])
 
 
-def _of_short_name(metric: Metric) -> str:
+def _of_short_name(metric: ExplainedMetric) -> str:
     """What the short name of published tables means, and where this metric is another number."""
     key = short(metric.asked_as or metric.name)
     if key not in KNOWN:
@@ -163,7 +163,7 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-def _example(metric: Metric) -> list[str]:
+def _example(metric: ExplainedMetric) -> list[str]:
     example = worked(metric.handler, metric.settings)
     if example is None:
         return []
@@ -178,7 +178,7 @@ def _shown(value: float | None) -> str:
     return str(value) if isinstance(value, int) else number(value)
 
 
-def _read_aloud(metric: Metric, value: float | None) -> list[str]:
+def _read_aloud(metric: ExplainedMetric, value: float | None) -> list[str]:
     """The reading that result tables would print beside the example's last number."""
     if not CARDS[metric.handler].example_is_value or value is None:
         return []

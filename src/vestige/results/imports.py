@@ -11,7 +11,7 @@ from vestige.engine.compose import PACKAGE_DIR
 from vestige.engine.references import read_results, result_file
 from vestige.errors import UserError
 from vestige.integrations.importers import Imported, import_results
-from vestige.journal import keep_apart, permit
+from vestige.ownership import keep_apart, permit
 from vestige.results.listing import metric_configs
 from vestige.show.tables import number, table
 from vestige.store.files import read_json

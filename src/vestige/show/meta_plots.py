@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KNOWS, KNOWS_NOT = COLOURS[1], COLOURS[0]
 BINS = 16
 COLUMNS = 5
-Point = tuple[float | None, float | None]
+PlotPoint = tuple[float | None, float | None]
 
 
 def pool_histograms(panels: Mapping[str, tuple[Sequence[float], Sequence[float], float | None]]) -> Figure:
@@ -44,7 +44,7 @@ def pool_histograms(panels: Mapping[str, tuple[Sequence[float], Sequence[float],
     return figure
 
 
-def before_and_after(points: Mapping[tuple[str, str], Mapping[str, Point]], control: str) -> Figure:
+def before_and_after(points: Mapping[tuple[str, str], Mapping[str, PlotPoint]], control: str) -> Figure:
     """A row for each attack, a column for each metric: m after against m before, and the line of no change.
 
     `points` maps (attack, metric) to each model's m before and after. The control has its own mark.

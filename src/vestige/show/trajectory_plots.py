@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Result = Mapping[str, Any]
+CurveResult = Mapping[str, Any]
 # Okabe and Ito's colours, told apart with every common kind of colour blindness; yellow is too pale for a line.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = {"full": "-", "eos": (0, (4, 1.5))}
@@ -40,7 +40,7 @@ MOST_TOKENS = 72  # more positions than this and only some are written on the ax
 
 
 def curves(
-    runs: Mapping[str, Result],
+    runs: Mapping[str, CurveResult],
     metric: str,
     trajectories: Sequence[str] | None = None,
     views: Sequence[str] | None = None,
@@ -89,7 +89,7 @@ def _first_seen(names: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for group in names for name in group))
 
 
-def _check_metric(runs: Mapping[str, Result], metric: str) -> None:
+def _check_metric(runs: Mapping[str, CurveResult], metric: str) -> None:
     known = sorted({m for r in runs.values() for view in r["agg_value"].values() for t in view.values() for m in t})
     if metric not in known:
         raise UserError(f"No run has '{metric}' (it has: {', '.join(known) or 'nothing'}).")
@@ -100,7 +100,7 @@ def _numbers(values: Sequence[float | None]) -> Array:
     return np.asarray(values, dtype=float)
 
 
-def _at(result: Result, part: str, path: Sequence[str]) -> Any:
+def _at(result: CurveResult, part: str, path: Sequence[str]) -> Any:
     found = result.get(part) or {}
     for key in path:
         found = found.get(key) or {}
@@ -109,7 +109,7 @@ def _at(result: Result, part: str, path: Sequence[str]) -> Any:
 
 def _curve(
     axis: Axes,
-    result: Result,
+    result: CurveResult,
     path: Sequence[str],
     x: Sequence[int] | None,
     colour: str,
@@ -130,7 +130,7 @@ def _curve(
         axis.fill_between(x, low, high, color=colour, alpha=0.16 if path[0] == "full" else 0.09, linewidth=0)
 
 
-def _in_tokens(runs: Mapping[str, Result], trajectory: str, metric: str, views: Sequence[str]) -> bool:
+def _in_tokens(runs: Mapping[str, CurveResult], trajectory: str, metric: str, views: Sequence[str]) -> bool:
     """Whether a panel's x axis can be tokens decided: its steps are passes, and every run records how many."""
     lengths = {
         (len(_at(r, "agg_value", (view, trajectory, metric))), len(_tokens_decided(r)))
@@ -140,11 +140,11 @@ def _in_tokens(runs: Mapping[str, Result], trajectory: str, metric: str, views: 
     return trajectory in IN_PASSES and all(steps in (0, told) and told for steps, told in lengths)
 
 
-def _tokens_decided(result: Result) -> Sequence[int]:
+def _tokens_decided(result: CurveResult) -> Sequence[int]:
     return (result.get("trajectory_step_metadata") or {}).get("step_values") or ()
 
 
-def _label(name: str, view: str, runs: Mapping[str, Result], views: Sequence[str]) -> str:
+def _label(name: str, view: str, runs: Mapping[str, CurveResult], views: Sequence[str]) -> str:
     told = VIEW_NAMES.get(view, view)
     if len(runs) == 1:
         return told if len(views) > 1 else name

@@ -17,18 +17,8 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.journal import (
-    JOURNAL,
-    TEMPORARY,
-    adopt,
-    beside,
-    fault,
-    has_journal,
-    is_ours,
-    note_beside,
-    permit,
-    strangers,
-)
+from vestige.journal import JOURNAL, TEMPORARY
+from vestige.ownership import adopt, beside, fault, has_journal, is_ours, note_beside, permit, strangers
 from vestige.schema import misfit
 from vestige.store.files import LEFTOVER, damaged, write_bytes
 from vestige.store.manifest import NAME as MANIFEST
@@ -149,7 +139,7 @@ def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
             adopt(directory, [NAME, *plain, *(p.relative_to(directory).as_posix() for p in places)])
 
 
-class _Manifest(TypedDict):
+class _SealManifest(TypedDict):
     config: Any
     versions: dict[str, Any]
 
@@ -159,7 +149,7 @@ def _is_our_manifest(path: Path) -> bool:
         body = read_json(path)
     except (OSError, ValueError, UserError):
         return False
-    return not misfit(body, _Manifest) and "vestige" in body["versions"]
+    return not misfit(body, _SealManifest) and "vestige" in body["versions"]
 
 
 def _sealed(directory: Path) -> Seal | None:
@@ -199,7 +189,7 @@ def sealed_bytes(made: Seal) -> bytes:
     return json.dumps(made.to_json(), indent=1, sort_keys=True).encode()
 
 
-class _Form(TypedDict):
+class _SealForm(TypedDict):
     kind: str
     files: dict[str, str]
     runs: list[str]
@@ -217,7 +207,7 @@ def read_seal(directory: Path) -> Seal | None:
         raise ValueError("it is not a seal")
     if body.get("unfinished") is True:
         return Seal(str(body["kind"]), finished=False)
-    if words := misfit(body, _Form):
+    if words := misfit(body, _SealForm):
         raise ValueError(words)
     made = Seal(str(body["kind"]), dict(body["files"]), list(body["runs"]), dict(body["facts"]))
     if body.get("root") != made.root or data != sealed_bytes(made):

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
-from vestige.journal import adopt_file, is_ours, ours_below
+from vestige.ownership import adopt_file, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
 from vestige.store.formats import FORMATS, Altered, Format, Head

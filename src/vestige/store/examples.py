@@ -25,7 +25,7 @@ def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
 
 def load_rows(path: Path) -> dict[str, Rows]:
     body = read_packed(path)
-    if words := misfit(body, dict[str, _Rows]):
+    if words := misfit(body, dict[str, _RowsForm]):
         raise damaged(path, words)
     return {key: _rows_from_json(item) for key, item in body.items()}
 
@@ -53,7 +53,7 @@ class _Example(TypedDict, total=False):
 _TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")
 
 
-class _Rows(TypedDict):
+class _RowsForm(TypedDict):
     name: str
     many: bool
     source: str

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Any, Required, TypedDict
 
 Number = float | None
-Facts = dict[str, Any]
+FactsForm = dict[str, Any]
 Cell = float | list[float | None] | None  # of a row: one value, or one for each of its answers
 Ends = tuple[Number, Number]
 
 # ---- results --------------------------------------------------------------------------------------------------------
 
 
-class Row(TypedDict, total=False):
+class RowForm(TypedDict, total=False):
     """The fields of a row that are numbers; beside them are texts, reasons and lists of plug-ins."""
 
     score: Cell
@@ -27,20 +27,20 @@ class Row(TypedDict, total=False):
     rougeL_f1: Cell
 
 
-Rows = dict[str, Row]  # by row number
+RowsForm = dict[str, RowForm]  # by row number
 
 
 class Set(TypedDict, total=False):
     """One of the two data sets of a membership attack."""
 
-    value_by_index: Rows | None
+    value_by_index: RowsForm | None
 
 
-class Result(TypedDict, total=False):
+class ResultForm(TypedDict, total=False):
     """One metric of a *_EVAL.json, ours or open-unlearning's. A trajectory has curves in place of a number."""
 
     agg_value: float | dict[str, Any] | None
-    value_by_index: Rows | None
+    value_by_index: RowsForm | None
     reason: str | None
     notes: list[str] | None
     forget: Set | None
@@ -49,7 +49,7 @@ class Result(TypedDict, total=False):
     trajectory_step_metadata: StepFacts | None
 
 
-Results = dict[str, Result]
+ResultsForm = dict[str, ResultForm]
 
 
 class Spread(TypedDict, total=False):
@@ -105,31 +105,31 @@ class NamedDialect(TypedDict):
     mask: str
 
 
-class Metric(TypedDict, total=False):
+class MetricForm(TypedDict, total=False):
     """A metric as the configuration in a manifest has it; its own settings are beside these."""
 
     handler: Required[str]
-    datasets: dict[str, Facts] | None
-    pre_compute: dict[str, Facts] | None
-    reference_logs: dict[str, Facts] | None
-    generation_args: Facts | None
-    collators: Facts | None
+    datasets: dict[str, FactsForm] | None
+    pre_compute: dict[str, FactsForm] | None
+    reference_logs: dict[str, FactsForm] | None
+    generation_args: FactsForm | None
+    collators: FactsForm | None
 
 
 class Statistics(TypedDict, total=False):
     resamples: int
 
 
-class Config(TypedDict, total=False):
+class ConfigForm(TypedDict, total=False):
     suite: Required[str]
-    metrics: Required[dict[str, Metric]]
-    settings: Required[Facts]
+    metrics: Required[dict[str, MetricForm]]
+    settings: Required[FactsForm]
     top: Required[list[str]]
     stats: Statistics
     max_samples: int | None
 
 
-class Model(TypedDict, total=False):
+class ModelForm(TypedDict, total=False):
     evidence: Required[str]
     fingerprint: Required[str]
     name: Required[str]
@@ -144,12 +144,12 @@ class Tokenizer(TypedDict, total=False):
     special_tokens: dict[str, Any]
 
 
-class Manifest(TypedDict, total=False):
+class ManifestForm(TypedDict, total=False):
     """Of an evaluation by metrics: enough to score it again."""
 
-    config: Required[Config]
+    config: Required[ConfigForm]
     dialect: Required[NamedDialect]
-    model: Required[Model]
+    model: Required[ModelForm]
     data: Required[dict[str, Rowset]]
     data_of: Required[dict[str, dict[str, str]]]
     unavailable: Required[dict[str, str]]
@@ -157,20 +157,20 @@ class Manifest(TypedDict, total=False):
     references: dict[str, str] | None
     patched: dict[str, str] | None
     versions: Required[dict[str, str | None]]
-    template: Facts
+    template: FactsForm
     tokenizer: Tokenizer
     prompt: str
 
 
-class HarnessConfig(TypedDict, total=False):
+class HarnessConfigForm(TypedDict, total=False):
     suite: Required[str]
 
 
 class HarnessManifest(TypedDict, total=False):
     """Of a run of another harness: its configuration is its own affair."""
 
-    config: Required[HarnessConfig]
-    model: Facts
+    config: Required[HarnessConfigForm]
+    model: FactsForm
 
 
 class LooseRowset(TypedDict):
@@ -179,13 +179,13 @@ class LooseRowset(TypedDict):
 
 
 class LooseData(TypedDict, total=False):
-    args: Facts | None
+    args: FactsForm | None
 
 
 class LooseMetric(TypedDict, total=False):
     datasets: dict[str, LooseData] | None
-    pre_compute: Facts | None
-    generation_args: Facts | None
+    pre_compute: FactsForm | None
+    generation_args: FactsForm | None
 
 
 class LooseConfig(TypedDict, total=False):
@@ -195,23 +195,23 @@ class LooseConfig(TypedDict, total=False):
 
 class LooseManifest(TypedDict, total=False):
     config: LooseConfig | None
-    model: Facts | None
-    tokenizer: Facts | None
-    template: Facts
-    dialect: Facts | None
+    model: FactsForm | None
+    tokenizer: FactsForm | None
+    template: FactsForm
+    dialect: FactsForm | None
     data: dict[str, LooseRowset] | None
     data_of: dict[str, dict[str, str] | None] | None
-    versions: Facts | None
+    versions: FactsForm | None
 
 
 # ---- runs, as a report finds them -----------------------------------------------------------------------------------
 
 
 class Evaluation(TypedDict):
-    results: Results
+    results: ResultsForm
     stats: dict[str, Stat]
     manifest: LooseManifest
-    task: Facts
+    task: FactsForm
 
 
 class Layer(TypedDict, total=False):
@@ -224,7 +224,7 @@ class Layer(TypedDict, total=False):
 
 class DepthSummary(TypedDict, total=False):
     avg_uds: Required[Number]
-    fingerprints: Facts | None
+    fingerprints: FactsForm | None
     interval: Ends | None
     n: int | None
     layers: list[int] | None
@@ -235,7 +235,7 @@ class DepthRecord(TypedDict, total=False):
     uds: Number
     s1_deltas: list[Any] | None
     s2_deltas: list[Any] | None
-    layer_records: list[Facts] | None
+    layer_records: list[FactsForm] | None
     tokens: list[Any] | None
 
 
@@ -244,7 +244,7 @@ class Depth(TypedDict):
     records: list[DepthRecord]
 
 
-class Attacked(TypedDict, total=False):
+class AttackedForm(TypedDict, total=False):
     attack: Required[str]
     model: Required[str]
     budget: Required[Number]
@@ -252,16 +252,16 @@ class Attacked(TypedDict, total=False):
     notes: list[Any] | None
 
 
-class StressAsk(TypedDict, total=False):
+class StressAskForm(TypedDict, total=False):
     model: str | None
     retain_model: str | None
     metrics: list[str] | None
 
 
-class Stress(TypedDict, total=False):
-    rows: Required[list[Attacked]]
-    asked: StressAsk
-    attacks: dict[str, Facts]
+class StressForm(TypedDict, total=False):
+    rows: Required[list[AttackedForm]]
+    asked: StressAskForm
+    attacks: dict[str, FactsForm]
     manifests: Required[dict[str, LooseManifest]]
 
 
@@ -274,39 +274,39 @@ class CollapseRow(TypedDict, total=False):
 
 class CollapseStep(TypedDict, total=False):
     step: Required[int]
-    metrics: Required[Facts]
-    verdicts: Facts | None
+    metrics: Required[FactsForm]
+    verdicts: FactsForm | None
     notes: dict[str, list[Any] | None] | None
 
 
 class Collapse(TypedDict, total=False):
     steps: Required[list[CollapseStep]]
-    settings: Required[Facts]
+    settings: Required[FactsForm]
     notes: list[Any] | None
 
 
-class Task(TypedDict, total=False):
+class TaskForm(TypedDict, total=False):
     id: Required[str]
     status: Required[str]
     error: str | None
 
 
-class SweepPlan(TypedDict, total=False):
+class SweepPlanForm(TypedDict, total=False):
     attacks: dict[str, Any] | list[Any] | None
-    attack_facts: dict[str, Facts]
+    attack_facts: dict[str, FactsForm]
     retain: str | None
 
 
 class Sweep(TypedDict, total=False):
-    plan: Required[SweepPlan]
-    tasks: list[Task] | None
+    plan: Required[SweepPlanForm]
+    tasks: list[TaskForm] | None
 
 
 FORMS: dict[str, Any] = {
     "eval": Evaluation,
     "trajectory": Evaluation,
     "depth": Depth,
-    "stress": Stress,
+    "stress": StressForm,
     "collapse": Collapse,
     "sweep": Sweep,
 }

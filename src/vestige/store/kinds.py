@@ -81,7 +81,7 @@ class Kind:
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownKind:
     """A kind before its room is imported."""
 
     name: str
@@ -100,16 +100,16 @@ META_FILES = ("method_results.json", "meta_eval.json")
 KINDS = {
     known.name: known
     for known in (
-        Known("eval", "vestige.results.kind.EVAL", (NAME,), ("*_EVAL.json",)),
-        Known("trajectory", "vestige.results.kind.TRAJECTORY"),  # a report tells them from eval by what they hold
-        Known("harness", "vestige.results.kind.HARNESS"),
-        Known("depth", "vestige.depth.kind.KIND", ("summary.json",)),
-        Known("stress", "vestige.stress.kind.KIND", ("stress.json",)),
-        Known("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),
-        Known("train", "vestige.unlearn.kind.KIND", ("training.json",)),
+        KnownKind("eval", "vestige.results.kind.EVAL", (NAME,), ("*_EVAL.json",)),
+        KnownKind("trajectory", "vestige.results.kind.TRAJECTORY"),  # a report tells them from eval by what they hold
+        KnownKind("harness", "vestige.results.kind.HARNESS"),
+        KnownKind("depth", "vestige.depth.kind.KIND", ("summary.json",)),
+        KnownKind("stress", "vestige.stress.kind.KIND", ("stress.json",)),
+        KnownKind("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),
+        KnownKind("train", "vestige.unlearn.kind.KIND", ("training.json",)),
         # Not a run but a folder of runs: only a report takes something from its table.
-        Known("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
-        Known("meta", "vestige.results.meta_checks.KIND", META_FILES),
+        KnownKind("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
+        KnownKind("meta", "vestige.results.meta_checks.KIND", META_FILES),
     )
 }
 

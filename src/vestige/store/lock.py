@@ -16,7 +16,7 @@ from typing import TypedDict
 from filelock import FileLock, Timeout
 
 from vestige.errors import UserError
-from vestige.journal import is_plain
+from vestige.ownership import is_plain
 from vestige.schema import misfit
 from vestige.store.checksums import adopt_earlier
 from vestige.store.files import make_directory, write_error, write_json

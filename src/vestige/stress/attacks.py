@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.stress.registry import Attacked, Setting, Target, WeightsAttack, register
+from vestige.stress.registry import Attacked, AttackTarget, Setting, WeightsAttack, register
 
 if TYPE_CHECKING:
     from vestige.models.args import ModelArgs
     from vestige.unlearn.objectives import ChatRow
-    from vestige.unlearn.trainer import Recipe
+    from vestige.unlearn.recipe import TrainingRecipe
 
 # As in the robustness tests of open-unlearning; `auto` is paged_adamw_32bit and bfloat16 on CUDA, AdamW elsewhere.
 RELEARNING: dict[str, Any] = {
@@ -33,15 +33,16 @@ BITS = {4: "4bit", 8: "8bit"}
 PRUNED_SHARE = 0.3  # by default
 
 
-def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe | None = None) -> Attacked:
+def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: TrainingRecipe | None = None) -> Attacked:
     """Fine-tunes a copy on the rows. Give rows other than those measured, and the attack cannot teach the answers."""
     from vestige.models.load import load_model
     from vestige.unlearn.lesson import Lesson
-    from vestige.unlearn.trainer import Recipe, train
+    from vestige.unlearn.recipe import TrainingRecipe
+    from vestige.unlearn.trainer import train
 
     loaded = load_model(args)
     where = {"dtype": loaded.dtype, "device": loaded.device}
-    trained = train(loaded, Lesson(rows), out, recipe or Recipe(**RELEARNING))
+    trained = train(loaded, Lesson(rows), out, recipe or TrainingRecipe(**RELEARNING))
     done = trained.settings
     more = {
         "effective_batch_size": done["batch_size"] * done["accumulation"],
@@ -52,13 +53,13 @@ def relearn(args: ModelArgs, rows: Sequence[ChatRow], out: Path, recipe: Recipe 
     return Attacked(str(out), notes=tuple(trained.notes), settings={**done, **where, **more})
 
 
-def _relearn(target: Target, steps: int = 0, **settings: Any) -> Attacked:
+def _relearn(target: AttackTarget, steps: int = 0, **settings: Any) -> Attacked:
     """The rows of the lesson, by a recipe of these settings; 0 steps: as many as the epochs have."""
     from vestige.stress.copies import lesson_rows
-    from vestige.unlearn.trainer import Recipe
+    from vestige.unlearn.recipe import TrainingRecipe
 
     assert target.lesson is not None  # every attack that teaches is handed one
-    recipe = Recipe(**{**RELEARNING, **settings, **({"max_steps": steps} if steps else {})})
+    recipe = TrainingRecipe(**{**RELEARNING, **settings, **({"max_steps": steps} if steps else {})})
     return relearn(target.args, lesson_rows(target.run, target.lesson), target.place, recipe)
 
 

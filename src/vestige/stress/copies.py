@@ -19,7 +19,7 @@ from vestige.errors import UserError
 from vestige.models.fingerprint import fingerprint
 from vestige.store.files import read_json
 from vestige.store.results import versions
-from vestige.stress.registry import Target, weights_attacks
+from vestige.stress.registry import AttackTarget, weights_attacks
 from vestige.writing import STAYS, copy_file, create_bytes
 
 if TYPE_CHECKING:  # the driver of a sweep needs no torch
@@ -29,7 +29,7 @@ RECORD = "attack.json"  # in an attacked copy: every setting in effect
 
 
 @dataclass(frozen=True)
-class Lesson:
+class AttackLesson:
     """What relearning teaches: the forget rows of a folder, or every other one of them."""
 
     data: Path
@@ -45,20 +45,20 @@ def rows_file(folder: Path, name: str) -> Path:
     return found[0]
 
 
-def lesson_rows(run: RunConfig, lesson: Lesson) -> list[ChatRow]:
+def lesson_rows(run: RunConfig, lesson: AttackLesson) -> list[ChatRow]:
     """The rows to teach, in the words of the evaluation: its tokenizer, template and limit."""
     from vestige.data.datasets import make_context
     from vestige.engine.handles import ModelHandle
     from vestige.engine.prepare import make_template, model_args
     from vestige.models.load import load_tokenizer
-    from vestige.unlearn.rows import Reading, read_training_rows
+    from vestige.unlearn.rows import RowReading, read_training_rows
 
     tokenizer, _ = load_tokenizer(model_args(run))
     context = make_context(tokenizer, make_template(run.template_args, tokenizer, []), "none", "count")
     context.longest = ModelHandle(model_args(run)).context_length
     path = str(rows_file(lesson.data, "forget"))
     file = {"handler": "AutoDataset", "args": {"hf_args": {"path": path}}}
-    rows = read_training_rows({"forget": file}, Reading(context, {}, run.limit, 0)).rows
+    rows = read_training_rows({"forget": file}, RowReading(context, {}, run.limit, 0)).rows
     return (rows[::2] if lesson.held_out else rows)[: lesson.examples]
 
 
@@ -90,13 +90,15 @@ def measured_half(data: Path, folder: Path, taught: frozenset[str] | None = None
     return folder
 
 
-def attack_weights(kind: str, settings: Mapping[str, Any], run: RunConfig, lesson: Lesson | None, place: Path) -> Any:
+def attack_weights(
+    kind: str, settings: Mapping[str, Any], run: RunConfig, lesson: AttackLesson | None, place: Path
+) -> Any:
     """Attacks the model of a run; a copy, where the attack makes one, goes to `place` and says how it was made."""
     from vestige.engine.prepare import model_args
 
     args = model_args(run)
     record = weights_attacks()[kind]
-    attacked = record.make(Target(args, place, run, lesson), **settings)
+    attacked = record.make(AttackTarget(args, place, run, lesson), **settings)
     # A plug-in's copy may bring the record of an attack before: `settings_of` looks whose it is.
     if place.is_dir() and not (place / RECORD).exists():
         said = {"attack": kind, "settings": dict(attacked.settings), "notes": list(attacked.notes)}

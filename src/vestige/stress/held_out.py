@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.installing import place_new, scratch
 from vestige.models.fingerprint import digests
 from vestige.stress.copies import measured_half, taught_keys, write_untaught
 from vestige.types import content_key
-from vestige.writing import place_new, scratch
 
 
 def held_paths(suites: Mapping[str, Mapping[str, Any]], teaching: Path, place: Path) -> dict[str, str]:

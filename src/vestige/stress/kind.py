@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.store.files import read_ours
-from vestige.store.forms import Attacked
+from vestige.store.forms import AttackedForm
 from vestige.store.kinds import Gathered, Kind, Reader
 
 
 class _Rows(TypedDict):
-    rows: list[Attacked]
+    rows: list[AttackedForm]
 
 
 def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
@@ -28,7 +28,7 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
 
 def _values(path: Path) -> dict[str, Any]:
     """Every number of the table: model, attack, budget and metric."""
-    rows: list[Attacked] = read_ours(path / "stress.json", _Rows)["rows"]
+    rows: list[AttackedForm] = read_ours(path / "stress.json", _Rows)["rows"]
     return {
         "/".join([r["model"], r["attack"], *([f"{r['budget']:g}"] if r["budget"] is not None else []), metric]): value
         for r in rows

@@ -8,10 +8,10 @@ from typing import Any
 
 from vestige.stress.registry import PromptAttack, register
 
-Config = Mapping[str, Any]
+DataConfig = Mapping[str, Any]
 
 
-def jailbreak(config: Config, prefix: str | None = None) -> dict[str, Any]:
+def jailbreak(config: DataConfig, prefix: str | None = None) -> dict[str, Any]:
     """The answer begun for the model. The tokens of the prefix follow those of the prompt."""
     from vestige.data.chat import PREFIX
     from vestige.data.datasets import PREFILLED
@@ -20,12 +20,12 @@ def jailbreak(config: Config, prefix: str | None = None) -> dict[str, Any]:
     return {**config, "handler": PREFILLED, "args": {**config["args"], "answer_prefix": opening}}
 
 
-def paraphrase(config: Config, column: str = "paraphrased_question") -> dict[str, Any]:
+def paraphrase(config: DataConfig, column: str = "paraphrased_question") -> dict[str, Any]:
     """The question from another column."""
     return {**config, "args": {**config["args"], "question_key": column}}
 
 
-def few_shot(config: Config, shots: str, count: int = 3) -> dict[str, Any]:
+def few_shot(config: DataConfig, shots: str, count: int = 3) -> dict[str, Any]:
     """The first `count` rows of the file `shots` before every question."""
     return {
         **config,
@@ -33,7 +33,7 @@ def few_shot(config: Config, shots: str, count: int = 3) -> dict[str, Any]:
     }
 
 
-def _retain_shots(config: Config, budget: float, data: Path) -> dict[str, Any]:
+def _retain_shots(config: DataConfig, budget: float, data: Path) -> dict[str, Any]:
     from vestige.stress.copies import rows_file
 
     return few_shot(config, str(rows_file(data, "retain")), int(budget))

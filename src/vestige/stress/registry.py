@@ -23,14 +23,14 @@ from vestige.errors import UserError, unknown_name
 if TYPE_CHECKING:
     from vestige.engine.config import RunConfig
     from vestige.models.args import ModelArgs
-    from vestige.stress.copies import Lesson
+    from vestige.stress.copies import AttackLesson
 
 
 @dataclass(frozen=True)
 class Setting:
     """What a plan may set of an attack, and of which type; YAML reads 1e-3 as text."""
 
-    type: type
+    type: type  # object: anything
     positive: bool = False
 
 
@@ -46,13 +46,13 @@ class Attacked:
 
 
 @dataclass(frozen=True)
-class Target:
+class AttackTarget:
     """What a weights attack works on."""
 
     args: ModelArgs  # the checkpoint, and how it is loaded
     place: Path  # where a copy goes
     run: RunConfig  # the evaluation: its template, tokenizer and limit
-    lesson: Lesson | None = None  # the rows that a teaching attack teaches
+    lesson: AttackLesson | None = None  # the rows that a teaching attack teaches
 
     @property
     def checkpoint(self) -> Path:
@@ -114,7 +114,7 @@ class WeightsAttack(Attack):
             said: dict[str, Any] = {}
         else:
             known = (self.settings or {}).get(self.budget)
-            said = {self.budget: known.type(budget) if known else budget}
+            said = {self.budget: budget if known is None or known.type is object else known.type(budget)}
         return {**(self.flags(ask, budget) if self.flags else {}), **said}
 
     def reading(self, settings: Mapping[str, Any]) -> dict[str, str]:
@@ -177,14 +177,14 @@ def _settings(function: Callable[..., Any]) -> dict[str, Setting] | None:
     arguments = list(inspect.signature(function).parameters.values())[2:]
     if any(a.kind is a.VAR_KEYWORD for a in arguments):
         return None
-    return {a.name: Setting(type(a.default) if type(a.default) in WORDS else str) for a in arguments}
+    return {a.name: Setting(type(a.default) if type(a.default) in WORDS else object) for a in arguments}
 
 
 # How the type of a setting is called in messages.
 WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
-def _copied(name: str, function: Callable[..., Path], target: Target, **settings: Any) -> Attacked:
+def _copied(name: str, function: Callable[..., Path], target: AttackTarget, **settings: Any) -> Attacked:
     copy = function(target.checkpoint, target.place, **settings)
     if not isinstance(copy, Path) or copy.resolve() != target.place.resolve():
         raise UserError(f"The attack '{name}' wrote to {copy}; it must write to {target.place}.")

@@ -22,19 +22,19 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.journal import keep_apart, permit
+from vestige.ownership import keep_apart, permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, write_manifest
-from vestige.stress.copies import Lesson, attack_weights, measured_half
+from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.writing import install, scratch
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -62,7 +62,7 @@ class Stress:
 
 
 @dataclass
-class Row:
+class AttackRow:
     """One line of the results."""
 
     model: str  # model | retain
@@ -73,7 +73,7 @@ class Row:
     settings: dict[str, Any] = field(default_factory=dict)  # of the attack, every one in effect
 
 
-def stress(ask: Stress) -> list[Row]:
+def stress(ask: Stress) -> list[AttackRow]:
     """Measures the model (and the control) before and after every attack; writes OUT/stress.json."""
     if ask.compute_dtype and not any("compute_dtype" in said for said in _all_settings(ask)):
         raise UserError("--compute-dtype is for quantise=4, which is not among the attacks; leave it out.")
@@ -82,16 +82,16 @@ def stress(ask: Stress) -> list[Row]:
         return _stress(ask)
 
 
-def _stress(ask: Stress) -> list[Row]:
+def _stress(ask: Stress) -> list[AttackRow]:
     begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", NAME])
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
-    rows: list[Row] = []
+    rows: list[AttackRow] = []
     total = len(subjects) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
     with hushed(), Bar("attacking", total, "evaluation", ask.progress) as bar:
         for who, path in subjects.items():
-            for row in Subject(who, path, measured, ask.data).attacked_rows():
+            for row in AttackSubject(who, path, measured, ask.data).attacked_rows():
                 rows.append(row)
                 bar.add(1)
     plain = [asdict(row) for row in rows]
@@ -150,13 +150,13 @@ def _described(ask: Stress) -> dict[str, Any]:
     return dict(json.loads(json.dumps(asdict(ask), default=str)))
 
 
-class Subject:
+class AttackSubject:
     """One model under every attack."""
 
     def __init__(self, who: str, path: str, ask: Stress, whole: Path) -> None:
         self.who, self.path, self.ask, self.whole = who, path, ask, whole
 
-    def attacked_rows(self) -> Iterator[Row]:
+    def attacked_rows(self) -> Iterator[AttackRow]:
         yield self.row("none", None, self._measure(self.evaluation(self.path, "before")))
         for record in map(attack_named, self.ask.attacks):
             budgets = _budgets(self.ask, record.name)
@@ -167,9 +167,9 @@ class Subject:
             elif isinstance(record, WeightsAttack):
                 yield from (self._copied(record, budget) for budget in budgets)
 
-    def row(self, attack: str, budget: float | None, values: dict[str, float | None], **more: Any) -> Row:
+    def row(self, attack: str, budget: float | None, values: dict[str, float | None], **more: Any) -> AttackRow:
         """A line of the results about this model."""
-        return Row(self.who, attack, budget, values, **more)
+        return AttackRow(self.who, attack, budget, values, **more)
 
     def evaluation(self, path: str, label: str, **more: Any) -> RunConfig:
         """The evaluation of one checkpoint."""
@@ -182,21 +182,21 @@ class Subject:
         return replace(run, resamples=0)
 
     @property
-    def lesson(self) -> Lesson:
-        return Lesson(self.whole, self.ask.held_out, self.ask.examples)
+    def lesson(self) -> AttackLesson:
+        return AttackLesson(self.whole, self.ask.held_out, self.ask.examples)
 
     def _measure(self, run: RunConfig) -> dict[str, float | None]:
         outcome = evaluate_config(run)
         return {name: outcome.scores[name].agg_value for name in outcome.top}
 
-    def _asked(self, record: PromptAttack, budget: float) -> Row:
+    def _asked(self, record: PromptAttack, budget: float) -> AttackRow:
         def change(config: Mapping[str, Any]) -> dict[str, Any]:
             return record.change(config, budget, self.whole)
 
         run = under_prompt(self.evaluation(self.path, f"{record.name}-{budget:g}"), change)
         return self.row(record.name, budget, self._measure(run), settings=change({"args": {}})["args"])
 
-    def _copied(self, record: WeightsAttack, budget: float) -> Row:
+    def _copied(self, record: WeightsAttack, budget: float) -> AttackRow:
         label = f"{record.name}-{budget:g}"
         with scratch(self.ask.out) as made:
             settings = record.settings_for(self.ask, budget)
@@ -234,7 +234,7 @@ def under_prompt(run: RunConfig, change: Callable[[Mapping[str, Any]], dict[str,
     return replace(run, suite=replace(run.suite, metrics=metrics))
 
 
-def show(rows: Sequence[Row]) -> str:
+def show(rows: Sequence[AttackRow]) -> str:
     """A line for each attack and budget; with a control its values stand beside."""
     metrics = list(dict.fromkeys(m for row in rows for m in row.values))
     subjects = list(dict.fromkeys(row.model for row in rows))
@@ -252,7 +252,7 @@ def show(rows: Sequence[Row]) -> str:
     return table(lines, ["attack", "budget", *heads], right=tuple(range(2, 2 + len(heads))))
 
 
-def draw(rows: Sequence[Row], path: Path, run: Path) -> list[Path]:
+def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:
     """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
     from vestige.show.stress_plots import recovery_curve
     from vestige.show.trajectory_plots import save

@@ -22,14 +22,14 @@ from vestige.suites.registry import HANDLERS, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
 
-Config = Mapping[str, Any]
+MetricConfig = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
 class DataSpec:
     name: str
     access_key: str
-    config: Config  # {handler, args}
+    config: MetricConfig  # {handler, args}
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class MetricSpec:
     datasets: tuple[DataSpec, ...] = ()
     parents: Mapping[str, str] = field(default_factory=dict)  # access key -> metric name
     references: tuple[ReferenceSpec, ...] = ()
-    generation: Config = field(default_factory=dict)
-    collators: Config = field(default_factory=dict)  # only metrics that run the model themselves pad
-    params: Config = field(default_factory=dict)  # everything else: k, p, aggregator, rouge_type, ...
+    generation: MetricConfig = field(default_factory=dict)
+    collators: MetricConfig = field(default_factory=dict)  # only metrics that run the model themselves pad
+    params: MetricConfig = field(default_factory=dict)  # everything else: k, p, aggregator, rouge_type, ...
     children: SuiteSpec | None = None  # metrics computed at every step of a trajectory
 
 
@@ -79,21 +79,21 @@ class SuiteSpec:
 class Library(Protocol):
     """Where named metrics and data sets are defined (the config groups)."""
 
-    def metric(self, name: str) -> Config | None: ...
-    def dataset(self, name: str) -> Mapping[str, Config] | None: ...
+    def metric(self, name: str) -> MetricConfig | None: ...
+    def dataset(self, name: str) -> Mapping[str, MetricConfig] | None: ...
     def metric_names(self) -> Iterable[str]: ...
 
 
 class Named:
     """A library that holds just the metrics it is given, said in full (a manifest's)."""
 
-    def __init__(self, metrics: Mapping[str, Config]) -> None:
+    def __init__(self, metrics: Mapping[str, MetricConfig]) -> None:
         self.metrics = metrics
 
-    def metric(self, name: str) -> Config | None:
+    def metric(self, name: str) -> MetricConfig | None:
         return self.metrics.get(name)
 
-    def dataset(self, name: str) -> Mapping[str, Config] | None:
+    def dataset(self, name: str) -> Mapping[str, MetricConfig] | None:
         return None
 
     def metric_names(self) -> list[str]:
@@ -115,7 +115,7 @@ class _SamplingForm(TypedDict, total=False):
     sampler_kwargs: dict[str, Any] | None
 
 
-class MetricForm(TypedDict, total=False):
+class MetricConfigForm(TypedDict, total=False):
     """What a metric's configuration looks like; its own settings are beside these."""
 
     handler: str | None
@@ -134,10 +134,10 @@ class _Reader:
         self.metrics: dict[str, MetricSpec] = {}
         self.open: list[str] = []
 
-    def read(self, name: str, given: Config | None) -> str:
+    def read(self, name: str, given: MetricConfig | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
         config = self._config(name, given)
-        check_form(config, MetricForm, f"Metric '{name}'", "correct its settings")
+        check_form(config, MetricConfigForm, f"Metric '{name}'", "correct its settings")
         if name in self.metrics:
             return name
         if name in self.open:
@@ -175,7 +175,7 @@ class _Reader:
         self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
         return name
 
-    def _with_children(self, spec: MetricSpec, config: Config) -> MetricSpec:
+    def _with_children(self, spec: MetricSpec, config: MetricConfig) -> MetricSpec:
         """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
         recorded = config.get("children")
         if recorded:  # read back from a manifest, which is complete
@@ -194,22 +194,22 @@ class _Reader:
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)
 
-    def _children(self, spec: MetricSpec, config: Config) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _children(self, spec: MetricSpec, config: MetricConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         own = self._own()
 
-        def of_suite(name: str) -> Config | None:
+        def of_suite(name: str) -> MetricConfig | None:
             return own.get(name) or self.library.metric(name)
 
         named = {*self.library.metric_names(), *own}
         data = config.get("datasets") or {}
         return trajectory.child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
 
-    def _own(self) -> dict[str, Config]:
+    def _own(self) -> dict[str, MetricConfig]:
         """Metrics that the suite defines in place, with a handler, beside the library's."""
         own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
         return {name: said for name, said in own.items() if said["handler"] != trajectory.HANDLER}
 
-    def _config(self, name: str, given: Config | None) -> Config:
+    def _config(self, name: str, given: MetricConfig | None) -> MetricConfig:
         if _bare(given) and trajectory.HANDLER in self.library.metric_names():
             # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
             return merged(self.library.metric(trajectory.HANDLER) or {}, given or {})
@@ -223,7 +223,7 @@ class _Reader:
             raise unknown_name("metric", name, self.library.metric_names())
         return merged(merged(found, said), given or {})
 
-    def _dataset(self, name: str, given: Config | None) -> DataSpec:
+    def _dataset(self, name: str, given: MetricConfig | None) -> DataSpec:
         config = dict(given or {})
         if not config.get("handler"):
             source = str(config.pop("from", name))
@@ -244,11 +244,11 @@ def _check_data(spec: MetricSpec) -> None:
     )
 
 
-def _bare(given: Config | None) -> bool:
+def _bare(given: MetricConfig | None) -> bool:
     return bool(given) and (given or {}).get("handler") == trajectory.HANDLER
 
 
-def _reference(name: str, given: Config | None) -> ReferenceSpec:
+def _reference(name: str, given: MetricConfig | None) -> ReferenceSpec:
     config = given or {}
     include = {str(k): str((v or {}).get("access_key", k)) for k, v in (config.get("include") or {}).items()}
     path = config.get("path")
@@ -258,7 +258,7 @@ def _reference(name: str, given: Config | None) -> ReferenceSpec:
     return ReferenceSpec(name, paths[0] if paths else None, include, tuple(paths[1:]))
 
 
-def merged(base: Config, over: Config) -> dict[str, Any]:
+def merged(base: MetricConfig, over: MetricConfig) -> dict[str, Any]:
     """`over` laid on `base`, mapping by mapping.
 
     >>> merged({"a": {"x": 1, "y": 2}}, {"a": {"y": 3}})
@@ -271,7 +271,7 @@ def merged(base: Config, over: Config) -> dict[str, Any]:
     return out
 
 
-def read_suite(name: str, config: Config, library: Library, only: Iterable[str] | None = None) -> SuiteSpec:
+def read_suite(name: str, config: MetricConfig, library: Library, only: Iterable[str] | None = None) -> SuiteSpec:
     """The suite under `eval.<name>`; `only` replaces its list of metrics."""
     metrics = config.get("metrics") or {}
     if isinstance(metrics, list):

@@ -93,6 +93,8 @@ def _setting(record: WeightsAttack, key: str, value: Any) -> Any:
     if key not in known:
         raise unknown_name("setting", key, known, f"(of the attack '{record.name}' in the plan)")
     wanted = known[key].type
+    if wanted is object:
+        return value
     try:
         right = isinstance(value, bool) if wanted is bool else not isinstance(value, bool)
         if not right or (wanted is int and float(value) != int(float(value))):

@@ -14,7 +14,7 @@ from typing import TextIO
 
 from vestige.secrets import hide
 from vestige.show.tables import table
-from vestige.sweep.pool import State, shown
+from vestige.sweep.pool import TaskState, shown
 from vestige.sweep.tasks import Task
 from vestige.writing import append_to
 
@@ -25,8 +25,8 @@ class Board:
     """Told of every change, it keeps the reader and the log informed."""
 
     def __init__(self, tasks: Sequence[Task], log: Path, stream: TextIO | None = None) -> None:
-        self.states: Mapping[str, State] = {t.id: State() for t in tasks}
-        self.seen: dict[str, State] = {}
+        self.states: Mapping[str, TaskState] = {t.id: TaskState() for t in tasks}
+        self.seen: dict[str, TaskState] = {}
         self.stream = stream or sys.stdout
         self.drawn = 0  # lines of the table now on the screen
         self.began: dict[str, float] = {}
@@ -39,7 +39,7 @@ class Board:
         self._erase()
         self.log.close()
 
-    def change(self, task: Task, state: State) -> None:
+    def change(self, task: Task, state: TaskState) -> None:
         """One line a change: what happened, to which task, how long it took, why it failed and where to read on."""
         self.seen[task.id] = state
         if state.status == "running":

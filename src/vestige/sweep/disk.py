@@ -15,7 +15,7 @@ from typing import Any
 
 from vestige.errors import UserError, is_ours, named
 from vestige.models.args import ModelArgs
-from vestige.sweep.pool import State
+from vestige.sweep.pool import TaskState
 from vestige.sweep.tasks import Task, check_space, checkpoints_of, is_done
 from vestige.writing import remove_all
 
@@ -71,7 +71,7 @@ class Cleaner:
                     users = {t.id for t in readers}
                     self.jobs.append((users, lambda repo=path: forget_download(repo)))  # type: ignore[misc]
 
-    def look(self, states: Mapping[str, State]) -> None:
+    def look(self, states: Mapping[str, TaskState]) -> None:
         over = {i for i, s in states.items() if s.status in OVER}
         ready = [job for job in self.jobs if job[0] <= over]
         self.jobs = [job for job in self.jobs if job not in ready]
@@ -115,7 +115,7 @@ class Prefetcher:
         self.change = threading.Condition()
         self.thread = threading.Thread(target=self._work, daemon=True)
 
-    def look(self, states: Mapping[str, State]) -> None:
+    def look(self, states: Mapping[str, TaskState]) -> None:
         """Told in the driver's thread what has started, so that there is room for another."""
         with self.change:
             for path, ids in self.users.items():

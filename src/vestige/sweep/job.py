@@ -25,7 +25,7 @@ NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # short, because the c
 RAY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")  # a DNS label that begins with a letter, 47 at most
 SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
 
-Settings = Mapping[str, Any]
+JobSettings = Mapping[str, Any]
 
 
 def read_settings(words: Sequence[str] = (), file: Path | None = None, name: str | None = None) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def render(settings: Settings, command: Sequence[str], kind: str | None = None) -> dict[str, Any]:
+def render(settings: JobSettings, command: Sequence[str], kind: str | None = None) -> dict[str, Any]:
     """The manifest of a command. A sweep becomes a RayJob unless told otherwise."""
     if not command:
         raise UserError("No command given; write it after `--`, as in `vestige job --dry-run -- eval tofu --model M`.")
@@ -97,7 +97,7 @@ def render(settings: Settings, command: Sequence[str], kind: str | None = None) 
     return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
 
 
-def _refuse_secrets(settings: Settings, command: Sequence[str]) -> None:
+def _refuse_secrets(settings: JobSettings, command: Sequence[str]) -> None:
     """A manifest is kept in files and in the cluster's own database: no place for a token."""
     words = [word.partition("=") for word in command]
     said = [(name.lstrip("-+~"), value) for name, equals, value in words if equals]
@@ -112,12 +112,12 @@ def _refuse_secrets(settings: Settings, command: Sequence[str]) -> None:
             )
 
 
-def _metadata(settings: Settings) -> dict[str, Any]:
+def _metadata(settings: JobSettings) -> dict[str, Any]:
     place = {"namespace": str(settings["namespace"])} if settings["namespace"] else {}
     return {"name": str(settings["name"]), "labels": {"app.kubernetes.io/name": "vestige"}, **place}
 
 
-def _job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
+def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
     container = {**_container(settings, "vestige"), "command": ["vestige"], "args": [literal(c) for c in command]}
     pod = {**_pod(settings, container), "restartPolicy": "Never"}
     spec = {"backoffLimit": settings["retries"], "ttlSecondsAfterFinished": settings["keep_seconds"]}
@@ -130,7 +130,7 @@ def _job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _ray_job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
+def _ray_job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
     """A cluster for one sweep. The head plans and the workers work, so only they have GPUs."""
     without = {**settings, "gpu": {**settings["gpu"], "count": 0}}
     workers = settings["ray"]["workers"]
@@ -153,19 +153,19 @@ def _ray_job(settings: Settings, command: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _ray_pod(settings: Settings, name: str) -> dict[str, Any]:
+def _ray_pod(settings: JobSettings, name: str) -> dict[str, Any]:
     # The variable makes `vestige sweep` use the cluster it runs in, so that the command needs no flag for it.
     inside = {**settings, "env": {"VESTIGE_POOL": "ray", **settings["env"]}}
     return {"spec": _pod(inside, _container(inside, name))}
 
 
-def _pod(settings: Settings, container: Mapping[str, Any]) -> dict[str, Any]:
+def _pod(settings: JobSettings, container: Mapping[str, Any]) -> dict[str, Any]:
     claims = {name: settings[name]["claim"] for name in ("saves", "cache") if settings[name]["claim"]}
     volumes = [{"name": n, "persistentVolumeClaim": {"claimName": str(c)}} for n, c in claims.items()]
     return {"containers": [dict(container)], "volumes": volumes, **_affinity(settings)}
 
 
-def _affinity(settings: Settings) -> dict[str, Any]:
+def _affinity(settings: JobSettings) -> dict[str, Any]:
     """Only nodes with the GPU asked for: a short name stands for the labels that such cards go by."""
     gpu = settings["gpu"]
     if not gpu["count"] or not gpu["type"]:
@@ -177,7 +177,7 @@ def _affinity(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _container(settings: Settings, name: str) -> dict[str, Any]:
+def _container(settings: JobSettings, name: str) -> dict[str, Any]:
     gpu = settings["gpu"]
     wants = {"cpu": str(settings["cpu"]), "memory": str(settings["memory"])}
     wants |= {str(gpu["resource"]): str(gpu["count"])} if gpu["count"] else {}
@@ -211,11 +211,11 @@ def literal(word: str) -> str:
 def to_yaml(body: Mapping[str, Any]) -> str:
     import yaml
 
-    class Plain(yaml.SafeDumper):
+    class PlainYaml(yaml.SafeDumper):
         def ignore_aliases(self, data: Any) -> bool:
             return True  # anchors would be correct, and hard to read
 
-    return yaml.dump(dict(body), Dumper=Plain, sort_keys=False, width=10_000)
+    return yaml.dump(dict(body), Dumper=PlainYaml, sort_keys=False, width=10_000)
 
 
 def check(body: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -13,14 +12,11 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.friendly import Ask, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
-from vestige.models.choose import NF4
 from vestige.schema import check_form
 from vestige.secrets import note_tree
 from vestige.stress.held_out import held_paths
 from vestige.sweep import depth as sweep_depth
 from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
-from vestige.sweep.pool import training_memory, weights_memory
-from vestige.sweep.tasks import Task
 
 ASK = {f.name for f in fields(Ask)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
@@ -33,7 +29,7 @@ UNITS = {"KB": 2**10, "MB": 2**20, "GB": 2**30, "TB": 2**40}
 
 
 @dataclass(frozen=True)
-class Model:
+class PlanModel:
     name: str
     path: str
     flags: Mapping[str, Any] = field(default_factory=dict)  # fields of Ask, for this model only
@@ -42,11 +38,11 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep is to do, checked."""
 
     out: Path
-    models: tuple[Model, ...]
+    models: tuple[PlanModel, ...]
     suites: Mapping[str, Mapping[str, Any]]  # name -> fields of Ask, or of DepthAsk
     retain: str | None = None
     attacks: tuple[PlannedAttack, ...] = ()
@@ -76,10 +72,10 @@ class Plan:
         return bool(self.suites[suite]["suite"] == sweep_depth.SUITE)
 
 
-KEYS = {f.name for f in fields(Plan)} - {"retain_suites", "metric_suites", "held"}
+KEYS = {f.name for f in fields(SweepPlan)} - {"retain_suites", "metric_suites", "held"}
 
 
-def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
+def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> SweepPlan:
     """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
     from vestige.integrations.plugins import load_plugins
 
@@ -100,11 +96,11 @@ def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> Plan:
     return _checked(_plan(body, path, plugins))
 
 
-def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Plan:
+def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> SweepPlan:
     models = _models(body["models"])
     models, retain = _with_retain(models, body.get("retain"))
     suites = _suites(body["suites"])
-    return Plan(
+    return SweepPlan(
         out=Path(str(body.get("out") or f"saves/sweep/{path.stem}")),
         models=models,
         suites=suites,
@@ -166,7 +162,7 @@ def _name(name: Any, kind: str) -> str:
     return str(name)
 
 
-def _models(said: Any) -> tuple[Model, ...]:
+def _models(said: Any) -> tuple[PlanModel, ...]:
     """A mapping of names to paths (or to `path` and flags), or a list of paths named by their last part."""
     if isinstance(said, list):
         names = [Path(str(p)).name for p in said]
@@ -179,7 +175,7 @@ def _models(said: Any) -> tuple[Model, ...]:
     return tuple(_model(name, body) for name, body in said.items())
 
 
-def _model(name: Any, body: Any) -> Model:
+def _model(name: Any, body: Any) -> PlanModel:
     flags = dict(body) if isinstance(body, dict) else {"path": body}
     path, memory, attack = (flags.pop(key, None) for key in ("path", "memory", "attack"))
     if not path:
@@ -187,10 +183,10 @@ def _model(name: Any, body: Any) -> Model:
     if attack not in (None, True, False):
         raise UserError(f"'attack' of the model '{name}' of the plan must be true or false, it is {attack!r}.")
     _check_flags(flags, f"of the model '{name}'")
-    return Model(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
+    return PlanModel(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
 
 
-def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...], str | None]:
+def _with_retain(models: tuple[PlanModel, ...], said: Any) -> tuple[tuple[PlanModel, ...], str | None]:
     """The retain model by its name among the models, or by a path; then it is one more model."""
     if said is None:
         return models, None
@@ -198,7 +194,7 @@ def _with_retain(models: tuple[Model, ...], said: Any) -> tuple[tuple[Model, ...
     if name not in {m.name for m in models}:
         if not is_there(Path(name).expanduser()) and "/" not in name:
             raise unknown_name("retain model", name, [m.name for m in models], "(in the plan)")
-        models, name = (*models, Model("retain", name)), "retain"
+        models, name = (*models, PlanModel("retain", name)), "retain"
         if len({m.name for m in models}) < len(models):
             raise UserError("A model of the plan is called 'retain', but the retain model is another one; rename it.")
     return models, name
@@ -232,19 +228,19 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     check_form({**flags, "metrics": None}, Ask, f"What the plan says {where}", "correct it")
 
 
-def _checked(plan: Plan) -> Plan:
+def _checked(plan: SweepPlan) -> SweepPlan:
     """Every suite composed once, before anything runs: a misspelt metric should not cost a night."""
     paths = {m.name: m.path for m in plan.models}
     retain = paths.get(plan.retain or "")
     depth = {n: sweep_depth.resolved(f, paths, retain, n) for n, f in plan.suites.items() if plan.is_depth(n)}
     plan = replace(plan, suites={**plan.suites, **depth})
-    kinds = {n: to_run(Ask(**_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
+    kinds = {n: to_run(Ask(**suite_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
     metrics = tuple(name for name, run in kinds.items() if not isinstance(run, HarnessConfig))
     plan = replace(plan, metric_suites=metrics, retain_suites=metrics if plan.retain else ())
     return _with_attacks(plan)
 
 
-def _with_attacks(plan: Plan) -> Plan:
+def _with_attacks(plan: SweepPlan) -> SweepPlan:
     """Attacks that cannot work are refused, and held-out rows get their place."""
     held: dict[str, str] = {}
     for attack in plan.attacks:
@@ -263,37 +259,37 @@ def _with_attacks(plan: Plan) -> Plan:
     return replace(plan, held=held)
 
 
-def full_model(plan: Plan) -> str | None:
+def full_model(plan: SweepPlan) -> str | None:
     """The model before unlearning: what a depth suite says, else the one called `full`."""
     said = [flags["full"] for name, flags in plan.suites.items() if plan.is_depth(name)]
-    found: list[Model] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
+    found: list[PlanModel] = [m for m in plan.models if m.path in said] or [m for m in plan.models if m.name == "full"]
     return found[0].name if found else None
 
 
-def is_attacked(plan: Plan, model: Model) -> bool:
+def is_attacked(plan: SweepPlan, model: PlanModel) -> bool:
     """What the model's entry says; without a word every model but the full one, whose attacked copies nothing reads."""
     return model.attack if model.attack is not None else model.name != full_model(plan)
 
 
-def spared(plan: Plan) -> list[str]:
+def spared(plan: SweepPlan) -> list[str]:
     """Models that the plan's attacks leave alone."""
     return [m.name for m in plan.models if plan.attacks and not is_attacked(plan, m)]
 
 
-def attacked_place(plan: Plan, model: str, attack: PlannedAttack) -> Path:
+def attacked_place(plan: SweepPlan, model: str, attack: PlannedAttack) -> Path:
     return plan.out / "attacked" / attack.name / model
 
 
-def _read_from(plan: Plan, model: Model, attack: PlannedAttack | None) -> str:
+def read_from(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None) -> str:
     """The checkpoint to evaluate: the model's own, unless an attack makes a copy."""
     if attack is None or attack.quantization:
         return model.path
     return str(attacked_place(plan, model.name, attack) / "checkpoint")
 
 
-def _ask(plan: Plan, model: Model, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
+def suite_ask(plan: SweepPlan, model: PlanModel, suite: str, attack: PlannedAttack | None) -> dict[str, Any]:
     out = run_directory(plan, model.name, suite, attack)
-    said = {**plan.suites[suite], **model.flags, "model": _read_from(plan, model, attack), "out": str(out)}
+    said = {**plan.suites[suite], **model.flags, "model": read_from(plan, model, attack), "out": str(out)}
     said |= {"task_name": f"{suite}_{out.name}", "plugins": list(plan.plugins), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
     said |= attack.reading if attack else {}
@@ -304,119 +300,16 @@ def _ask(plan: Plan, model: Model, suite: str, attack: PlannedAttack | None) -> 
     return said
 
 
-def _depth_ask(plan: Plan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
+def depth_ask(plan: SweepPlan, suite: str, unlearned: str, out: Path, reading: Mapping[str, Any]) -> dict[str, Any]:
     """Of a model's own flags only its quantisation counts here: full and retain are read alike for all models."""
     said = {**plan.suites[suite], "unlearned": [unlearned], "out": str(out), "progress": False}
     said |= {"data": plan.held[suite]} if suite in plan.held else {}
     return {**said, "s1_cache": str(s1_place(plan, suite) / "s1_cache"), "quantization": None, **reading}
 
 
-def s1_place(plan: Plan, suite: str) -> Path:
+def s1_place(plan: SweepPlan, suite: str) -> Path:
     return plan.out / "s1" / suite
 
 
-def run_directory(plan: Plan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
+def run_directory(plan: SweepPlan, model: str, suite: str, attack: PlannedAttack | None) -> Path:
     return plan.runs / suite / (model if attack is None else f"{model}+{attack.name}")
-
-
-def make_tasks(plan: Plan, start: int = 0, end: int | None = None, slots: int = 1) -> list[Task]:
-    """The tasks of models[start:end], those that others wait for first.
-
-    The retain model's evaluations and S1 are in every shard: they are needed there, and done only once.
-    """
-    chosen = plan.models[start:end]
-    threads = plan.threads or _threads(slots)
-    first = _retain_ids(plan) if chosen else ()
-    tasks = _s1_tasks(plan, threads) if chosen else []
-    tasks += [
-        task
-        for model in plan.models
-        for attack in (None, *(plan.attacks if is_attacked(plan, model) else ()))
-        for task in _tasks_of(plan, model, attack, threads)
-        if model in chosen or task.id in first
-    ]
-    return sorted(tasks, key=lambda t: t.id not in first and t.kind != "s1")  # stable: otherwise the plan's order
-
-
-def _s1_tasks(plan: Plan, threads: int) -> list[Task]:
-    """For each depth suite, retain -> full: a depth run of the retain model, which fills the cache of all others."""
-    out = []
-    for suite, flags in plan.suites.items():
-        if plan.is_depth(suite):
-            id, place = f"s1/{suite}", s1_place(plan, suite)
-            ask = {**_depth_ask(plan, suite, flags["retain"], place, {}), "baselines": [], "plots": False}
-            memory = _largest(weights_memory(flags["full"]), weights_memory(flags["retain"]))
-            more: dict[str, Any] = {"log": str(log_file(plan, id)), "free_space": plan.free_space, "memory": memory}
-            more |= {"threads": threads, "gpus": plan.gpus, "plugins": plan.plugins}
-            out.append(Task(id, "s1", suite, flags["retain"], str(place), ask=ask, **more))
-    return out
-
-
-def _largest(*memories: int | None) -> int | None:
-    """One model is in memory at a time. What is unknown stays unknown."""
-    known = [m for m in memories if m is not None]
-    return max(known) if len(known) == len(memories) else None
-
-
-def _tasks_of(plan: Plan, model: Model, attack: PlannedAttack | None, threads: int) -> list[Task]:
-    memory = model.memory if model.memory is not None else weights_memory(model.path)
-    how = _how(plan, model, attack)
-    common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
-    common |= {"gpus": plan.gpus, "attack": attack.name if attack else None, "how": how}
-    out: list[Task] = []
-    first: list[str] = []
-    if attack is not None and not attack.quantization:
-        first = [f"attack/{attack.name}/{model.name}"]
-        out.append(_attack_task(plan, model, attack, {**common, "memory": memory}))
-    for suite in plan.suites:
-        directory = run_directory(plan, model.name, suite, attack)
-        id = f"{suite}/{directory.name}"
-        more = {**common, "out": str(directory), "log": str(log_file(plan, id)), "free_space": plan.free_space}
-        if plan.is_depth(suite):
-            own = {k: v for k in ("quantization", "compute_dtype") if (v := model.flags.get(k))}
-            reading = {**own, **(attack.reading if attack else {})}
-            ask = _depth_ask(plan, suite, _read_from(plan, model, attack), directory, reading)
-            held = _largest(memory, weights_memory(plan.suites[suite]["full"]))
-            out.append(Task(id=id, kind="depth", ask=ask, needs=(*first, f"s1/{suite}"), memory=held, **more))
-            continue
-        ask = _ask(plan, model, suite, attack)
-        logs = ask.get("retain_logs")
-        needs = [*first, *([f"{suite}/{plan.retain}"] if logs else [])]
-        out.append(Task(id=id, kind="eval", ask=ask, needs=tuple(needs), retain=logs, memory=memory, **more))
-    return out
-
-
-def _how(plan: Plan, model: Model, attack: PlannedAttack | None) -> dict[str, Any]:
-    """An attack in full: its settings, and what the copy depends on besides the weights."""
-    if attack is None:
-        return {}
-    if attack.quantization:
-        return {**attack.to_json(), **(NF4 if "compute_dtype" in attack.reading else {}), **attack.reading}
-    suite = next(iter(plan.teaching_suites.values()), {"suite": "tofu"})
-    out = {**attack.to_json(), "teaching": {k: v for k, v in {**suite, **model.flags}.items() if k in TEACHING}}
-    return {**out, "data": str(teaching_data(attack, plan.teaching_suites))} if attack.record.teaches else out
-
-
-def _attack_task(plan: Plan, model: Model, attack: PlannedAttack, common: Mapping[str, Any]) -> Task:
-    id, place = f"attack/{attack.name}/{model.name}", attacked_place(plan, model.name, attack)
-    ask = {**common["how"]["teaching"], "model": model.path, "out": str(place), "task_name": model.name}
-    ask |= {"plugins": list(plan.plugins), "progress": False}
-    memory = common["memory"]
-    room = plan.free_space + (memory or 0)  # the copy is about as large as what it is made of
-    held = training_memory(memory) if attack.record.teaches and memory is not None else memory
-    more: dict[str, Any] = {"out": str(place), "log": str(log_file(plan, id)), "ask": ask, "free_space": room}
-    return Task(id=id, kind="attack", needs=_retain_ids(plan), **{**common, **more, "memory": held})
-
-
-def _retain_ids(plan: Plan) -> tuple[str, ...]:
-    return tuple(f"{suite}/{plan.retain}" for suite in plan.retain_suites)
-
-
-def log_file(plan: Plan, id: str) -> Path:
-    return plan.out / "logs" / f"{id.replace('/', '__')}.log"
-
-
-def _threads(slots: int) -> int:
-    """The machine's cores shared among the slots, unless the environment says otherwise."""
-    said = os.environ.get("OMP_NUM_THREADS", "")
-    return int(said) if said.isdigit() and int(said) else max(1, (os.cpu_count() or 1) // slots)

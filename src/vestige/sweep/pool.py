@@ -43,7 +43,7 @@ class Executor(Protocol):
 
 
 @dataclass
-class State:
+class TaskState:
     """Where one task stands."""
 
     status: str = "waiting"  # waiting | running | done | failed | blocked
@@ -56,7 +56,7 @@ class State:
     checked: bool = False  # looked for on disk since it last could have appeared there
 
 
-Watcher = Callable[[Task, State], None]
+Watcher = Callable[[Task, TaskState], None]
 
 
 @dataclass
@@ -68,11 +68,11 @@ class Drive:
     retries: int
     watch: Watcher = lambda task, state: None  # told of every change
     tick: Callable[[], None] = lambda: None  # called about once per second
-    states: dict[str, State] = field(default_factory=dict)
+    states: dict[str, TaskState] = field(default_factory=dict)
 
-    def run(self) -> dict[str, State]:
+    def run(self) -> dict[str, TaskState]:
         """Every task ends as done, failed or blocked (by one that failed); none is dropped."""
-        self.states = {t.id: State() for t in self.tasks}
+        self.states = {t.id: TaskState() for t in self.tasks}
         by_id = {t.id: t for t in self.tasks}
         try:
             while self._open():
@@ -317,7 +317,7 @@ def training_memory(memory: int) -> int:
     return BASE_MEMORY + 4 * max(0, memory - BASE_MEMORY)
 
 
-def shown(states: Mapping[str, State]) -> str:
+def shown(states: Mapping[str, TaskState]) -> str:
     """How far it is, in one line.
 
     >>> shown({"a": State("done"), "b": State("running"), "c": State("waiting")})

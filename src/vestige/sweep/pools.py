@@ -14,11 +14,12 @@ from typing import Any
 
 from vestige.store.files import write_bytes
 from vestige.sweep.attacks import PlannedAttack
-from vestige.sweep.plan import Plan, full_model, make_tasks, run_directory
+from vestige.sweep.graph import make_tasks
+from vestige.sweep.plan import SweepPlan, full_model, run_directory
 from vestige.sweep.tasks import is_done
 
 
-def write_meta(plan: Plan) -> list[Path]:
+def write_meta(plan: SweepPlan) -> list[Path]:
     """The files, from the runs that are there. None without a retain model: every question compares with it."""
     done = {Path(t.out) for t in make_tasks(plan) if t.kind in ("eval", "depth") and is_done(t)}
     if not plan.retain or not _runs(plan, plan.retain, None, done):
@@ -28,7 +29,7 @@ def write_meta(plan: Plan) -> list[Path]:
     return [*written, _write(plan, "axes.yaml", _axes(plan, unlearned, done))]
 
 
-def _files(plan: Plan) -> dict[str, dict[str, PlannedAttack]]:
+def _files(plan: SweepPlan) -> dict[str, dict[str, PlannedAttack]]:
     """Attacks by what meta calls them. A file has room for one of each; a second of a kind gets a file of its own."""
     first: dict[str, PlannedAttack] = {}
     more: list[tuple[str, PlannedAttack]] = []
@@ -42,19 +43,19 @@ def _files(plan: Plan) -> dict[str, dict[str, PlannedAttack]]:
     return {**out, **{f"robustness-{a.name}.yaml": {**first, state: a} for state, a in more}}
 
 
-def _runs(plan: Plan, model: str, attack: PlannedAttack | None, done: set[Path]) -> list[str]:
+def _runs(plan: SweepPlan, model: str, attack: PlannedAttack | None, done: set[Path]) -> list[str]:
     found = [run_directory(plan, model, suite, attack) for suite in plan.suites]
     return [str(place.relative_to(plan.out)) for place in found if place in done]
 
 
-def _states(plan: Plan, model: str, states: Mapping[str, PlannedAttack], done: set[Path]) -> dict[str, list[str]]:
+def _states(plan: SweepPlan, model: str, states: Mapping[str, PlannedAttack], done: set[Path]) -> dict[str, list[str]]:
     found = {"before": _runs(plan, model, None, done)}
     found |= {state: _runs(plan, model, attack, done) for state, attack in states.items()}
     return {state: runs for state, runs in found.items() if runs}
 
 
 def _robustness(
-    plan: Plan, unlearned: list[str], states: Mapping[str, PlannedAttack], done: set[Path]
+    plan: SweepPlan, unlearned: list[str], states: Mapping[str, PlannedAttack], done: set[Path]
 ) -> dict[str, Any]:
     entries = [{"model": name, **_states(plan, name, states, done)} for name in unlearned]
     return {
@@ -63,7 +64,7 @@ def _robustness(
     }
 
 
-def _axes(plan: Plan, unlearned: list[str], done: set[Path]) -> dict[str, Any]:
+def _axes(plan: SweepPlan, unlearned: list[str], done: set[Path]) -> dict[str, Any]:
     full = full_model(plan)
     references = {"retain": plan.retain, "full": full}
     out: dict[str, Any] = {
@@ -73,7 +74,7 @@ def _axes(plan: Plan, unlearned: list[str], done: set[Path]) -> dict[str, Any]:
     return {**out, "models": [entry for entry in entries if entry["run"]]}
 
 
-def _write(plan: Plan, name: str, body: Mapping[str, Any]) -> Path:
+def _write(plan: SweepPlan, name: str, body: Mapping[str, Any]) -> Path:
     import yaml
 
     text = yaml.safe_dump(dict(body), sort_keys=False, allow_unicode=True, width=1000)

@@ -20,7 +20,7 @@ from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below
-from vestige.journal import adopt, has_journal, is_ours, keep_apart, ours_below, permit
+from vestige.ownership import adopt, has_journal, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import number, table
 from vestige.store import kinds
@@ -31,8 +31,9 @@ from vestige.stress.held_out import write_held
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, fetching_ahead
-from vestige.sweep.plan import Plan, log_file, make_tasks, spared
-from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, State
+from vestige.sweep.graph import log_file, make_tasks
+from vestige.sweep.plan import SweepPlan, spared
+from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
 from vestige.sweep.pools import write_meta
 from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done
 from vestige.writing import claim, remove, remove_all
@@ -57,7 +58,7 @@ class How:
         return self.ray is not None or os.environ.get(POOL_VARIABLE) == "ray"
 
 
-def sweep(plan: Plan, how: How) -> int:
+def sweep(plan: SweepPlan, how: How) -> int:
     """Does what is missing. 0: everything in this shard is done; 1: something failed, and the table says what."""
     asked = plan.slots if how.slots is None else how.slots
     slots = len(how.gpus) or (max(1, (os.cpu_count() or 1) // 2) if asked is None else asked)
@@ -79,7 +80,7 @@ def sweep(plan: Plan, how: How) -> int:
         for name in spared(plan):
             board.say(f"{name} is not attacked; attack: true in its entry of the plan asks for that")
 
-        def watch(task: Task, state: State) -> None:
+        def watch(task: Task, state: TaskState) -> None:
             _note(plan, task, state)
             board.change(task, state)
             cleaner.look(drive.states)
@@ -99,14 +100,14 @@ def sweep(plan: Plan, how: How) -> int:
     return 0 if all(s.status == "done" for s in states.values()) else 1
 
 
-def _hold_out(plan: Plan) -> None:
+def _hold_out(plan: SweepPlan) -> None:
     """The rows that remain to be measured, where relearning holds some out."""
     for attack in plan.attacks:
         if attack.held_out:
             write_held(plan.suites, teaching_data(attack, plan.teaching_suites), plan.held)
 
 
-def _executor(plan: Plan, how: How, slots: int) -> Executor:
+def _executor(plan: SweepPlan, how: How, slots: int) -> Executor:
     if how.on_ray:
         from vestige.sweep.ray_pool import RayPool
 
@@ -129,11 +130,11 @@ def surviving_hangup() -> Iterator[None]:
         signal.signal(signal.SIGHUP, before)
 
 
-def _note_file(plan: Plan, id: str) -> Path:
+def _note_file(plan: SweepPlan, id: str) -> Path:
     return plan.out / "tasks" / f"{id.replace('/', '__')}.json"
 
 
-def _note(plan: Plan, task: Task, state: State) -> None:
+def _note(plan: SweepPlan, task: Task, state: TaskState) -> None:
     """How a task last ended, for the list and for other shards. What was there already keeps its note."""
     file = _note_file(plan, task.id)
     if state.status in ("waiting", "running") or (state.status == "done" and not state.fresh and file.is_file()):
@@ -142,7 +143,7 @@ def _note(plan: Plan, task: Task, state: State) -> None:
     write_json(file, {**body, "seconds": state.seconds, "error": state.error, "log": task.log})
 
 
-def collect(plan: Plan) -> dict[str, Any]:
+def collect(plan: SweepPlan) -> dict[str, Any]:
     """What is on disk of the whole plan, whichever shard or machine made it."""
     rows = []
     results: dict[str, dict[str, Any]] = {suite: {} for suite in plan.suites}
@@ -203,7 +204,7 @@ def _cell(value: Any) -> str:
     return number(value) if isinstance(value, (int, float)) else "-"
 
 
-def listing(plan: Plan) -> str:
+def listing(plan: SweepPlan) -> str:
     """The plan's tasks and where they stand, from disk."""
     tasks = collect(plan)["tasks"]
     rows = [[t["id"], t["status"], f"{t['seconds']:.1f} s" if t["seconds"] else "-", t["run"]] for t in tasks]
@@ -211,7 +212,7 @@ def listing(plan: Plan) -> str:
     return table(rows, ["task", "status", "time", "where"], [2])
 
 
-def meta_files(plan: Plan) -> str:
+def meta_files(plan: SweepPlan) -> str:
     """Writes what `vestige meta` reads, from the runs that are there."""
     written = write_meta(plan)
     if not written:
@@ -222,7 +223,7 @@ def meta_files(plan: Plan) -> str:
     return f"files: {', '.join(map(str, written))}"
 
 
-def clean(plan: Plan, everything: bool) -> str:
+def clean(plan: SweepPlan, everything: bool) -> str:
     """Removes runs that the plan no longer names, attacked copies left behind and their logs; or all the sweep made.
 
     Of each directory only what its journal or its seal lists; what somebody else put there stays.
@@ -259,7 +260,7 @@ def _is_made(place: Path) -> bool:
     return bool(ours_below(place))
 
 
-def _files_of(plan: Plan, tasks: list[Task], everything: bool) -> list[Path]:
+def _files_of(plan: SweepPlan, tasks: list[Task], everything: bool) -> list[Path]:
     """Logs and notes of tasks that the plan no longer has; or all files that are not in a run."""
     logs = {log_file(plan, t.id) for t in tasks} if not everything else set()
     notes = {_note_file(plan, t.id) for t in tasks} if not everything else set()
@@ -271,7 +272,7 @@ def _files_of(plan: Plan, tasks: list[Task], everything: bool) -> list[Path]:
     return files
 
 
-def adopt_earlier(plan: Plan) -> None:
+def adopt_earlier(plan: SweepPlan) -> None:
     """What a sweep of a version without journals left: its summary, or the notes of its tasks, vouch for the rest."""
     out = plan.out
     if not out.is_dir() or is_ours(out / "sweep.log"):
@@ -283,7 +284,7 @@ def adopt_earlier(plan: Plan) -> None:
         adopt(out, [f.relative_to(out).as_posix() for f in found])
 
 
-def _keep_apart(plan: Plan) -> None:
+def _keep_apart(plan: SweepPlan) -> None:
     """Models and data are not where attacked copies and runs come and go."""
     inputs: dict[str, Any] = {f"the model {m.name}": m.path for m in plan.models}
     inputs |= {

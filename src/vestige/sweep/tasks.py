@@ -21,23 +21,24 @@ from typing import Any, TypedDict
 
 from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
-from vestige.journal import adopt, is_ours, ours_below
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.ownership import adopt, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
 from vestige.store.checksums import add, adopt_earlier, is_whole
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import HeldError, writing
-from vestige.stress.copies import Lesson, attack_weights, rows_file, settings_of
+from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
 from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
 from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
 from vestige.types import content_key
-from vestige.writing import append_to, install, remove, scratch
+from vestige.writing import append_to, remove
 
 NOTE = "sweep_task.json"  # beside the results (or in the attacked copy): the key of the task that wrote them
 
@@ -89,7 +90,7 @@ class Finished:
     seconds: float = 0.0
 
 
-class _Note(TypedDict):
+class _TaskNote(TypedDict):
     key: str
 
 
@@ -97,7 +98,7 @@ class _Weights(TypedDict):
     fingerprint: str
 
 
-class _Manifest(TypedDict):
+class _TaskManifest(TypedDict):
     model: _Weights
 
 
@@ -105,7 +106,7 @@ def is_done(task: Task) -> bool:
     """Whether what the task would make is there already, for the same content."""
     try:
         note = read_json(Path(task.out) / NOTE)
-        return not misfit(note, _Note) and _made(task) and bool(note["key"] == task_key(task))
+        return not misfit(note, _TaskNote) and _made(task) and bool(note["key"] == task_key(task))
     except (OSError, ValueError, UserError):
         return False  # half a file, a checkpoint that has gone: running the task will say which
 
@@ -128,7 +129,7 @@ def _same_run(task: Task) -> bool:
 
     run = _run(task)
     manifest = read_json(Path(task.out) / "manifest.json")
-    if misfit(manifest, _Manifest) or manifest.get("config") != _config(task):
+    if misfit(manifest, _TaskManifest) or manifest.get("config") != _config(task):
         return False
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")
@@ -330,7 +331,7 @@ def _attack(task: Task, target: Path) -> None:
     said = {k: v for k, v in task.how.items() if k not in ("attack", "teaching")}
     record = attack_named(task.how["attack"])
     taught = {k: said.pop(k) for k in LESSON if k in said} if record.teaches else {}
-    lesson = Lesson(**{**taught, "data": Path(taught["data"])}) if taught else None
+    lesson = AttackLesson(**{**taught, "data": Path(taught["data"])}) if taught else None
     made = attack_weights(record.name, said, _run(task), lesson, target)
     print(f"settings: {json.dumps(made.settings, default=str)}", *made.notes, sep="\n", flush=True)
 

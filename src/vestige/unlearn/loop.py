@@ -17,7 +17,7 @@ from torch import Tensor
 
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import Step, chosen_weights, method_named, split_knobs
-from vestige.unlearn.objectives import Batch, Causal, ChatRow, Objective
+from vestige.unlearn.objectives import Causal, ChatRow, Objective, TrainingBatch
 
 # Called after each step with (steps done, steps in all, loss).
 OnStep = Callable[[int, int, float], None]
@@ -80,7 +80,7 @@ def unlearn(
     memory: dict[str, Any] = {}
     total = training.steps(len(forget))
 
-    def step(number: int, rows: Sequence[ChatRow], batch: Batch) -> Step:
+    def step(number: int, rows: Sequence[ChatRow], batch: TrainingBatch) -> Step:
         def collate(chosen_rows: Sequence[ChatRow]) -> Any:
             return objective.collate(chosen_rows, training.pad_id, noise, model.device) if chosen_rows else None
 
@@ -113,7 +113,7 @@ def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatR
 
 def _epochs(
     rows: Sequence[ChatRow], training: Training, model: Any, objective: Objective
-) -> Iterator[tuple[list[ChatRow], Batch]]:
+) -> Iterator[tuple[list[ChatRow], TrainingBatch]]:
     order, noise = Random(f"{training.seed}/order"), Random(f"{training.seed}/noise")
     for _ in range(training.epochs):
         for batch in bucketed(rows, training.batch_size, order):

@@ -21,7 +21,7 @@ from torch import Tensor
 from vestige.errors import UserError, unknown_name
 from vestige.unlearn import losses
 from vestige.unlearn.activations import Watched, layer_of
-from vestige.unlearn.objectives import Batch, Causal, MaskedBatch, MaskedDiffusion, Objective
+from vestige.unlearn.objectives import Causal, MaskedBatch, MaskedDiffusion, Objective, TrainingBatch
 
 RETAIN_LOSSES = ("NLL", "KL")
 
@@ -31,11 +31,11 @@ class Step:
     """One training step's batches, and what the models think of them (computed when first read)."""
 
     model: Any
-    forget: Batch
-    retain: Batch | None = None
+    forget: TrainingBatch
+    retain: TrainingBatch | None = None
     reference: Any = None
     objective: Objective = field(default_factory=Causal)
-    alternate: Batch | None = None  # the same questions with the answers to prefer
+    alternate: TrainingBatch | None = None  # the same questions with the answers to prefer
     retain_loss_type: str = "NLL"  # KL: stay near the reference on the retain rows
     epoch: float = 0.0  # passes over the forget rows before this step
     memory: dict[str, Any] = field(default_factory=dict)  # what a method carries from step to step
@@ -93,19 +93,19 @@ class Step:
         return losses.divergence(logits, reference)
 
     @property
-    def kept(self) -> Batch:
+    def kept(self) -> TrainingBatch:
         if self.retain is None:
             raise ValueError("this method trains on retain rows too, but none were given")
         return self.retain
 
     @property
-    def _alternate(self) -> Batch:
+    def _alternate(self) -> TrainingBatch:
         if self.alternate is None:
             raise ValueError("this method needs alternate answers, but none were given")
         return self.alternate
 
 
-def placed(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+def placed(logits: Tensor, batch: TrainingBatch) -> tuple[Tensor, Tensor]:
     """Logits and the labels they predict, place by place: causal models look one token ahead, masked ones do not.
 
     A masked model's logits are made only where a label is: its places are those, as one row.
@@ -113,7 +113,7 @@ def placed(logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
     return (logits[None] if isinstance(batch, MaskedBatch) else logits[:, :-1]), predicted(batch.labels, batch)
 
 
-def predicted(labels: Tensor, batch: Batch) -> Tensor:
+def predicted(labels: Tensor, batch: TrainingBatch) -> Tensor:
     """Labels of a batch (or some of them, the others IGNORE) at the places of `placed`."""
     if isinstance(batch, MaskedBatch):
         return labels[batch.labels != losses.IGNORE][None]
@@ -239,7 +239,7 @@ def _wga(step: Step, **knobs: Any) -> Tensor:
     return losses.wga(*_token_nll(step), step.retain_loss, **knobs)
 
 
-def _pdu(
+def _pdu(  # noqa: PLR0913 - the knobs of the published configuration
     step: Step,
     gamma: float = 1.0,
     alpha: float = 1.0,

@@ -32,7 +32,7 @@ class ChatRow:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Right-padded token ids and the labels to train, IGNORE elsewhere."""
 
     ids: Tensor
@@ -40,7 +40,7 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class MaskedBatch(Batch):
+class MaskedBatch(TrainingBatch):
     """A batch with hidden tokens; labels are there only where a token is hidden."""
 
     attention: Tensor  # (batch, length) 0 on the padding, which a model that looks both ways would see
@@ -64,16 +64,16 @@ class Objective(Protocol):
 class Causal:
     """The next token from those before it."""
 
-    def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> Batch:
+    def collate(self, rows: Sequence[ChatRow], pad_id: int, noise: Random, device: Any = "cpu") -> TrainingBatch:
         return collate(rows, pad_id, device)
 
-    def logits(self, model: Any, batch: Batch) -> Tensor:
+    def logits(self, model: Any, batch: TrainingBatch) -> Tensor:
         return logits_of(model, batch)
 
-    def loss(self, logits: Tensor, batch: Batch) -> Tensor:
+    def loss(self, logits: Tensor, batch: TrainingBatch) -> Tensor:
         return losses.cross_entropy(logits, batch.labels)
 
-    def nll(self, logits: Tensor, batch: Batch) -> Tensor:
+    def nll(self, logits: Tensor, batch: TrainingBatch) -> Tensor:
         return losses.sequence_nll(logits, batch.labels)
 
 
@@ -173,7 +173,7 @@ def hidden_counts(sizes: Sequence[int], noise: Random, least: float = 0.0, most:
     return [min(size, 1 + int(share * size)) for share, size in zip(shares, sizes, strict=True)]
 
 
-def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:
+def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> TrainingBatch:
     """Right-padded ids and labels; the prompt and the padding are not trained.
 
     >>> collate([ChatRow((5, 6, 7), 1), ChatRow((8, 9), 1)], pad_id=0).labels.tolist()
@@ -185,10 +185,10 @@ def collate(rows: Sequence[ChatRow], pad_id: int, device: Any = "cpu") -> Batch:
     for k, row in enumerate(rows):
         ids[k, : len(row.ids)] = torch.tensor(row.ids)
         labels[k, row.start : len(row.ids)] = ids[k, row.start : len(row.ids)]
-    return Batch(ids.to(device), labels.to(device))
+    return TrainingBatch(ids.to(device), labels.to(device))
 
 
-def logits_of(model: Any, batch: Batch) -> Tensor:
+def logits_of(model: Any, batch: TrainingBatch) -> Tensor:
     """A forward pass without an attention mask: padding is on the right, so a causal model never sees it."""
     logits: Tensor = model(input_ids=batch.ids, use_cache=False).logits
     return logits

@@ -28,7 +28,7 @@ class TrainingRows:
 
 
 @dataclass(frozen=True)
-class Reading:
+class RowReading:
     """What reading depends on besides the data sets themselves."""
 
     context: Context
@@ -37,7 +37,7 @@ class Reading:
     seed: int
 
 
-def read_training_rows(datasets: Mapping[str, Any], reading: Reading) -> TrainingRows:
+def read_training_rows(datasets: Mapping[str, Any], reading: RowReading) -> TrainingRows:
     """All rows of the data sets of one kind (data.forget, data.retain, data.train), one after the other."""
     out = TrainingRows()
     for name, config in datasets.items():
@@ -45,7 +45,7 @@ def read_training_rows(datasets: Mapping[str, Any], reading: Reading) -> Trainin
     return out
 
 
-def _read_one(name: str, config: Mapping[str, Any], reading: Reading, out: TrainingRows) -> None:
+def _read_one(name: str, config: Mapping[str, Any], reading: RowReading, out: TrainingRows) -> None:
     handler, args = str(config.get("handler")), dict(config.get("args") or {})
     if "hf_args" not in args:
         raise UserError(f"Data set '{name}' has no args.hf_args; say where its rows are (path, name, split).")
@@ -69,7 +69,7 @@ def _read_one(name: str, config: Mapping[str, Any], reading: Reading, out: Train
     out.sources.append({"source": source, "rows": len(rows), "fingerprint": content_key(text.encode())})
 
 
-def _alternates(handler: str, rows: list[dict[str, Any]], args: Mapping[str, Any], reading: Reading) -> list[str]:
+def _alternates(handler: str, rows: list[dict[str, Any]], args: Mapping[str, Any], reading: RowReading) -> list[str]:
     if handler == IDK:
         return refusals_for(len(rows), reading.seed, _sentences(args.get("idk_path")))
     values = column(rows, str(args.get("alternate_key") or "alternate"), reading.context.source)

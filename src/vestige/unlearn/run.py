@@ -25,9 +25,11 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import make_template, model_args
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
+from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.journal import JOURNAL, adopt, is_ours, keep_apart, ours_below, permit
+from vestige.journal import JOURNAL
 from vestige.models.load import LoadedModel, load_model, wrap_model
+from vestige.ownership import adopt, is_ours, keep_apart, ours_below, permit
 from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps, hushed
@@ -37,8 +39,7 @@ from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, manifest
 from vestige.store.results import versions
-from vestige.unlearn.rows import Reading, TrainingRows, read_training_rows
-from vestige.writing import install, scratch
+from vestige.unlearn.rows import RowReading, TrainingRows, read_training_rows
 
 log = logging.getLogger("vestige.run")
 
@@ -189,7 +190,7 @@ def _evaluation(
 
 def recipe_of(config: TrainConfig) -> Any:
     """trainer.args as a Recipe; what it does not know goes to transformers as it is."""
-    from vestige.unlearn.trainer import Lora, Recipe
+    from vestige.unlearn.recipe import Lora, TrainingRecipe
 
     known = {RECIPE_NAMES[k]: v for k, v in config.args.items() if k in RECIPE_NAMES and v is not None}
     extra = {k: v for k, v in config.args.items() if k not in (*RECIPE_NAMES, *IGNORED) and v is not None}
@@ -199,11 +200,11 @@ def recipe_of(config: TrainConfig) -> Any:
     if "lr" in known:
         known["lr"] = float(known["lr"])
     if config.lora is None:
-        return Recipe(**known, extra=extra)
+        return TrainingRecipe(**known, extra=extra)
     strange = [k for k in config.lora if k not in Lora.__dataclass_fields__]
     if strange:
         raise unknown_name("setting of lora", strange[0], list(Lora.__dataclass_fields__))
-    return Recipe(**known, extra=extra, lora=Lora(**config.lora))
+    return TrainingRecipe(**known, extra=extra, lora=Lora(**config.lora))
 
 
 def check_training(config: TrainConfig) -> None:
@@ -218,7 +219,7 @@ def check_training(config: TrainConfig) -> None:
 def run_training(config: TrainConfig) -> TrainOutcome:
     """Trains in a folder beside the results; they are moved into place, over earlier ones, when they are whole."""
     from vestige.unlearn.lesson import Lesson
-    from vestige.unlearn.trainer import Watch, save_model, train
+    from vestige.unlearn.trainer import TrainingWatch, save_model, train
 
     started = time.perf_counter()
     recipe = recipe_of(config)
@@ -235,7 +236,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
         retain = rows["retain"].rows if "retain" in rows else ()
         lesson = Lesson(main.rows, config.method, config.method_args, retain, main.alternates)
         with Steps("training", config.progress) as steps:
-            watch = Watch(diary.look if config.evaluation is not None else None, steps)
+            watch = TrainingWatch(diary.look if config.evaluation is not None else None, steps)
             trained = train(loaded, lesson, made, recipe, watch)
         record = {
             "mode": config.mode,
@@ -320,7 +321,7 @@ def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[st
     template = make_template(config.template_args, loaded.tokenizer, notes)
     context = make_context(loaded.tokenizer, template, "none", "count")
     context.longest = ModelHandle(None, loaded).context_length
-    reading = Reading(context, config.local, config.limit, config.seed)
+    reading = RowReading(context, config.local, config.limit, config.seed)
     kinds = ("train",) if config.method is None else ("forget", "retain")
     out = {kind: read_training_rows(config.data[kind], reading) for kind in kinds if config.data.get(kind)}
     if kinds[0] not in out:

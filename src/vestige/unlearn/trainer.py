@@ -9,71 +9,35 @@ paged optimisers. What is trained may be the whole model or a LoRA adapter.
 from __future__ import annotations
 
 import copy
-import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
-from vestige.errors import UserError, first_line
+from vestige.errors import UserError
+from vestige.installing import save_pretrained
+from vestige.integrations.undisturbed import undisturbed
 from vestige.models.canvas import refuse_copy
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
-from vestige.models.undisturbed import undisturbed
 from vestige.secrets import without_secrets
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, method_named, split_knobs
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
-from vestige.writing import save_pretrained
+from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
 
-# Where attention and MLP projections live in the common families; PEFT's "all-linear" finds them by itself.
-LORA_TARGETS = "all-linear"
 # Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
 TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
-
-
-@dataclass(frozen=True)
-class Lora:
-    """A low-rank adapter instead of the whole model."""
-
-    rank: int = 8
-    alpha: int = 16
-    dropout: float = 0.0
-    targets: Any = LORA_TARGETS
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How to train. `auto` means paged_adamw_32bit and bfloat16 on CUDA, AdamW in float32 elsewhere."""
-
-    epochs: float = 10.0
-    lr: float = 1e-5
-    batch_size: int = 8
-    accumulation: int = 4
-    weight_decay: float = 0.01
-    warmup_epochs: float = 1.0
-    scheduler: str = "linear"
-    optim: str = "auto"
-    bf16: bool | str = "auto"
-    clip: float = 1.0
-    seed: int = 0
-    max_steps: int = -1  # more than 0: that many optimiser steps, whatever `epochs` says
-    gradient_checkpointing: bool = False
-    lora: Lora | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # other TrainingArguments
-
-    def steps_per_epoch(self, rows: int) -> int:
-        return math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
 
 
 @dataclass
@@ -88,23 +52,7 @@ class Trained:
 # Called after each epoch with (epochs done, model).
 OnEpoch = Callable[[float, Any], None]
 # Called before the first and after every optimiser step with (steps done, steps in all).
-OnStep = Callable[[int, int], None]
-
-
-def settings_on(recipe: Recipe, device: str) -> tuple[Recipe, list[str]]:
-    """The recipe as this device can follow it, and what was put in the place of what it cannot do."""
-    cuda, notes = device.startswith("cuda"), []
-    # One pass over the weights instead of a dozen: on a CPU a step takes a quarter of the time.
-    plain = "adamw_torch_fused" if device == "cpu" else "adamw_torch"
-    optim = ("paged_adamw_32bit" if cuda else plain) if recipe.optim == "auto" else recipe.optim
-    bf16 = cuda if recipe.bf16 == "auto" else bool(recipe.bf16)
-    if not cuda and "paged" in optim:
-        notes.append(f"{optim} needs CUDA; {plain} computes the same steps without paging.")
-        optim = plain
-    if not cuda and recipe.bf16 is True:
-        notes.append("bfloat16 mixed precision is for CUDA; trained in the model's own precision.")
-        bf16 = False
-    return replace(recipe, optim=optim, bf16=bf16), notes
+OnTrainerStep = Callable[[int, int], None]
 
 
 def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
@@ -122,27 +70,29 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
 
 
 @dataclass(frozen=True)
-class Watch:
+class TrainingWatch:
     """What else happens while training: somebody looks after each epoch and each step, the result is kept."""
 
     on_epoch: OnEpoch | None = None
-    on_step: OnStep | None = None
+    on_step: OnTrainerStep | None = None
     save: bool = True
 
 
-def train(loaded: LoadedModel, lesson: Lesson, out: Path, recipe: Recipe, watch: Watch | None = None) -> Trained:
+def train(
+    loaded: LoadedModel, lesson: Lesson, out: Path, recipe: TrainingRecipe, watch: TrainingWatch | None = None
+) -> Trained:
     """Trains the model on the lesson and saves it with its tokenizer in `out`.
 
     `loaded.model` is trained in place, or wrapped in an adapter where the recipe has one.
     """
-    watch = watch or Watch()
+    watch = watch or TrainingWatch()
     lesson.check()
     recipe, notes = settings_on(recipe, loaded.device)
     set_seed(recipe.seed)
     loaded.model, more = _trainable(loaded, recipe.lora)
     objective = objective_of(loaded)
     pad = loaded.tokenizer.pad_token_id
-    work = Work(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
+    work = TrainingWork(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
     work.prepare(loaded.model)
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
     watching = Watching(watch.on_epoch, watch.on_step)
@@ -193,37 +143,6 @@ def _forget_secrets(loaded: LoadedModel) -> None:
     settings |= {name: without_secrets(value, name) for name, value in settings.items()}
 
 
-def training_arguments(recipe: Recipe, out: Path, rows: int, device: str) -> TrainingArguments:
-    """The recipe in the words of transformers."""
-    warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch(rows))
-    said: dict[str, Any] = {
-        "output_dir": str(out),
-        "num_train_epochs": recipe.epochs,
-        "max_steps": recipe.max_steps,
-        "learning_rate": recipe.lr,
-        "per_device_train_batch_size": recipe.batch_size,
-        "gradient_accumulation_steps": recipe.accumulation,
-        "weight_decay": recipe.weight_decay,
-        "warmup_steps": warmup,
-        "lr_scheduler_type": recipe.scheduler,
-        "optim": recipe.optim,
-        "bf16": bool(recipe.bf16),
-        "max_grad_norm": recipe.clip,
-        "seed": recipe.seed,
-        "gradient_checkpointing": recipe.gradient_checkpointing,
-        "use_cpu": device == "cpu",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": "none",
-        "remove_unused_columns": False,
-        "disable_tqdm": True,  # its bar prints one line per step; the caller has its own
-    }
-    try:
-        return TrainingArguments(**{**said, **recipe.extra})
-    except (TypeError, ValueError) as error:
-        raise UserError(f"The training settings are not accepted: {first_line(error)}") from None
-
-
 def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
     """The model with gradients: whole, or with a fresh adapter. An adapter it came with is merged first."""
     model, notes = loaded.model, []
@@ -264,7 +183,7 @@ class WithoutAdapter:
         return getattr(self._model, name)
 
 
-class Work:
+class TrainingWork:
     """What a step computes: the plain loss of the rows, or a method's loss of pairs."""
 
     def __init__(self, objective: Objective, pad_id: int, seed: int, lesson: Lesson) -> None:
@@ -313,7 +232,7 @@ class MethodTrainer(Trainer):
     # Our losses are means of a micro-batch: the Trainer has to divide by the number of micro-batches.
     loss_is_scaled_for_ga = False
 
-    def __init__(self, work: Work, **settings: Any) -> None:
+    def __init__(self, work: TrainingWork, **settings: Any) -> None:
         super().__init__(**settings)
         self.work = work
         self.model_accepts_loss_kwargs = False
@@ -345,7 +264,7 @@ class MethodTrainer(Trainer):
 class Watching(TrainerCallback):
     """Remembers losses, and lets somebody count steps and look at the model after every epoch."""
 
-    def __init__(self, on_epoch: OnEpoch | None, on_step: OnStep | None = None) -> None:
+    def __init__(self, on_epoch: OnEpoch | None, on_step: OnTrainerStep | None = None) -> None:
         self.losses: list[float] = []
         self._on_epoch, self._on_step = on_epoch, on_step
 
@@ -388,11 +307,11 @@ __all__ = [
     "Lesson",
     "Lora",
     "MethodTrainer",
-    "Recipe",
     "Trained",
-    "Watch",
+    "TrainingRecipe",
+    "TrainingWatch",
+    "TrainingWork",
     "Watching",
-    "Work",
     "objective_of",
     "save_model",
     "settings_on",

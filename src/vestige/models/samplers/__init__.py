@@ -15,7 +15,7 @@ from vestige.errors import UserError
 from vestige.models.canvas import SAMPLER, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
 from vestige.models.samplers.bd3lm import run_bd3lm
-from vestige.models.samplers.choose import Pass, Recorder, Row, Sampling, Watch
+from vestige.models.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling
 from vestige.models.samplers.gemma import canvases, resolved, run_gemma
 from vestige.models.samplers.mdlm import run_mdlm
 from vestige.models.samplers.noise import sample_generator
@@ -23,7 +23,7 @@ from vestige.models.samplers.schedule import block_plan, block_size, infill_plan
 from vestige.types import Prompt
 from vestige.wants import Denoising
 
-__all__ = ["Pass", "Recorder", "Sampled", "Watch", "canvas_width", "canvases", "infill", "sample"]
+__all__ = ["Pass", "Recorder", "Sampled", "SamplerWatch", "canvas_width", "canvases", "infill", "sample"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def sample(
     streams: Sequence[Sequence[Sequence[int]]],
     denoising: Denoising,
     recorder: Recorder | None = None,
-    watch: Watch | None = None,
+    watch: SamplerWatch | None = None,
     together: bool = False,
 ) -> list[Sampled]:
     """Continues each prompt by denoising a window of `max_new_tokens` masks.
@@ -91,7 +91,7 @@ def sample(
     for i, prompt in enumerate(prompts):
         ids = visible(predictor, prompt, denoising)
         target = _target(streams[i] if streams else (), denoising)
-        rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids), target))
+        rows.append(SamplerRow(i, ids, length, sample_generator(denoising.seed, ids), target))
     if denoising.sampler == "bd3lm":
         plans = [block_plan(denoising, row.generator) for row in rows]
         written = run_bd3lm(sampling, rows, plans, together)
@@ -116,7 +116,7 @@ def _sample_canvases(
     prompts: Sequence[Prompt],
     denoising: Denoising,
     recorder: Recorder | None,
-    watch: Watch | None,
+    watch: SamplerWatch | None,
 ) -> list[Sampled]:
     """DiffusionGemma: canvases are denoised whole, as its `generate` does; the window may end inside the last one."""
     denoising = resolved(predictor, denoising)
@@ -124,7 +124,7 @@ def _sample_canvases(
     rows = []
     for i, prompt in enumerate(prompts):
         ids = visible(predictor, prompt, denoising)
-        rows.append(Row(i, ids, length, sample_generator(denoising.seed, ids)))
+        rows.append(SamplerRow(i, ids, length, sample_generator(denoising.seed, ids)))
     with _seeded(denoising, predictor.device):
         written = run_gemma(predictor, Sampling(predictor, denoising, recorder, watch), rows)
     filler = predictor.pad_id if predictor.after_end is None else predictor.after_end
@@ -153,7 +153,7 @@ def infill(
     sequences: Sequence[Sequence[int]],
     denoising: Denoising,
     recorder: Recorder | None = None,
-    watch: Watch | None = None,
+    watch: SamplerWatch | None = None,
 ) -> list[Sampled]:
     """Fills the mask tokens inside each sequence; everything else stays. The window is the whole sequence."""
     denoising.check()
@@ -165,7 +165,7 @@ def infill(
     texts = [tuple(s) or _beginning(predictor, denoising) for s in sequences]
     if not texts or not max(len(s) for s in texts):
         return [Sampled((), (), 0, (0, 0)) for _ in texts]
-    rows = [Row(i, s, len(s), sample_generator(denoising.seed, s)) for i, s in enumerate(texts)]
+    rows = [SamplerRow(i, s, len(s), sample_generator(denoising.seed, s)) for i, s in enumerate(texts)]
     masked = [[t == predictor.mask_id for t in s] for s in texts]
     plans = [infill_plan(m, denoising, row.generator) for m, row in zip(masked, rows, strict=True)]
     canvas = run_mdlm(Sampling(predictor, denoising, recorder, watch), rows, plans, texts)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, Row, Sampling, decide, suppressed, with_guidance
+from vestige.models.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
 from vestige.models.samplers.schedule import Move, block_size
 from vestige.wants import Denoising
 
@@ -35,7 +35,7 @@ class Block:
 
 
 def run_bd3lm(
-    sampling: Sampling, rows: Sequence[Row], plans: Sequence[Sequence[Sequence[Move]]], together: bool = False
+    sampling: Sampling, rows: Sequence[SamplerRow], plans: Sequence[Sequence[Sequence[Move]]], together: bool = False
 ) -> list[list[int]]:
     """Denoises the blocks of each row's window; returns the tokens of the blocks it came to.
 
@@ -74,7 +74,11 @@ def run_bd3lm(
 
 
 def _denoise(
-    sampling: Sampling, rows: Sequence[Row], moves: Sequence[Sequence[Move]], views: Sequence[View], at_work: Block
+    sampling: Sampling,
+    rows: Sequence[SamplerRow],
+    moves: Sequence[Sequence[Move]],
+    views: Sequence[View],
+    at_work: Block,
 ) -> None:
     """The passes over one block, in place."""
     denoising, mask_id = sampling.denoising, sampling.predictor.mask_id

@@ -20,7 +20,7 @@ ENTROPY_FLOOR = 1e-10  # Dream adds it inside the logarithm
 
 
 @dataclass
-class Row:
+class SamplerRow:
     """One sample while it is being denoised."""
 
     sample: int  # its number among the samples asked for
@@ -52,7 +52,7 @@ class Pass:
 
 
 Recorder = Callable[[Pass], None]
-Watch = Callable[[torch.Tensor], None]  # sees the whole canvas at the start and after every pass
+SamplerWatch = Callable[[torch.Tensor], None]  # sees the whole canvas at the start and after every pass
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Sampling:
     predictor: MaskPredictor
     denoising: Denoising
     recorder: Recorder | None = None
-    watch: Watch | None = None
+    watch: SamplerWatch | None = None
 
     def show(self, canvas: torch.Tensor) -> None:
         if self.watch is not None:
@@ -73,7 +73,7 @@ class Sampling:
 class Places:
     """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window."""
 
-    rows: Sequence[Row]
+    rows: Sequence[SamplerRow]
     row: torch.Tensor  # (n,)
     position: torch.Tensor  # (n,)
     lead: Sequence[int] = ()  # how many columns each row has before the first of these

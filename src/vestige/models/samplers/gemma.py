@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from vestige.models.canvas import CanvasPredictor
-from vestige.models.samplers.choose import Pass, Row, Sampling
+from vestige.models.samplers.choose import Pass, SamplerRow, Sampling
 from vestige.models.samplers.noise import Noise, OwnNoise, SharedNoise, slices
 from vestige.wants import CANVAS_SETTINGS, Denoising
 
@@ -39,7 +39,7 @@ def canvases(denoising: Denoising, length: int) -> tuple[int, int]:
     return count, denoising.steps_per_block or math.ceil(denoising.steps / count)
 
 
-def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[Row]) -> list[list[int]]:
+def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[SamplerRow]) -> list[list[int]]:
     """Denoises the canvases of each row; returns the tokens of the canvases it came to, pad after an end token.
 
     With the noise of `generate` all rows go on until the last has ended, as there; else each leaves at its end.
@@ -87,7 +87,7 @@ def _after_end(tokens: Sequence[int], eos: Sequence[int], ended: bool) -> int:
 def _denoise(
     predictor: CanvasPredictor,
     sampling: Sampling,
-    rows: Sequence[Row],
+    rows: Sequence[SamplerRow],
     live: list[int],
     first: int,
     prefix: Prefix,
@@ -109,7 +109,7 @@ def _denoise(
         entropy = entropies(tempered)
         accepted = accept(entropy, float(denoising.entropy_bound or 0))
         first_choice = tempered.argmax(dim=-1)
-        _record(sampling, rows, live, first, Look(logits, canvas, proposal, accepted))
+        _record(sampling, rows, live, first, CanvasLook(logits, canvas, proposal, accepted))
         fresh = noise.uniform(rows, live, predictor.canvas, vocab)
         following = torch.where(accepted, proposal, fresh)
         done = finished[:, None]
@@ -174,7 +174,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Look:
+class CanvasLook:
     """One pass over the canvases of a batch: (rows, positions), the logits with a vocabulary axis."""
 
     logits: torch.Tensor  # as the model gave them: the temperature is the sampler's, and another in each pass
@@ -183,7 +183,7 @@ class Look:
     accepted: torch.Tensor
 
 
-def _record(sampling: Sampling, rows: Sequence[Row], live: Sequence[int], first: int, look: Look) -> None:
+def _record(sampling: Sampling, rows: Sequence[SamplerRow], live: Sequence[int], first: int, look: CanvasLook) -> None:
     """Tells the recorder what the pass thought inside the window, and notes when each position was accepted last."""
     if not live:
         return

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, Row, Sampling, decide, suppressed, with_guidance
+from vestige.models.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
 from vestige.models.samplers.schedule import Move
 from vestige.wants import Denoising
 
 
 def run_mdlm(
-    sampling: Sampling, rows: Sequence[Row], plans: Sequence[Sequence[Move]], sequences: Sequence[Sequence[int]]
+    sampling: Sampling, rows: Sequence[SamplerRow], plans: Sequence[Sequence[Move]], sequences: Sequence[Sequence[int]]
 ) -> torch.Tensor:
     """Fills the masks of `sequences` (prompt and window, whose last `row.length` tokens are the window)."""
     predictor, denoising = sampling.predictor, sampling.denoising
@@ -54,7 +54,7 @@ def _canvas(predictor: MaskPredictor, sequences: Sequence[Sequence[int]]) -> tup
     return canvas.to(predictor.device), keep.to(predictor.device)
 
 
-def _places(rows: Sequence[Row], starts: Sequence[int], canvas: torch.Tensor) -> tuple[Places, torch.Tensor]:
+def _places(rows: Sequence[SamplerRow], starts: Sequence[int], canvas: torch.Tensor) -> tuple[Places, torch.Tensor]:
     """All window positions of some rows, and where they stand in the flattened rows."""
     lengths = torch.tensor([row.length for row in rows])
     row = torch.repeat_interleave(torch.arange(len(rows)), lengths)

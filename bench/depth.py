@@ -27,8 +27,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, over_forwards, save
 from vestige.collect.cost import Cost
-from vestige.collect.patch import PatchPlan, make_plan
-from vestige.collect.staircase import Patcher, collect_states
+from vestige.collect.patch import PatchPlan, collect_states, make_plan
+from vestige.collect.staircase import Patcher
 from vestige.types import Target
 from vestige.wants import PatchWant
 

@@ -17,6 +17,7 @@ from vestige.collect.cost import Cost
 from vestige.collect.patch import (
     PatchPlan,
     check_identity,
+    collect_states,
     decode_states,
     make_plan,
     patched_plain,
@@ -24,7 +25,7 @@ from vestige.collect.patch import (
     source_states,
     writing,
 )  # fmt: skip
-from vestige.collect.staircase import Patcher, collect_states
+from vestige.collect.staircase import Patcher
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, encode_span, last_content, read_spans
 from vestige.errors import UserError

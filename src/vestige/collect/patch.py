@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from vestige.collect.forward import logits_at
+from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.errors import UserError, unknown_name
 from vestige.models.blocks import Site, find_sites
@@ -336,3 +337,20 @@ def _skipping(model: Any, blocks: Sequence[Any]) -> Iterator[None]:
                 del block.__dict__["forward"]
             else:
                 block.forward = before
+
+
+def collect_states(
+    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, batch_size: int = 8, needed: frozenset[str] | None = None
+) -> Iterator[States]:
+    """The source's states, batch by batch, longest first; memory is that of the patched positions.
+
+    `needed`: run only the batches that hold one of these.
+    """
+    ordered = sorted(wants, key=lambda w: (-w.width, w.key))
+    if ordered:
+        check_fit(model, ordered[0].width, "A prompt with its answer")
+        check_tokens(model, (w.target.ids for w in ordered))
+    for start in range(0, len(ordered), batch_size):
+        batch = ordered[start : start + batch_size]
+        if needed is None or any(w.key in needed for w in batch):
+            yield source_states(model, batch, plan)

@@ -39,7 +39,6 @@ from vestige.collect.patch import (
     padded,
     patched_plain,
     reading,
-    source_states,
     tolerance,
     with_hidden,
 )  # fmt: skip
@@ -383,20 +382,3 @@ class Patcher:
             self.cost.say(
                 f"fast patching does not fit this model ({problem}); using one full forward per layer, slower"
             )
-
-
-def collect_states(
-    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, batch_size: int = 8, needed: frozenset[str] | None = None
-) -> Iterator[States]:
-    """The source's states, batch by batch, longest first; memory is that of the patched positions.
-
-    `needed`: run only the batches that hold one of these.
-    """
-    ordered = sorted(wants, key=lambda w: (-w.width, w.key))
-    if ordered:
-        check_fit(model, ordered[0].width, "A prompt with its answer")
-        check_tokens(model, (w.target.ids for w in ordered))
-    for start in range(0, len(ordered), batch_size):
-        batch = ordered[start : start + batch_size]
-        if needed is None or any(w.key in needed for w in batch):
-            yield source_states(model, batch, plan)

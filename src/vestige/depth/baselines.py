@@ -66,8 +66,7 @@ def _broken(
 
 
 def _states(handle: ModelHandle, wants: Sequence[PatchWant], ask: DepthAsk) -> Mapping[str, Any]:
-    from vestige.collect.patch import make_plan
-    from vestige.collect.staircase import collect_states
+    from vestige.collect.patch import collect_states, make_plan
 
     model = handle.get().model
     plan = make_plan(model, ask.layers)  # always before the final norm

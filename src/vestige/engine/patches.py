@@ -209,8 +209,7 @@ class Patching:
         self._patch(pending)
 
     def _read_states(self, item: _Todo, needed: frozenset[str]) -> None:
-        from vestige.collect.patch import make_plan
-        from vestige.collect.staircase import collect_states
+        from vestige.collect.patch import collect_states, make_plan
 
         loaded = item.source.handle.get(self.cost.notes)
         plan = make_plan(loaded.model, self.settings.layers, self.settings.last_layer)

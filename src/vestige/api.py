@@ -178,10 +178,10 @@ def load_run(run: Place) -> Result:
 
     The numbers are those of the result files; a file that has changed since the run was finished is refused.
     """
-    from vestige.engine.rescore import read_outcome
+    from vestige.results.load import load_outcome
 
     _load_plugins({})
-    return Result(read_outcome(Path(run).expanduser()))
+    return Result(load_outcome(Path(run).expanduser()))
 
 
 def score(

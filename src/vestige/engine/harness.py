@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory, config_json
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
-from vestige.engine.references import result_file
 from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
@@ -58,20 +56,11 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     }
     write_json(place / "manifest.json", about)
     seal(place, "harness")
-    scores = _scores(results)
+    scores = scores_of(results)
     return Outcome(place, scores, tuple(scores), config.file_stem, about, files, results.notes)
 
 
-def stored_outcome(directory: Path, manifest: Mapping[str, Any], read: Callable[[Path, Any], Any]) -> Outcome:
-    """A finished run read back; `read` is how its files are read. What had no value is in the manifest's notes."""
-    stem = result_file(directory).name.removesuffix("_EVAL.json")
-    files = (directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json")
-    details, values = (read(file, dict[str, Any]) for file in files)
-    scores = _scores(HarnessResults(details, values, manifest["data"], manifest["harness"]["settings"]))
-    return Outcome(directory, scores, tuple(scores), stem, manifest, files, list(manifest["notes"]))
-
-
-def _scores(results: HarnessResults) -> dict[str, Score]:
+def scores_of(results: HarnessResults) -> dict[str, Score]:
     """The summary as Scores, so that Python's Result reads a harness run like any other."""
     out = {}
     for key, value in results.summary.items():

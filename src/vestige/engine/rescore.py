@@ -1,35 +1,27 @@
 """`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model.
 
-In: a run directory. Out: the same directory with new result files; evidence is only read. `read_outcome` reads the
-result files that are there, and writes nothing. Callers: results/kind.py, api.py.
+In: a run directory. Out: the same directory with new result files; evidence is only read. Callers: results/kind.py,
+api.py.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
-from vestige.errors import UserError
 from vestige.ownership import keep_apart
 from vestige.store.archive import moved
-from vestige.store.checksums import NAME as CHECKSUMS
-from vestige.store.checksums import begin, read_seal, seal, sha256
-from vestige.store.files import damaged, read_ours, write_json
-from vestige.store.forms import ResultsForm, Stat
+from vestige.store.checksums import begin, seal
+from vestige.store.files import write_json
 from vestige.store.lock import writing
 from vestige.store.results import versions, write_results
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
-from vestige.types import Score
-
-log = logging.getLogger("vestige.run")
 
 
 def rescore(
@@ -69,57 +61,6 @@ def rescore(
     return Outcome(
         directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats, metrics=suite.metrics
     )
-
-
-def read_outcome(directory: Path) -> Outcome:
-    """A finished evaluation as it was reported: its result files, which must be those that were sealed.
-
-    Files, not evidence: runs of an evaluator's own code and of a harness have no evidence that gives their numbers
-    again, and retain logs may have moved since.
-    """
-    manifest = read_manifest(directory)
-    sealed = _sealed_files(directory)
-
-    def read(file: Path, form: Any) -> Any:
-        if not file.is_file():
-            raise UserError(f"{directory} has no {file.name}: the run is not finished; run the same command again.")
-        if sealed.get(file.name, "") not in ("", sha256(file)):
-            raise damaged(file, "its checksum does not fit")
-        return read_ours(file, form)
-
-    read(directory / "manifest.json", Any)
-    if "harness" in manifest:
-        from vestige.engine.harness import stored_outcome
-
-        return stored_outcome(directory, manifest, read)
-    suite = suite_from_manifest(manifest)
-    details = directory / f"{suite.file_stem}_EVAL.json"
-    scores = {name: Score.from_json(body) for name, body in read(details, ResultsForm).items()}
-    suite = with_more(suite, scores)
-    dialect = manifest["dialect"]["name"]
-    try:
-        references = load_references(suite, dialect, moved(directory), manifest.get("retain_logs"))
-    except UserError as error:  # they are only shown beside the numbers
-        log.warning("%s: %s", directory, error)
-        references = {}
-    file = stats_file(directory, suite)
-    stats = read(file, dict[str, Stat]) if file.is_file() else {}
-    files = tuple(p for p in (details, directory / f"{suite.file_stem}_SUMMARY.json", file) if p.is_file())
-    retain = retain_values(references, suite)
-    return Outcome(
-        directory, scores, suite.top, dialect, manifest, files, retain=retain, stats=stats, metrics=suite.metrics
-    )
-
-
-def _sealed_files(directory: Path) -> dict[str, str]:
-    """The sha256 of each file of a finished run; nothing for runs that are older than seals."""
-    try:
-        found = read_seal(directory)
-    except (OSError, ValueError) as error:
-        raise damaged(directory / CHECKSUMS, str(error)) from None
-    if found is not None and not found.finished:
-        raise UserError(f"{directory} is not finished; run the command that made it again, it goes on from there.")
-    return {} if found is None else found.files
 
 
 def against(suite: SuiteSpec, path: str) -> SuiteSpec:

@@ -27,7 +27,7 @@ def make_stress(
     plugins: Sequence[str] = (),
     **given: Any,
 ) -> Stress:
-    """The ask of plain values; `given` are SETTINGS, None where nothing was said. Plug-ins must be loaded already."""
+    """The ask of plain values; `given` are SETTINGS, None for the default. Plug-ins must be loaded already."""
     for name in given:
         if name not in SETTINGS:
             raise unknown_name("setting of attack()", name, (*SETTINGS, "plugins"))

@@ -76,8 +76,8 @@ def read_attacks(attacks: Attacks) -> dict[str, list[float]]:
 def _numbers(word: str, given: Any) -> list[float]:
     several = given if isinstance(given, (list, tuple)) else [given]
     try:
-        return [float(one) for one in several if one not in (None, "")]
-    except (TypeError, ValueError):
+        return [float(str(one)) for one in several if one not in (None, "")]
+    except ValueError:
         raise UserError(f"Cannot read '{word}'; a budget is a number or several: relearn=5,20.") from None
 
 

@@ -74,7 +74,7 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
 
     def run(data: bytes, place: Path) -> None:
         from vestige.engine.rescore import rescore
-        from vestige.report.run import ReportAsk, make_report
+        from vestige.report.run import ReportAsk, build_report
         from vestige.results.compare import compare
         from vestige.results.diff import diff
         from vestige.results.published import published
@@ -86,10 +86,10 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
         path.write_bytes(data)
         for step in (
             lambda: rescore(home),
-            lambda: compare([finished_run(), home], resamples=100),
+            lambda: str(compare([finished_run(), home], resamples=100)),
             lambda: diff(home, finished_run(), 1),
             lambda: published(home, [], None),
-            lambda: make_report(ReportAsk([finished_run(), home], place)),
+            lambda: build_report(ReportAsk([finished_run(), home], place)),
             lambda: verify(home, again=True),
         ):
             with tolerant():

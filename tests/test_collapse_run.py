@@ -254,7 +254,7 @@ def test_one_prompt_only_and_all_empty(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_a_model_in_memory(tmp_path: Path) -> None:
     file = write(tmp_path / "r.jsonl", turn_rows())
-    report = vestige.collapse(file, tiny(), tokenizer(), settings=CollapseSettings(resamples=20))
+    report = vestige.measure_collapse(file, tiny(), tokenizer(), settings=CollapseSettings(resamples=20))
     assert report.files == [] and "collapse_first_turn_sample/mi_estimate" in report.metrics[1]
 
 

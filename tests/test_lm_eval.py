@@ -331,3 +331,6 @@ def test_python(tasks: Path, tmp_path: Path) -> None:
     result = vestige.evaluate(FULL, "lm_eval", tasks=["lab_choice"], include_path=str(tasks), out=tmp_path, limit=3)
     assert len(result.rows("lab_choice/acc")) == 3
     assert "lab_choice/acc" in repr(result)
+    loaded = vestige.load_run(tmp_path)
+    assert loaded.summary == result.summary and loaded.rows("lab_choice/acc") == result.rows("lab_choice/acc")
+    assert "lab_choice/acc" in repr(loaded)

@@ -79,8 +79,9 @@ ARROWS: dict[str, set[str]] = {
         "unlearn",
     },
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no room imports it
-    "api": {"engine", "integrations", "models", "show"},
-    "__init__": {"api", "collapse"},
+    # Beside cli: the same rooms, asked with arguments in place of flags.
+    "api": {"collapse", "costs", "depth", "engine", "integrations", "models", "report", "results", "show", "stress"},
+    "__init__": {"api"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -140,6 +141,15 @@ def test_every_import_of_ours_leads_to_a_module() -> None:
                 if not place.is_dir() and not place.with_suffix(".py").is_file():
                     lost.append(f"{path.relative_to(SOURCE)}: {node.module}")
     assert lost == []
+
+
+def test_no_public_function_has_the_name_of_a_room_or_module() -> None:
+    """Importing vestige.NAME rebinds the name: `vestige.collapse(...)` would call a package."""
+    import vestige
+
+    names = {p.name.removesuffix(".py") for p in SOURCE.iterdir() if p.is_dir() or p.suffix == ".py"}
+    assert "collapse" in names and "api" in names
+    assert set(vestige.__all__) & names == set()
 
 
 def test_what_plugins_may_use_follows_the_arrows() -> None:

@@ -122,6 +122,14 @@ def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> 
 
 
 @pytest.mark.processors
+def test_a_finished_run_is_read_back(finished: Path) -> None:
+    import vestige
+
+    loaded = vestige.load_run(finished)
+    assert loaded["trajectory_metrics"].curves == metric(finished)["agg_value"]
+    assert "trajectory_metrics" in repr(loaded)
+
+
 def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
     logs = str(finished / "TOFU_EVAL.json")
     interval = (

@@ -100,10 +100,10 @@ def contents(pages: dict[str, Path]) -> str:
 def reference() -> str:
     """One section per module: its docstring, then its public functions and classes."""
     parts = [
-        "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.Result`) "
+        "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.score`, ...) "
         "are the stable interface; the rest may move between releases.\n"
     ]
-    first = SOURCE / "engine" / "api.py"  # what most people call
+    first = SOURCE / "api.py"  # what most people call
     for path in [first, *(p for p in sorted(SOURCE.rglob("*.py")) if p not in (first, SOURCE / "__main__.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")

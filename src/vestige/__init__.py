@@ -2,20 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vestige.api import (
+        Result,
+        attack,
+        compare_runs,
+        evaluate,
+        load_run,
+        make_report,
+        measure_collapse,
+        measure_depth,
+        plan,
+        score,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["Result", "collapse", "evaluate"]
+# Functions are verbs, rooms are nouns: importing a package vestige.NAME would rebind a function of that name.
+__all__ = [
+    "Result",
+    "attack",
+    "compare_runs",
+    "evaluate",
+    "load_run",
+    "make_report",
+    "measure_collapse",
+    "measure_depth",
+    "plan",
+    "score",
+]
 
 
 def __getattr__(name: str) -> Any:
     """The names of `__all__`, imported on first use: `import vestige` stays instant."""
-    if name == "collapse":
-        from vestige.collapse.run import measure
-
-        return measure
     if name in __all__:
         from vestige import api
 
         return getattr(api, name)
     raise AttributeError(f"module 'vestige' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.collect.cost import Cost
 from vestige.engine.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
-from vestige.errors import UserError
+from vestige.errors import UserError, unknown_name
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.ownership import adopt_file, keep_apart, permit
@@ -315,6 +315,19 @@ def _trend(first: tuple[Measured, SampledRows], last: tuple[Measured, SampledRow
     return f"from step {first[0].step} to {last[0].step}: {', '.join(parts)}"
 
 
+HOW = (
+    "format",
+    "prompt_template",
+    "steps",
+    "scheduled",
+    "temperature",
+    "ema",
+    "model_args",
+    "batch_tokens",
+    "progress",
+)
+
+
 def measure(
     rollouts: str | Path | Sequence[str | Path],
     model: Any,
@@ -324,15 +337,25 @@ def measure(
     reasoning: Reasoning | None = None,
     **more: Any,
 ) -> CollapseReport:
-    """`vestige.collapse`: the command line's work for a path or a model in memory."""
+    """`vestige.measure_collapse`: `more` are HOW, and fields of CollapseSettings in place of those of `settings`."""
     from vestige.integrations.undisturbed import undisturbed
     from vestige.models.load import wrap_model
 
+    own = {f.name for f in fields(CollapseSettings)}
+    for name in more:
+        if name not in (*HOW, *own):
+            raise unknown_name("setting of measure_collapse()", name, (*HOW, *own, "settings", "reasoning"))
     files = [rollouts] if isinstance(rollouts, (str, Path)) else list(rollouts)
-    used = settings or CollapseSettings()
+    used = replace(settings or CollapseSettings(), **{name: more.pop(name) for name in own & set(more)})
     how = reasoning or reasoning_for(used)
+    live = not isinstance(model, (str, Path, LoadedModel))
+    if live and tokenizer is None:
+        raise UserError("A model in memory needs its tokenizer: measure_collapse(rollouts, model, tokenizer).")
+    if isinstance(model, (str, Path)) and tokenizer is not None:
+        more["model_args"] = {**more.get("model_args", {}), "tokenizer": str(tokenizer)}
+    if more.get("ema") is not None:
+        more["ema"] = Path(more["ema"])
+    where = {"out": None if out is None else Path(out), "progress": False}
     with undisturbed(model):
-        held = model if isinstance(model, (str, Path, LoadedModel)) else wrap_model(model, tokenizer)
-        return collapse(
-            CollapseAsk(files, [held], used, how, out=None if out is None else Path(out), progress=False, **more)
-        )
+        held = wrap_model(model, tokenizer) if live else model
+        return collapse(CollapseAsk(files, [held], used, how, **{**where, **more}))

@@ -10,10 +10,11 @@ from vestige.collect.windows import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
 from vestige.engine.canvases import with_own_sampler
-from vestige.engine.config import RunConfig
+from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model
 from vestige.engine.obtain import count_nodes
 from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare
+from vestige.errors import UserError
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
 from vestige.show.tables import table
@@ -24,9 +25,9 @@ from vestige.wants import DenoiseWant, Wants
 BESIDES = 512 * 2**20  # libraries, activations, caches
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class CostPlan:
-    """Counts of what is asked, what is cached, and what the rest would cost."""
+    """Counts of what is asked, what is cached, and what the rest would cost. It prints as `vestige plan` does."""
 
     prepared: Prepared
     asked: int  # answers, each metric's for itself
@@ -45,6 +46,8 @@ class CostPlan:
     canvas_cells: int  # of the logits that one pass over a window or canvas holds; 0: nothing is denoised
     depth: DepthPlan
     seconds: float
+    model: str  # as it was asked for
+    unavailable: dict[str, str]  # metric -> why it cannot be computed from this data
 
     @property
     def memory(self) -> int:
@@ -52,8 +55,14 @@ class CostPlan:
         loaded = [self.answers, *(r for r in self.references if r.pushed)]
         return max(one.memory for one in loaded) + 4 * self.canvas_cells + BESIDES
 
+    def __repr__(self) -> str:
+        return show(self)
 
-def make_plan(config: RunConfig) -> CostPlan:
+
+def make_plan(config: AnyConfig) -> CostPlan:
+    """Reads data, tokenizer and the headers of weights; loads no model and writes nothing."""
+    if isinstance(config, HarnessConfig):
+        raise UserError(f"vestige plan counts the cost of metrics; '{config.name}' has tasks. Try --limit 10 instead.")
     args = model_args(config)
     notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
@@ -107,6 +116,8 @@ def make_plan(config: RunConfig) -> CostPlan:
         canvas_cells=cells,
         depth=depth,
         seconds=_estimate(work, steps * answers.parameters * 4),
+        model=str(config.model_args["pretrained_model_name_or_path"]),
+        unavailable={**prepared.unavailable, **_without_models(config)},
     )
 
 
@@ -217,7 +228,7 @@ def _without_models(config: RunConfig) -> dict[str, str]:
     return {name: NO_MODELS for name, spec in specs.items() if into(spec) is None}
 
 
-def show(plan: CostPlan, config: RunConfig) -> str:
+def show(plan: CostPlan) -> str:
     """The plan for a terminal."""
     rows = [
         [r.name, human(len(r)), human(sum(len(x) for x in r.examples)), r.source] for r in plan.prepared.rows.values()
@@ -226,7 +237,7 @@ def show(plan: CostPlan, config: RunConfig) -> str:
     mine = plan.answers
     saved = plan.sequence_tokens / plan.nodes if plan.nodes else 1.0
     facts = [
-        ("model", f"{config.model_args['pretrained_model_name_or_path']}: {human(mine.parameters)} parameters, "
+        ("model", f"{plan.model}: {human(mine.parameters)} parameters, "
                   f"{human(mine.weight_bytes, 'B')} {_where(mine)}"),
         ("answers to score", f"{human(plan.asked)} asked, {human(mine.distinct)} distinct, "
                              f"{human(mine.cached)} cached"),
@@ -245,11 +256,10 @@ def show(plan: CostPlan, config: RunConfig) -> str:
     ]  # fmt: skip
     width = max(len(k) for k, _ in facts)
     lines += [f"{k.ljust(width)}  {v}" for k, v in facts]
-    unavailable = {**plan.prepared.unavailable, **_without_models(config)}
-    if unavailable:
+    if plan.unavailable:
         lines.append("\nnot computable from this data:")
         causes: dict[str, list[str]] = {}
-        for name, why in unavailable.items():
+        for name, why in plan.unavailable.items():
             causes.setdefault(why, []).append(name)
         lines += [f"  {', '.join(names)}: {why}" for why, names in causes.items()]
     return "\n".join(lines)

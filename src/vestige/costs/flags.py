@@ -6,7 +6,6 @@ import argparse
 from typing import Any
 
 from vestige.engine.flags import evaluation_flags
-from vestige.errors import UserError
 
 
 def add_verbs(verbs: Any) -> None:
@@ -16,15 +15,12 @@ def add_verbs(verbs: Any) -> None:
 
 
 def run_plan(args: argparse.Namespace) -> int:
-    from vestige.costs.estimate import make_plan, show
-    from vestige.engine.config import HarnessConfig
+    from vestige.costs.estimate import make_plan
     from vestige.engine.flags import print_config, runs_of
 
     runs = runs_of(args)
     if args.cfg:
         return print_config(runs)
     for run in runs:
-        if isinstance(run, HarnessConfig):
-            raise UserError(f"vestige plan counts the cost of metrics; '{run.name}' has tasks. Try --limit 10 instead.")
-        print(show(make_plan(run), run))
+        print(make_plan(run))
     return 0

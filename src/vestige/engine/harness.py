@@ -56,11 +56,11 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     }
     write_json(place / "manifest.json", about)
     seal(place, "harness")
-    scores = _scores(results)
+    scores = scores_of(results)
     return Outcome(place, scores, tuple(scores), config.file_stem, about, files, results.notes)
 
 
-def _scores(results: HarnessResults) -> dict[str, Score]:
+def scores_of(results: HarnessResults) -> dict[str, Score]:
     """The summary as Scores, so that Python's Result reads a harness run like any other."""
     out = {}
     for key, value in results.summary.items():

@@ -1,6 +1,7 @@
 """`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model.
 
-In: a run directory. Out: the same directory with new result files; evidence is only read. Caller: results/flags.py.
+In: a run directory. Out: the same directory with new result files; evidence is only read. Callers: results/kind.py,
+api.py.
 """
 
 from __future__ import annotations

@@ -104,11 +104,11 @@ def _status(report: dict[str, Any], args: argparse.Namespace) -> int:
 
 def report_of(args: argparse.Namespace) -> dict[str, Any]:
     """The data of a report that is there, or made of runs; then nothing is written."""
-    from vestige.report.run import make_report, read_report
+    from vestige.report.run import build_report, read_report
 
     found = read_report(Path(args.runs[0]))
     if found is None:
-        made = make_report(ask_of(args, Path()))
+        made = build_report(ask_of(args, Path()))
         for problem in made["problems"]:  # tables go to standard output, so that is not the place
             if problem["text"] in made.get("left_out", ()):
                 print(f"problem: {problem['text']} ({problem.get('where', '')})", file=sys.stderr)

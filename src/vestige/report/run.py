@@ -51,7 +51,7 @@ class ReportAsk:
     shorten_paths: bool = False  # ~ in the place of people's homes
 
 
-def make_report(ask: ReportAsk) -> Report:
+def build_report(ask: ReportAsk) -> Report:
     """The data of a report. Nothing is written."""
     found = gather(ask.runs)
     with hushed():  # what a run lacks is shown in the report
@@ -114,7 +114,7 @@ def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
     _adopt_earlier(ask.out)
     permit(ask.out / REPORT, ask.out / PAGE)
-    report = hidden(make_report(ask))  # runs of earlier versions may hold secrets
+    report = hidden(build_report(ask))  # runs of earlier versions may hold secrets
     text = json.dumps(report, ensure_ascii=False)
     if ask.shorten_paths:
         report = json.loads(shorten(text))

@@ -19,7 +19,7 @@ from vestige.errors import UserError
 from vestige.internal import internal_error
 from vestige.report.gather import traces_of
 from vestige.report.page import render_page
-from vestige.report.run import ReportAsk, make_report
+from vestige.report.run import ReportAsk, build_report
 from vestige.types import content_key
 
 log = logging.getLogger("vestige.run")
@@ -45,7 +45,7 @@ class Shown:
 
 
 def show(ask: ReportAsk) -> Shown:
-    report = make_report(ask)
+    report = build_report(ask)
     data = json.dumps(report, ensure_ascii=False, allow_nan=False, sort_keys=True).encode("utf-8", "replace")
     still = json.dumps({k: v for k, v in report.items() if k != "made"}, sort_keys=True).encode()
     version = content_key(still)[:12]

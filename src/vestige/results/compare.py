@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -57,8 +58,34 @@ class Difference:
     reading: str = ""
 
 
-def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0.05, resamples: int = 10_000) -> str:
-    """The report: values side by side, then each run against the first."""
+@dataclass(frozen=True, repr=False)
+class Comparison:
+    """Runs side by side; printing it gives the table of `vestige compare`."""
+
+    base: str  # the first run, the yardstick
+    values: dict[str, dict[str, float | None]]  # run -> metric -> value
+    differences: dict[str, list[Difference]]  # each other run less the first
+    reasons: dict[str, dict[str, str]]  # run -> metric -> why its difference could not be tested
+    metrics: list[str]
+    margin: float
+    resamples: int
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every difference as a record, for a table or a data frame."""
+        return [{"run": run, "base": self.base, **asdict(d)} for run, found in self.differences.items() for d in found]
+
+    def __repr__(self) -> str:
+        lines = [comparison(self.metrics, self.values)]
+        for run, found in self.differences.items():
+            lines += ["", f"{run} less {self.base}", "", _shown(found, self.reasons[run])]
+        lines += ["", _legend(self.margin, self.resamples, sum(map(len, self.differences.values())))]
+        return "\n".join(lines)
+
+
+def compare(
+    paths: Sequence[Path], metrics: str | None = None, margin: float = 0.05, resamples: int = 10_000
+) -> Comparison:
+    """Values side by side, and each run against the first. `metrics`: names with commas between them, or "all"."""
     if len(paths) < 2:
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
     if margin < 0 or resamples < 100:
@@ -66,13 +93,17 @@ def compare(paths: Sequence[Path], metrics: str | None = None, margin: float = 0
     runs = [read_stored(path, name) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
-    lines = [comparison(names, values)]
     found = {other.name: differences(runs[0], other, names, resamples) for other in runs[1:]}
     found = judged(found, runs[0], margin)
-    for other in runs[1:]:
-        lines += ["", f"{other.name} less {runs[0].name}", "", _shown(*found[other.name])]
-    lines += ["", _legend(margin, resamples, sum(len(d) for d, _ in found.values()))]
-    return "\n".join(lines)
+    return Comparison(
+        base=runs[0].name,
+        values=values,
+        differences={run: tested for run, (tested, _) in found.items()},
+        reasons={run: reasons for run, (_, reasons) in found.items()},
+        metrics=names,
+        margin=margin,
+        resamples=resamples,
+    )
 
 
 def _short(paths: Sequence[Path]) -> list[str]:

@@ -8,11 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.loading_flags import loading_flags, plugin_flag
-from vestige.errors import UserError
-from vestige.stress.registry import OURS, attack_named
-
-RECIPE_FLAGS = {"epochs": "epochs", "lr": "lr", "batch_size": "batch_size", "accumulation": "accumulation"}
-PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")
+from vestige.stress.registry import OURS
 
 
 def add_verbs(verbs: Any) -> None:
@@ -49,30 +45,14 @@ def add_verbs(verbs: Any) -> None:
 
 def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
+    from vestige.stress.ask import SETTINGS, make_stress
     from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import DEFAULT_METRICS, Stress, draw, show, stress
+    from vestige.stress.run import draw, show, stress
 
     load_plugins(args.plugin)
-    attacks = dict(_budgets(word) for word in args.attacks) or dict.fromkeys(OURS)
-    given = {field: getattr(args, flag) for flag, field in RECIPE_FLAGS.items()}
-    said = {**{name: getattr(args, name) for name in PASSED_ON}, "plugins": args.plugin}
-    ask = Stress(
-        model=args.model,
-        data=_folder(args.data),
-        attacks=list(attacks),
-        out=Path(args.out),
-        retain_model=args.retain_model,
-        metrics=[m.strip() for m in args.metrics.split(",")] if args.metrics else DEFAULT_METRICS,
-        budget={name: budget for name, budget in attacks.items() if budget},
-        relearning={name: value for name, value in given.items() if value is not None},
-        examples=_at_least_one(args.examples),
-        held_out=args.held_out,
-        keep=args.keep,
-        temperature=args.temperature,
-        compute_dtype=args.compute_dtype,
-        settings={name: value for name, value in said.items() if value not in (None, False, [])},
-        progress=True,
-    )
+    given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
+    where = {"out": args.out, "retain_model": args.retain_model, "plugins": args.plugin}
+    ask = make_stress(args.model, args.data, args.attacks or list(OURS), progress=True, **where, **given)
     rows = stress(ask)
     print(f"\n{args.model}\n\n{show(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
@@ -84,32 +64,3 @@ def run_stress(args: argparse.Namespace) -> int:
         print("note: no attack had more than one budget, so no curve can be drawn (relearn=5,20 gives one).")
     print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")
     return 0
-
-
-def _at_least_one(examples: int | None) -> int | None:
-    if examples is not None and examples < 1:
-        raise UserError(f"--examples must be at least 1, it is {examples}.")
-    return examples
-
-
-def _folder(data: str) -> Path:
-    place = Path(data).expanduser()
-    if not place.is_dir():
-        raise UserError(f"--data {data} is not a folder; give one with forget.jsonl, retain.jsonl, ...")
-    return place
-
-
-def _budgets(word: str) -> tuple[str, list[float] | None]:
-    """relearn=5,20 -> two budgets.
-
-    >>> _budgets("relearn=5,20"), _budgets("leak")
-    (('relearn', [5.0, 20.0]), ('leak', None))
-    """
-    name, _, text = word.partition("=")
-    try:
-        budgets = [float(part) for part in text.split(",") if part]
-    except ValueError:
-        raise UserError(f"Cannot read '{word}'; a budget is a number or several: relearn=5,20.") from None
-    if any(b < attack_named(name).least for b in budgets):
-        raise UserError(f"Cannot attack with the budget of '{word}'; it must be larger.")
-    return name, budgets or None

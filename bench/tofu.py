@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer_loop
 from measure import Beside, save
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.models.load import LoadedModel, wrap_model
 
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
@@ -71,7 +71,7 @@ def run_peer(loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> tupl
 
 
 def run_ours(loaded: LoadedModel, folder: Path, out: Path) -> tuple[Any, Clocks]:
-    run = to_run(Ask(model="in-memory", data=str(folder), out=str(out), progress=False))
+    run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))
     start = clocks()
     outcome = evaluate_config(run, loaded)
     return outcome, clocks() - start
@@ -88,7 +88,7 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     from vestige.engine.obtain import vocabulary
     from vestige.engine.prepare import make_encoder_context, prepare
 
-    run = to_run(Ask(model="in-memory", data=str(folder), out=str(out), progress=False))
+    run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))
     wants = prepare(run, make_encoder_context(run, loaded.tokenizer, [])).wants
     targets = list({t.key: t for t in wants.answers}.values())
     vocab = vocabulary(loaded.model)

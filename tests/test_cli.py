@@ -15,7 +15,7 @@ from golden_tools import eval_args
 from vestige.cli import VERBS, main, parser
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 
 FULL = LAB / "models" / "full"
 
@@ -64,7 +64,9 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
     LlamaForCausalLM(config).save_pretrained(large)
 
     def planned(reference: Path, out: str) -> CostPlan:
-        ask = Ask(model=str(FULL), data=str(LAB / "data"), out=str(tmp_path / out), metrics=["mia_reference"], limit=6)
+        ask = EvalAsk(
+            model=str(FULL), data=str(LAB / "data"), out=str(tmp_path / out), metrics=["mia_reference"], limit=6
+        )
         run = to_run(replace(ask, reference_model=str(reference)))
         assert isinstance(run, RunConfig)
         return make_plan(run)

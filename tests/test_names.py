@@ -12,7 +12,7 @@ from conftest import LAB, SYSTEM
 from vestige.cli import main
 from vestige.engine.compose import PACKAGE_DIR
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import ALIASES, KNOWN, full_name, short, unlike_published
@@ -29,7 +29,7 @@ CIRCULATING = (
 
 
 def composed(*metrics: str, dialect: str | None = None, overrides: tuple[str, ...] = ()) -> RunConfig:
-    run = to_run(Ask(model=str(UNLEARNED), data=str(DATA), metrics=metrics, dialect=dialect, overrides=overrides))
+    run = to_run(EvalAsk(model=str(UNLEARNED), data=str(DATA), metrics=metrics, dialect=dialect, overrides=overrides))
     assert isinstance(run, RunConfig)
     return run
 

@@ -14,7 +14,7 @@ from vestige.cli import main
 from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, PARTS, definitions
-from vestige.report.assemble import Ask, assemble
+from vestige.report.assemble import PageAsk, assemble
 from vestige.report.format import check_report, plain
 from vestige.report.gather import gather
 from vestige.report.roster import Met, Roster
@@ -41,7 +41,7 @@ def published(tmp_path: Path) -> Path:
 
 
 def made(*paths: Path, **ask: Any) -> dict[str, Any]:
-    report, _ = assemble(gather(paths), Ask(**ask), paths[0])
+    report, _ = assemble(gather(paths), PageAsk(**ask), paths[0])
     assert check_report(report) == []
     json.dumps(report, allow_nan=False)
     return report

@@ -16,7 +16,7 @@ import report_samples
 from conftest import LAB
 from vestige.cli import main
 from vestige.report import view as viewing
-from vestige.report.assemble import Ask
+from vestige.report.assemble import PageAsk
 from vestige.report.figures import FIGURES, Which, draw
 from vestige.report.format import check_report
 from vestige.report.run import RESAMPLES, ReportAsk, build_report, write_report
@@ -63,7 +63,7 @@ def runs(lab_runs: Path, tmp_path: Path) -> Path:
 
 
 def made(*paths: Path, out: Path | None = None, **ask: Any) -> dict[str, Any]:
-    report = build_report(ReportAsk(paths, out or paths[0], Ask(**ask)))
+    report = build_report(ReportAsk(paths, out or paths[0], PageAsk(**ask)))
     assert check_report(report) == []
     json.dumps(report, allow_nan=False)
     return report

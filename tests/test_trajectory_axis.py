@@ -15,7 +15,7 @@ import pytest
 from diffusion_tools import save_lab_bert
 from vestige.engine import stored
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.engine.scores import Reference
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.registry import HANDLERS, Inputs, handler
@@ -53,7 +53,7 @@ def run(bert: Path, out: Path, metrics: str = METRICS, *more: str) -> Any:
         f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=1", f"{KEY}.metrics={metrics}",
         f"+{CONFIG}.store_per_sample=true", "stats.resamples=0", *more,
     ]  # fmt: skip
-    ask = Ask(
+    ask = EvalAsk(
         suite="tofu_trajectory", model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False, overrides=said
     )
     evaluate_config(to_run(ask))

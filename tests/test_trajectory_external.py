@@ -237,9 +237,9 @@ def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: 
 
 def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
     from vestige.engine.evaluate import _no_retain_logs
-    from vestige.engine.friendly import Ask, to_run
+    from vestige.engine.friendly import EvalAsk, to_run
 
-    said = {suite: _no_retain_logs(to_run(Ask(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    said = {suite: _no_retain_logs(to_run(EvalAsk(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
     assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
     assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
 

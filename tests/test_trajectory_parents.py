@@ -11,7 +11,7 @@ import pytest
 
 from diffusion_tools import save_lab_bert
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.suites.spec import SuiteSpec
 
 DATA = Path(__file__).parent / "golden" / "lab" / "data"
@@ -30,7 +30,7 @@ def run(bert: Path, out: Path, metrics: str, *overrides: str, **more: Any) -> di
         f"{SAMPLER}.steps=3", f"{SAMPLER}.max_new_tokens=6", f"{SAMPLER}.trajectory_sample_interval=1",
         f"{KEY}.metrics={metrics}", "stats.resamples=0", *overrides,
     ]  # fmt: skip
-    ask = Ask(
+    ask = EvalAsk(
         suite="tofu_trajectory", model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
         overrides=said, **more,
     )  # fmt: skip
@@ -40,7 +40,7 @@ def run(bert: Path, out: Path, metrics: str, *overrides: str, **more: Any) -> di
 
 
 def spec(metrics: str, *overrides: str) -> SuiteSpec:
-    ask = Ask(suite="tofu_trajectory", model="m", overrides=[f"{KEY}.metrics={metrics}", *overrides])
+    ask = EvalAsk(suite="tofu_trajectory", model="m", overrides=[f"{KEY}.metrics={metrics}", *overrides])
     children = to_run(ask).suite.metrics["trajectory_metrics"].children
     assert children is not None
     return children

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from diffusion_tools import save_lab_bert
 from vestige.engine.config import compose_runs
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.engine.rescore import rescore
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
@@ -41,12 +41,12 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
 
 
-def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> Ask:
+def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> EvalAsk:
     short = [
         f"eval.{suite}.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.{k}"
         for k in ("steps=4", "max_new_tokens=8")
     ]
-    return Ask(
+    return EvalAsk(
         suite=suite, model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
         overrides=[*short, "stats.resamples=0", *overrides], **more,
     )  # fmt: skip
@@ -206,14 +206,14 @@ def test_no_retain_model_is_noted(finished: Path) -> None:
 def test_views_by_flag(bert: Path, tmp_path: Path, views: str) -> None:
     only = "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[probability]"
     request = ask(bert, tmp_path, only, trajectory_views=views)
-    evaluate_config(to_run(Ask(**{**vars(request), "suite": "tofu"})))
+    evaluate_config(to_run(EvalAsk(**{**vars(request), "suite": "tofu"})))
     assert set(metric(tmp_path)["agg_value"]) == {views}
 
 
 def test_muse_and_the_quick_test_run(bert: Path, tmp_path: Path) -> None:
     evaluate_config(to_run(ask(bert, tmp_path / "quick", suite="trajectory_test")))
     assert set(metric(tmp_path / "quick")["agg_value"]["full"]["steps"]) == {"probability", "exact_memorization"}
-    muse = Ask(**{**vars(ask(bert, tmp_path / "muse", suite="muse_trajectory")), "data": str(DATA / "muse")})
+    muse = EvalAsk(**{**vars(ask(bert, tmp_path / "muse", suite="muse_trajectory")), "data": str(DATA / "muse")})
     evaluate_config(to_run(muse))
     assert metric(tmp_path / "muse", "MUSE")["agg_value"]["full"]["steps"]["rouge"]
 
@@ -228,7 +228,7 @@ def test_the_ordinary_suite_runs_on_a_diffusion_model(bert: Path, tmp_path: Path
     names = ["forget_Q_A_Prob", "forget_Q_A_ROUGE", "forget_Q_A_Prob_confidence_ordered"]
     short = "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=8"
     run = to_run(
-        Ask(
+        EvalAsk(
             model=str(bert),
             data=str(DATA),
             out=str(tmp_path),
@@ -288,7 +288,7 @@ def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tm
     said = [f"++eval.tofu.metrics.trajectory_metrics.{o}" for o in overrides]
     with pytest.raises(UserError) as error:
         run = to_run(
-            Ask(model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said])
+            EvalAsk(model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said])
         )
         evaluate_config(run)
     assert words in str(error.value)

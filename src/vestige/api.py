@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from vestige.costs.estimate import CostPlan
     from vestige.depth.run import DepthResult
     from vestige.engine.evaluate import Outcome
-    from vestige.engine.friendly import Ask
+    from vestige.engine.friendly import EvalAsk
     from vestige.results.compare import Comparison
     from vestige.stress.run import AttackRow
 
@@ -153,18 +153,18 @@ def plan(model: Place, suite: str = "tofu", **settings: Any) -> CostPlan:
     return make_plan(to_run(_ask("plan", settings, model=_path("plan", model), suite=suite)))
 
 
-def _ask(function: str, settings: dict[str, Any], **said: Any) -> Ask:
+def _ask(function: str, settings: dict[str, Any], **said: Any) -> EvalAsk:
     """An evaluation's ask from plain values; `settings` are checked by name, and plug-ins are loaded."""
-    from vestige.engine.friendly import Ask
+    from vestige.engine.friendly import EvalAsk
 
-    _check(function, settings, {f.name for f in fields(Ask)} - {"model", "suite"})
+    _check(function, settings, {f.name for f in fields(EvalAsk)} - {"model", "suite"})
     _load_plugins(settings)
     given = {**said, **settings}
     for name in ("data", "out", "retain_logs", "tokenizer", "reference_model", "config_dir", "include_path"):
         given[name] = _as_text(given.get(name))
     if isinstance(given.get("metrics"), str):
         given["metrics"] = given["metrics"].split(",")
-    return Ask(**given)
+    return EvalAsk(**given)
 
 
 # ---- finished runs ----------------------------------------------------------------------------------------------
@@ -232,11 +232,11 @@ def make_report(runs: Place | Sequence[Place], out: Place, **settings: Any) -> P
     `settings`: title, full and retain (names of the reference models), rows (examples kept of a split), shorten_paths,
     plugins. Runs that cannot be read are left out with a warning, and listed on the page.
     """
-    from vestige.report.assemble import Ask
+    from vestige.report.assemble import PageAsk
     from vestige.report.format import PAGE
     from vestige.report.run import ReportAsk, write_report
 
-    own = {f.name for f in fields(Ask)}
+    own = {f.name for f in fields(PageAsk)}
     _check("make_report", settings, {*own, "shorten_paths", "plugins"})
     _load_plugins(settings)
     said = {name: settings[name] for name in own & set(settings)}
@@ -245,7 +245,7 @@ def make_report(runs: Place | Sequence[Place], out: Place, **settings: Any) -> P
         raise UserError(f"rows is {said['rows']}; keep at least 1 row of a split.")
     places = [Path(run).expanduser() for run in ([runs] if isinstance(runs, (str, Path)) else runs)]
     place = Path(out).expanduser()
-    report = write_report(ReportAsk(places, place, Ask(**said), bool(settings.get("shorten_paths"))))
+    report = write_report(ReportAsk(places, place, PageAsk(**said), bool(settings.get("shorten_paths"))))
     for words in report.get("left_out") or ():
         log.warning("Left out of the report: %s", words)
     return place / PAGE

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige import __version__
-from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError, one_line
 from vestige.internal import DEBUG, STATUS, internal_error
+from vestige.mishaps import mishaps_said
 from vestige.secrets import hiding_streams, note_variables, note_words
 
 # Every verb, in the order of --help, and the module that declares its flags. Only the one at hand is imported.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, number
@@ -66,7 +66,7 @@ def audit(ask: Audit, settings: Mapping[str, object]) -> int:
 def _evaluate(
     model: str, files: Mapping[str, str | None], out: Path, logs: str | None, settings: Mapping[str, object]
 ) -> Outcome:
-    run = to_run(Ask(suite="own", model=model, out=str(out), retain_logs=logs, **settings))  # type: ignore[arg-type]
+    run = to_run(EvalAsk(suite="own", model=model, out=str(out), retain_logs=logs, **settings))  # type: ignore[arg-type]
     assert isinstance(run, RunConfig)  # the suite `own` is one of metrics
     given = {name: file for name, file in files.items() if file is not None}
     return evaluate_config(replace(run, missing="skip", local={"own": {"files": given}}))

@@ -74,7 +74,7 @@ def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
 def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     from vestige.engine.config import compose_runs
-    from vestige.engine.friendly import Ask, to_run
+    from vestige.engine.friendly import EvalAsk, to_run
     from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
@@ -91,7 +91,9 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
         )
     progress = False if args.quiet else None
     said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
-    return _each(args, overrides, lambda o: [to_run(Ask(suite=suite or "tofu", metrics=metrics, overrides=o, **said))])
+    return _each(
+        args, overrides, lambda o: [to_run(EvalAsk(suite=suite or "tofu", metrics=metrics, overrides=o, **said))]
+    )
 
 
 def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[Any]:

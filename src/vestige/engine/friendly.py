@@ -16,7 +16,7 @@ from vestige.guard import is_there
 
 
 @dataclass(frozen=True)
-class Ask:
+class EvalAsk:
     """What the friendly flags say. None means: not said."""
 
     suite: str = "tofu"
@@ -71,7 +71,7 @@ METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_toke
 TASKS_ONLY = ("tasks", "include_path")
 
 
-def to_run(ask: Ask) -> AnyConfig:
+def to_run(ask: EvalAsk) -> AnyConfig:
     """The configuration of a friendly request."""
     suites = sorted(p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml"))
     ask = _along_trajectories(ask, suites)
@@ -96,7 +96,7 @@ def to_run(ask: Ask) -> AnyConfig:
 VIEWS = {"both": "[full,eos]", "full": "[full]", "eos": "[eos]"}
 
 
-def _along_trajectories(ask: Ask, suites: Sequence[str]) -> Ask:
+def _along_trajectories(ask: EvalAsk, suites: Sequence[str]) -> EvalAsk:
     """`trajectory-eval --benchmark B` and `B --trajectory-views V` both mean the suite B_trajectory."""
     if ask.suite not in ("trajectory-eval", "trajectory_eval") and ask.benchmark is not None:
         raise UserError("--benchmark belongs to `vestige eval trajectory-eval`; here the suite's name says it.")
@@ -114,7 +114,7 @@ def _along_trajectories(ask: Ask, suites: Sequence[str]) -> Ask:
     return replace(ask, suite=wanted, overrides=[*said, *ask.overrides])
 
 
-def _overrides(ask: Ask) -> list[str]:
+def _overrides(ask: EvalAsk) -> list[str]:
     chosen_model = any(re.match(r"model=", o) for o in ask.overrides)
     out = [] if chosen_model else ["model=local"]
     said: dict[str, Any] = {
@@ -143,7 +143,7 @@ def _overrides(ask: Ask) -> list[str]:
     return out
 
 
-def _system_key(ask: Ask) -> str:
+def _system_key(ask: EvalAsk) -> str:
     """Where the system prompt goes: the harness makes its own prompts, from its own setting."""
     harness = ask.suite == "lm_eval"
     return (
@@ -151,7 +151,7 @@ def _system_key(ask: Ask) -> str:
     )
 
 
-def _task_name(ask: Ask) -> str:
+def _task_name(ask: EvalAsk) -> str:
     if ask.out:
         return Path(ask.out).absolute().name.replace("..", "_") or "run"
     chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
@@ -159,7 +159,7 @@ def _task_name(ask: Ask) -> str:
     return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
 
 
-def local_data(ask: Ask, run: RunConfig) -> dict[str, Any]:
+def local_data(ask: EvalAsk, run: RunConfig) -> dict[str, Any]:
     root = Path(str(ask.data)).expanduser()
     if not is_there(root):
         raise UserError(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.lab.demo_diffusion import demo_diffusion
 from vestige.lab.demo_report import demo_report
 from vestige.lab.models import build_lab
@@ -56,8 +56,8 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     return 0
 
 
-def _ask(data: Path, model: Path, out: Path, logs: Path, name: str) -> Ask:
-    return Ask(
+def _ask(data: Path, model: Path, out: Path, logs: Path, name: str) -> EvalAsk:
+    return EvalAsk(
         model=str(model),
         data=str(data),
         out=str(out),

@@ -9,7 +9,7 @@ from typing import Any
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
 from vestige.show.progress import hushed
@@ -54,10 +54,10 @@ def _window(model: Path) -> int:
     return int(json.loads((model / "config.json").read_text(encoding="utf-8"))["diffusion_window"])
 
 
-def _ask(model: Path, data: Path, out: Path, retain: str | None, window: int) -> Ask:
+def _ask(model: Path, data: Path, out: Path, retain: str | None, window: int) -> EvalAsk:
     key = f"eval.{SUITE}.metrics.{METRIC}"
     sampler = f"{key}.trajectory_config.sampler_kwargs"
-    return Ask(
+    return EvalAsk(
         suite=SUITE,
         model=str(model),
         data=str(data),

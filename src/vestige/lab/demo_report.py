@@ -8,7 +8,7 @@ from pathlib import Path
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.errors import UserError
-from vestige.report.assemble import Ask
+from vestige.report.assemble import PageAsk
 from vestige.report.run import ReportAsk, write_report
 from vestige.show.progress import hushed
 from vestige.stress.run import Stress, stress
@@ -49,7 +49,7 @@ def demo_report(out: Path, data: Path, models: Mapping[str, Path]) -> None:
         )
     runs = [out / name for name in ("eval", "depth", "stress")]
     try:
-        report = write_report(ReportAsk(runs, out / "report", Ask("The lab: did it forget?")))
+        report = write_report(ReportAsk(runs, out / "report", PageAsk("The lab: did it forget?")))
     except UserError as error:  # no chart library: the numbers are there all the same
         print(f"No page was made: {error}")
         return

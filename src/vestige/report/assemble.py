@@ -34,7 +34,7 @@ PARETO_Y = ("utility_rel", "model_utility", "retain_Q_A_ROUGE", "retain_ROUGE")
 
 
 @dataclass(frozen=True)
-class Ask:
+class PageAsk:
     """What a report's maker may say."""
 
     title: str = TITLE
@@ -66,7 +66,7 @@ class PageWork:
         return self.read[source.id]
 
 
-def assemble(found: FoundRuns, ask: Ask, base: Path) -> tuple[Report, PageWork]:
+def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWork]:
     """The report, but for what needs stored evidence (report/run.py adds that). `base`: where it will lie."""
     keep_sound(found)
     work = PageWork(found, Roster(), {}, {}, {}, [], {}, {}, {})
@@ -244,7 +244,7 @@ def _columns(work: PageWork) -> list[str]:
 # ---- parts -------------------------------------------------------------------------------------------------------
 
 
-def _audits(work: PageWork, ask: Ask) -> list[dict[str, Any]]:
+def _audits(work: PageWork, ask: PageAsk) -> list[dict[str, Any]]:
     """One for each unlearned model with rows, layers or attacks; those with most to show come first."""
     everyone = [e for e in work.roster.entries if _evidence(work, e)]
     chosen = [e for e in everyone if e.role == "unlearned"] or [e for e in everyone if e.role == "full"]

@@ -74,13 +74,13 @@ def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
     from vestige.integrations.plugins import load_plugins
-    from vestige.report.assemble import TITLE, Ask
+    from vestige.report.assemble import TITLE, PageAsk
     from vestige.report.run import ReportAsk
 
     if args.rows < 1:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
-    ask = Ask(args.title or TITLE, args.full, args.retain, args.rows)
+    ask = PageAsk(args.title or TITLE, args.full, args.retain, args.rows)
     return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False))
 
 

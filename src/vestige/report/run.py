@@ -19,7 +19,7 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.ownership import adopt, is_ours, permit
-from vestige.report.assemble import Ask, PageWork, assemble
+from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
 from vestige.report.gather import FoundRuns, RunSource, gather
@@ -47,7 +47,7 @@ class ReportAsk:
 
     runs: Sequence[Path]
     out: Path = Path("saves/report")
-    ask: Ask = field(default_factory=Ask)
+    ask: PageAsk = field(default_factory=PageAsk)
     shorten_paths: bool = False  # ~ in the place of people's homes
 
 
@@ -106,7 +106,7 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     asked: Any = report.get("asked")
     if misfit(asked, _Asked) or not asked["runs"]:
         raise UserError(f"{place / REPORT} does not say which runs it was made from; run vestige report again.")
-    ask = Ask(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
+    ask = PageAsk(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
 
 

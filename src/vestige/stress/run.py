@@ -20,7 +20,7 @@ from typing import Any
 from vestige.data.datasets import PREFILLED
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
@@ -176,7 +176,7 @@ class AttackSubject:
         settings = {**self.ask.settings, **more}
         out = str(self.ask.out / "evals" / self.who / label)
         metrics = list(self.ask.metrics)
-        run = to_run(Ask(model=path, data=str(self.ask.data), out=out, metrics=metrics, progress=False, **settings))
+        run = to_run(EvalAsk(model=path, data=str(self.ask.data), out=out, metrics=metrics, progress=False, **settings))
         if not isinstance(run, RunConfig):
             raise UserError("Attacks are measured by a suite of metrics, not by a harness of tasks.")
         return replace(run, resamples=0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.friendly import Ask, to_run
+from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
 from vestige.schema import check_form
@@ -18,7 +18,7 @@ from vestige.stress.held_out import held_paths
 from vestige.sweep import depth as sweep_depth
 from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
 
-ASK = {f.name for f in fields(Ask)}
+ASK = {f.name for f in fields(EvalAsk)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
 TEACHING = (
     "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
@@ -225,7 +225,7 @@ def _check_flags(flags: Mapping[str, Any], where: str) -> None:
     for key in flags:
         if key not in ASK - OURS:
             raise unknown_name("setting", str(key), ASK - OURS, f"({where} in the plan)")
-    check_form({**flags, "metrics": None}, Ask, f"What the plan says {where}", "correct it")
+    check_form({**flags, "metrics": None}, EvalAsk, f"What the plan says {where}", "correct it")
 
 
 def _checked(plan: SweepPlan) -> SweepPlan:
@@ -234,7 +234,7 @@ def _checked(plan: SweepPlan) -> SweepPlan:
     retain = paths.get(plan.retain or "")
     depth = {n: sweep_depth.resolved(f, paths, retain, n) for n, f in plan.suites.items() if plan.is_depth(n)}
     plan = replace(plan, suites={**plan.suites, **depth})
-    kinds = {n: to_run(Ask(**suite_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
+    kinds = {n: to_run(EvalAsk(**suite_ask(plan, plan.models[0], n, None))) for n in plan.suites if n not in depth}
     metrics = tuple(name for name, run in kinds.items() if not isinstance(run, HarnessConfig))
     plan = replace(plan, metric_suites=metrics, retain_suites=metrics if plan.retain else ())
     return _with_attacks(plan)

@@ -19,11 +19,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.engine.mishaps import mishaps_said
 from vestige.errors import UserError
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
+from vestige.mishaps import mishaps_said
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.ownership import adopt, is_ours, ours_below
@@ -213,9 +213,9 @@ def _run(task: Task) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _composed(ask: str) -> Any:
     """The run of some flags. Composing takes longer than all else that is looked at to see whether a task is done."""
-    from vestige.engine.friendly import Ask, to_run
+    from vestige.engine.friendly import EvalAsk, to_run
 
-    return to_run(Ask(**json.loads(ask)))
+    return to_run(EvalAsk(**json.loads(ask)))
 
 
 def checkpoint(task: Task) -> Path:

@@ -185,10 +185,10 @@ def _with_alternates(data: dict[str, Any], alternate: str | None) -> dict[str, A
 
 def _with_folder(config: Any, folder: str) -> Any:
     """Evaluation while training reads the user's folder."""
-    from vestige.engine.friendly import Ask, local_data
+    from vestige.engine.friendly import EvalAsk, local_data
 
     run = config.evaluation
-    local = local_data(Ask(suite=run.suite.name, data=folder), run)
+    local = local_data(EvalAsk(suite=run.suite.name, data=folder), run)
     return replace(config, evaluation=replace(run, missing="skip", local=local))
 
 

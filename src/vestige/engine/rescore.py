@@ -1,7 +1,6 @@
 """`vestige score RUN`: the same scores from the evidence on disk, or others from another definition. No model.
 
-In: a run directory. Out: the same directory with new result files; evidence is only read. Callers: results/kind.py,
-api.py.
+In: a run directory. Out: new result files in it; evidence is only read. Callers: results/kind.py, api.py.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ def against(suite: SuiteSpec, path: str) -> SuiteSpec:
 def _label(dialect: str, before: str, changes: Changes | None, retain_logs: str | None) -> str:
     """Another definition gets a folder of its own, so that a run's files keep meaning what the manifest says."""
     changed = [f"{m}.{k}={v}" for m, body in sorted((changes or {}).items()) for k, v in sorted(body.items())]
-    if retain_logs is not None:
-        changed.append("other-retain-logs")
+    changed += ["other-retain-logs"] if retain_logs is not None else []
     if dialect == before and not changed:
         return "."
     return "scores/" + "_".join([dialect, *changed]).replace("/", "-")

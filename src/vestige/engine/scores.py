@@ -128,14 +128,13 @@ class Scoring:
         if name in prepared.unavailable:
             return Score(None, reason=prepared.unavailable[name])
         _say_absent(spec, self.references)
-        compared = references_of(spec, self.references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,
             data=prepared.data(name),
             evidence=self.evidence,
             parents=parents,
-            references=compared,
+            references=(compared := references_of(spec, self.references)),
             words=self.words,
             unavailable=_children_lost(name, prepared),
             at_step=self.at_step,

@@ -111,14 +111,14 @@ CASES = [
     Case("vestige.report.figures:draw", "name", plain("plot", "{eval}", "scatter", "-o", "{tmp}/x.png")),
     Case("vestige.results.kind:suite_from_manifest", "key", plain("pack", "{eval}", "-o", "{tmp}/x.zip")),
     Case("vestige.results.imports:import_results", "type", plain("import", "{eval}/TOFU_EVAL.json")),
-    Case("vestige.depth.contexts:check_tokenizers", "type", plain(*DEPTH)),
+    Case("vestige.depth.run:check_tokenizers", "type", plain(*DEPTH)),
     Case("vestige.collect.staircase:Patcher._fast", "name", plain(*DEPTH)),
     Case("vestige.collapse.run:show", "key", plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.collapse.files:row_table", "index",
          plain("collapse", "{rollouts}", "--model", str(TINY), "--out", "{tmp}/c")),
     Case("vestige.stress.run:show", "attribute", plain(*ATTACK), ("s/stress.json",)),
     Case("vestige.unlearn.run:run_training", "unbound", plain(*LESSON)),
-    Case("vestige.unlearn.trainer:Work.loss", "type", plain(*LESSON)),
+    Case("vestige.unlearn.trainer:TrainingWork.loss", "type", plain(*LESSON)),
     Case("vestige.meta.run:_axes_table", "type", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.meta.methods:method", "key", plain("meta", "axes", "{methods}", "--out", "{tmp}/m")),
     Case("vestige.sweep.plan:_plan", "type", plain("sweep", "{plan}", "--list")),
@@ -325,7 +325,7 @@ NARROW = {
     "collect/positions.py", "guard.py", "collapse/rollouts_pickle.py", "collapse/rollouts_rows.py",
     "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "depth/ask.py",
     "sweep/attacks.py",
-    "suites/trajectory.py", "unlearn/trainer.py",
+    "suites/trajectory.py", "unlearn/recipe.py",
 }  # fmt: skip
 
 

@@ -37,7 +37,7 @@ NAMES = {
     "AnswersAttack": "vestige.stress.registry",
     "Attacked": "vestige.stress.registry",
     "Setting": "vestige.stress.registry",
-    "Target": "vestige.stress.registry",
+    "AttackTarget": "vestige.stress.registry",
     # an unlearning method
     "METHODS": "vestige.unlearn.methods",
     "Method": "vestige.unlearn.methods",

@@ -125,7 +125,7 @@ def test_a_rollout_longer_than_the_context_is_refused_before_weights_are_read(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rollouts = long_rollouts(tmp_path / "rollouts.jsonl", LONG[kind])
-    monkeypatch.setattr("vestige.collapse.run.load_model", lambda args: pytest.fail("weights were read"))
+    monkeypatch.setattr("vestige.engine.handles.load_model", lambda args: pytest.fail("weights were read"))
     start = time.process_time()
     assert main(["collapse", str(rollouts), "--model", str(FULL), "--out", str(tmp_path / "c"), "--quiet"]) == 2
     assert time.process_time() - start < 5
@@ -147,8 +147,7 @@ def test_a_row_longer_than_the_context_of_a_gguf_file(
     rows[1]["answer"] = LONG[kind]
     (data / "forget.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     rollouts = long_rollouts(tmp_path / "rollouts.jsonl", LONG[kind])
-    for place in ("vestige.collapse.run.load_model", "vestige.engine.handles.load_model"):
-        monkeypatch.setattr(place, lambda args: pytest.fail("weights were read"))
+    monkeypatch.setattr("vestige.engine.handles.load_model", lambda args: pytest.fail("weights were read"))
     named = ["--model", str(tmp_path / "tiny.gguf"), "--out", str(tmp_path / "out"), "--quiet"]
     for words, where in (
         (["eval", "tofu", *named, "--data", str(data), *SMALL], "forget.jsonl row 1"),

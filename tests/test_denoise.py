@@ -219,7 +219,7 @@ def test_files_that_would_run_code_are_refused(tmp_path: Path) -> None:
     for name in ("o.npy", "o.pt"):
         with pytest.raises(UserError, match="could not be read"):
             read_tensors(tmp_path / name)
-    with pytest.raises(UserError, match="no file"):
+    with pytest.raises(UserError, match="No file"):
         read_tensors(tmp_path / "none.npy")
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(UserError, match=r"give \.safetensors"):

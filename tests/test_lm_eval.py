@@ -296,7 +296,7 @@ def test_hydra_overrides(tasks: Path, tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["eval", *words, "data.max_samples=2"]) == 0
     assert (tmp_path / "LMEval_SUMMARY.json").is_file()
     assert main(["score", str(tmp_path)]) == 2
-    assert "no evidence to score" in capsys.readouterr().err
+    assert "keeps no evidence" in capsys.readouterr().err
     before = (tmp_path / "manifest.json").read_bytes()
     metrics = ["--data", str(LAB / "data"), "--metrics", "forget_Q_A_Prob", "--out", str(tmp_path)]
     assert main(["eval", "tofu", "--model", str(FULL), *metrics]) == 2  # it would write over the manifest

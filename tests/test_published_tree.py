@@ -235,6 +235,9 @@ def test_numbers_and_labels_that_do_not_follow_are_found(
 ) -> None:
     change(imported / file, *keys, to=to)
     status, shown = verified(imported, capsys)
+    assert status == 1 and f"{file} is damaged" in shown  # by its checksum
+    (imported / "checksums.json").unlink()  # somebody who edits numbers does not keep the seal either
+    status, shown = verified(imported, capsys)
     assert status == 1 and words in shown
 
 
@@ -326,6 +329,8 @@ def test_files_of_an_earlier_version_are_checked_by_the_digests_they_name(
     data = body(out / "meta_eval.json")
     del data["asked"]
     put(out / "meta_eval.json", data)
+    (out / "checksums.json").unlink()  # earlier versions had none, and no manifest
+    (out / "manifest.json").unlink()
     status, shown = verified(out, capsys)
     assert status == 0 and "does not say how its faithfulness was made" in shown
     pools.write_text(pools.read_text() + "# another\n")
@@ -336,6 +341,7 @@ def test_files_of_an_earlier_version_are_checked_by_the_digests_they_name(
 
 
 def test_damaged_files_are_named(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (imported / "checksums.json").unlink()
     for text, words in (
         ("{", "is not valid JSON"),
         ("[]", "must hold a JSON object"),

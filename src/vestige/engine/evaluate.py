@@ -293,7 +293,8 @@ class _Evaluation:
         config, suite = self.config, self.config.suite
         self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
         if not self.team.leads:
-            return Outcome(config.output_dir, scores, suite.top, config.dialect, self._manifest(prepared))
+            about = self._manifest(prepared)
+            return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         about = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", about)

@@ -6,8 +6,10 @@ import importlib.util
 import sys
 import traceback
 from collections.abc import Iterable
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
+from types import CodeType
 
 from vestige.errors import UserError, reraise_ours
 from vestige.integrations.evals_names import REGISTERS, install_import_names
@@ -24,12 +26,20 @@ def load_plugins(files: Iterable[str] = ()) -> None:
         load_file(Path(file).expanduser())
 
 
+class _FromSource(SourceFileLoader):
+    """Compiles the file itself. Compiled modules that Python keeps are told apart by size and second: a plug-in that
+    was changed within a second would run as it was before."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
+
+
 def load_file(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"Plug-in file {path} does not exist; check --plugin.")
     name = f"vestige_plugin_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
+    spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
+    if path.suffix != ".py" or spec is None or spec.loader is None:
         raise UserError(f"Plug-in file {path} is not Python; give a .py file.")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module

@@ -132,7 +132,7 @@ def _number(value: float | None, digits: int | None) -> str:
 
 def markdown(table: Table, look: TableLook) -> str:
     """
-    >>> print(markdown(Table(("model", "p"), ((Cell("a|b"), Cell(value=0.5)),)), Look()))
+    >>> print(markdown(Table(("model", "p"), ((Cell("a|b"), Cell(value=0.5)),)), TableLook()))
     | model | p |
     |---|---:|
     | a\\|b | 0.5000 |
@@ -158,7 +158,7 @@ def _md(text: str) -> str:
 def latex(table: Table, look: TableLook) -> str:
     """A tabular with booktabs rules.
 
-    >>> print(latex(Table(("model", "p"), ((Cell("a_b"), Cell(value=0.5, best=True)),)), Look(best=True)))
+    >>> print(latex(Table(("model", "p"), ((Cell("a_b"), Cell(value=0.5, best=True)),)), TableLook(best=True)))
     \\begin{tabular}{lr}
     \\toprule
     model & p \\\\

@@ -320,7 +320,7 @@ def training_memory(memory: int) -> int:
 def shown(states: Mapping[str, TaskState]) -> str:
     """How far it is, in one line.
 
-    >>> shown({"a": State("done"), "b": State("running"), "c": State("waiting")})
+    >>> shown({"a": TaskState("done"), "b": TaskState("running"), "c": TaskState("waiting")})
     '1 of 3 done, 1 running, 1 waiting'
     """
     counts = {

@@ -121,7 +121,7 @@ def find_span(response: str, how: Reasoning, opened: bool = False) -> TextSpan:
     """The first reasoning of a response. `opened`: the prompt already ends in the open tag.
 
     >>> find_span("<think>so</think> 4", Reasoning())
-    Span(start=7, end=9, problem='')
+    TextSpan(start=7, end=9, problem='')
     >>> find_span("so</think> 4", Reasoning(), opened=True)
     Span(start=0, end=2, problem='')
     >>> find_span("4", Reasoning()).problem

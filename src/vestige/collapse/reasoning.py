@@ -123,7 +123,7 @@ def find_span(response: str, how: Reasoning, opened: bool = False) -> TextSpan:
     >>> find_span("<think>so</think> 4", Reasoning())
     TextSpan(start=7, end=9, problem='')
     >>> find_span("so</think> 4", Reasoning(), opened=True)
-    Span(start=0, end=2, problem='')
+    TextSpan(start=0, end=2, problem='')
     >>> find_span("4", Reasoning()).problem
     'no reasoning tags'
     """

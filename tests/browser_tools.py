@@ -67,7 +67,7 @@ class Opened:
     requests: list[str] = field(default_factory=list)
 
     def load(self, state: str = "") -> None:
-        """The page as a reader who opens a link sees it. Reading the chart library takes seconds."""
+        """The page as a reader who opens a link sees it."""
         self.page.goto("about:blank")
         self.page.goto(f"{self.file.as_uri()}#{state}")
         self.page.wait_for_selector("#views a")

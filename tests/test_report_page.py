@@ -49,7 +49,7 @@ def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened
         lab.visit(view)
         scroll_through(lab.page)
         assert lab.count("main h1") == 1
-        until(lambda: lab.count(".plot") == lab.count(".plot:has(.main-svg)"))
+        until(lambda: lab.count(".plot") == lab.count(".plot:has(svg)"))
     assert lab.complaints == []
     assert [url for url in lab.requests if not url.startswith(("data:", "blob:"))] == []
 

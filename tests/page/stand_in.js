@@ -66,7 +66,7 @@ globalThis.location = { hash: "", protocol: "file:" };
 const go = (_, __, address) => (globalThis.location.hash = address);
 globalThis.history = { pushState: go, replaceState: go };
 globalThis.matchMedia = () => ({ matches: false, addEventListener() {} });
-globalThis.IntersectionObserver = class {
+globalThis.ResizeObserver = globalThis.IntersectionObserver = class {
   observe() {}
 };
 globalThis.addEventListener = (name, run) => (listening[name] ??= []).push(run);

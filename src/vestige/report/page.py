@@ -10,15 +10,12 @@ from __future__ import annotations
 import base64
 import hashlib
 import html
-import importlib.util
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from string import Template
 from typing import Any
-
-from vestige.errors import UserError
 
 ASSETS = Path(__file__).parent / "page"
 FIRST = "main"  # the module that starts the page
@@ -30,16 +27,14 @@ _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|const|let|class) (\w+))
 
 def render_page(report: dict[str, Any], *, live: str = "") -> str:
     """The whole page as text. `live`: the version that a viewer serves; the page may ask it for a newer one."""
-    library, script = library_text(), bundle()
+    script = bundle()
     style = "".join((ASSETS / f"style_{name}.css").read_text("utf-8") for name in STYLES)
     parts = {
         "title": html.escape(str(report.get("title", "vestige")), quote=True),
-        "policy": policy([library, script], [style, ""], bool(live)),
+        "policy": policy([script], [style], bool(live)),
         "live": html.escape(live, quote=True),
         "style": style,
-        "library_styles": _library_styles(library),
         "data": data_text(report),
-        "library": library,
         "script": script,
     }
     return Template((ASSETS / "page.html").read_text("utf-8")).substitute(parts)
@@ -54,12 +49,11 @@ def data_text(report: dict[str, Any]) -> str:
 
 
 def policy(scripts: list[str], styles: list[str], live: bool = False) -> str:
-    """Only these scripts and styles. The chart library sets style attributes and fills an empty style element."""
+    """Only these scripts and styles, no style attributes in markup, and no connections but those of a live page."""
     rules = {
         "default-src": "'none'",
         "script-src": " ".join(map(_hash, scripts)),
         "style-src-elem": " ".join(map(_hash, styles)),
-        "style-src-attr": "'unsafe-inline'",
         "img-src": "data: blob:",
         "connect-src": "'self'" if live else "'none'",
         "base-uri": "'none'",
@@ -70,21 +64,6 @@ def policy(scripts: list[str], styles: list[str], live: bool = False) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode('utf-8')).digest()).decode()}'"
-
-
-def library_text() -> str:
-    """plotly.js, which the Python package plotly ships: found without importing that package, which is slow."""
-    found = importlib.util.find_spec("plotly")
-    path = Path(found.origin).parent / "package_data" / "plotly.min.js" if found and found.origin else None
-    if path is None or not path.is_file():
-        raise UserError("The page needs the package plotly, which is not installed: pip install 'vestige[report]'.")
-    return path.read_text("utf-8")
-
-
-def _library_styles(library: str) -> str:
-    """Map styles the library would add at load, and which the policy refuses: their places are taken beforehand."""
-    names = sorted(set(re.findall(r'document\.getElementById\("([0-9a-f]{40,})"\)', library)))
-    return "".join(f'<style id="{name}"></style>' for name in names)
 
 
 def bundle(read: Callable[[str], str] | None = None) -> str:

@@ -99,6 +99,5 @@ function layout(first) {
       categoryarray: ["before", ...budgets.map(String)],
     },
     yaxis: { title: metric(first.metric).label, rangemode: "tozero" },
-    margin: { l: 50, r: 12, t: 56, b: 42 },
   };
 }

@@ -185,9 +185,7 @@ function utilityPanel(audit) {
 function panel(audit, { id, title, body, groups, covers }) {
   const inGroups = Object.keys(report.metrics).filter((k) => groups.includes(metric(k).group));
   const keys = id === "utility" ? [...new Set([...(audit.utility ?? []), ...inGroups])] : inGroups;
-  const gone = (audit.missing ?? [])
-    .filter((m) => covers.includes(m.panel))
-    .map((m) => missing("Missing:", m.reason));
+  const gone = (audit.missing ?? []).filter((m) => covers.includes(m.panel)).map((m) => missing("Missing:", m.reason));
   const table = numbersTable(audit, keys, `${title}: numbers of ${modelName(audit.model)}`);
   const content = [...gone, ...body(audit).filter(Boolean)];
   if (!content.length && !table) content.push(missing("Nothing here.", "no run in this report measured it"));

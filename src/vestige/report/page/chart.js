@@ -1,11 +1,13 @@
-// One chart: drawn when it comes into sight, redrawn when the theme changes, saved as PNG, SVG or CSV, readable as numbers.
+// One chart: drawn when it comes into sight, redrawn when the theme or the width changes, saved as PNG, SVG or CSV,
+// readable as numbers.
 
 import { el, replace } from "./dom.js";
+import { draw } from "./draw.js";
 import { button, csv, offer, saveChart, saveButtons } from "./save.js";
 import { plainTable } from "./sheet.js";
-import { colours, onTheme } from "./theme.js";
+import { onTheme } from "./theme.js";
+import { hide, showAt } from "./tip.js";
 
-const CONFIG = { displayModeBar: false, responsive: true, showTips: false, doubleClick: "reset" };
 const PAUSE = 60; // ms
 const charts = new Map();
 const sight = new IntersectionObserver(
@@ -14,12 +16,12 @@ const sight = new IntersectionObserver(
     rootMargin: "200px",
   },
 );
+const sizes = new ResizeObserver((changed) => changed.forEach((c) => charts.get(c.target)?.resized()));
 
-/** Text for a chart. Plotly reads a few tags and entities in labels: none of ours may be one. */
+/** Text for a chart, in one line and not too long. */
 export function plain(text, most = 60) {
   const whole = String(text ?? "").replace(/\s+/g, " ");
-  const cut = whole.length > most ? `${whole.slice(0, most - 1)}…` : whole;
-  return cut.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  return whole.length > most ? `${whole.slice(0, most - 1)}…` : whole;
 }
 
 /** Lines of a hover label. */
@@ -27,22 +29,25 @@ export const lines = (...parts) =>
   parts
     .filter((p) => p !== "" && p !== null && p !== undefined)
     .map((p) => plain(p, 90))
-    .join("<br>");
+    .join("\n");
 
 /**
  * chart({name, title, note, height, build, sheet, onPoint}): `build()` gives {traces, layout, says}; `sheet()` gives
  * the numbers behind it; `onPoint` gets the customdata of a clicked point.
  */
 export function chart(options) {
-  const plot = el("div.plot", { role: "img", style: { height: `${options.height ?? 340}px` } });
+  const height = options.height ?? 340;
+  const plot = el("div.plot", { role: "img", style: { "min-height": `${height}px` } });
   const note = el("span.chart-note", {}, options.note ?? "");
   const title = el("figcaption", {}, el("strong", {}, options.title), " ", note);
   const numbers = el("details.numbers", {}, el("summary", {}, "Numbers"));
   numbers.addEventListener("toggle", () => numbers.open && fillNumbers(numbers, options));
   const node = el("figure.chart", {}, title, plot, el("div.chart-tools", {}, numbers, ...tools(plot, options)));
-  const me = { node, awake: false, waiting: 0, wake, update, flush };
+  const me = { node, awake: false, waiting: 0, width: 0, find: null, wake, update, flush, resized };
   charts.set(plot, me);
   sight.observe(plot);
+  sizes.observe(plot);
+  listen(plot, me, options.onPoint);
   return me;
 
   function wake() {
@@ -50,34 +55,54 @@ export function chart(options) {
     me.awake = true;
     update();
   }
-  function draw() {
+  function picture() {
     clearTimeout(me.waiting);
     plot.setAttribute("aria-busy", "false");
     const { traces, layout, says, note: words } = options.build();
     if (words !== undefined) note.textContent = words;
     plot.setAttribute("aria-label", `${options.title}. ${says ?? ""} The numbers can be opened below or saved as CSV.`);
-    const fresh = !plot.data;
-    Plotly.react(plot, traces, dressed(layout), CONFIG);
-    if (fresh && options.onPoint) plot.on("plotly_click", (e) => clicked(e, options.onPoint));
+    me.width = Math.max(240, plot.clientWidth);
+    const drawn = draw(me.width, height, { traces, layout });
+    me.find = drawn.find;
+    replace(plot, drawn.node);
   }
   // A slider asks for many pictures in a row: only the last one is drawn, and never before the page has answered.
   function update() {
     clearTimeout(me.waiting);
     if (me.awake) {
       plot.setAttribute("aria-busy", "true");
-      me.waiting = setTimeout(draw, PAUSE);
+      me.waiting = setTimeout(picture, PAUSE);
     }
     if (numbers.open) fillNumbers(numbers, options);
   }
+  function resized() {
+    if (me.width && Math.abs(plot.clientWidth - me.width) > 1) update();
+  }
   function flush() {
     wake();
-    if (plot.getAttribute("aria-busy") === "true") draw();
+    if (plot.getAttribute("aria-busy") === "true") picture();
   }
 }
 
-function clicked(event, onPoint) {
-  const point = event.points?.[0];
-  if (point && point.customdata !== undefined && point.customdata !== null) onPoint(point.customdata);
+/** What the pointer is over is told beside it; a click on a mark goes to `onPoint`. */
+function listen(plot, me, onPoint) {
+  const under = (e) => {
+    const box = plot.getBoundingClientRect();
+    const scale = me.width / (box.width || 1);
+    return me.find?.((e.clientX - box.left) * scale, (e.clientY - box.top) * scale) ?? null;
+  };
+  const isMark = (spot) => onPoint && spot && spot.custom !== undefined && spot.custom !== null;
+  plot.addEventListener("pointermove", (e) => {
+    const spot = under(e);
+    plot.classList.toggle("pointing", Boolean(isMark(spot)));
+    if (spot?.text) showAt(spot.text, e.clientX, e.clientY);
+    else hide();
+  });
+  plot.addEventListener("pointerleave", hide);
+  plot.addEventListener("click", (e) => {
+    const spot = under(e);
+    if (isMark(spot)) onPoint(spot.custom);
+  });
 }
 
 function fillNumbers(place, options) {
@@ -89,7 +114,7 @@ function tools(plot, options) {
   const asCsv = () => offer(`${name}.csv`, "text/csv", csv(options.sheet()));
   const picture = (format) => async () => {
     charts.get(plot).flush();
-    await saveChart(plot, name, format);
+    await saveChart(plot.querySelector("svg"), name, format);
   };
   return [
     button("PNG", `Download the chart ${options.title} as PNG`, picture("png")),
@@ -98,38 +123,6 @@ function tools(plot, options) {
     saveButtons(name, options.sheet)[1],
   ];
 }
-
-/** The page's look around a chart's own layout. */
-function dressed(layout = {}) {
-  const c = colours();
-  const axis = {
-    gridcolor: c.line,
-    zerolinecolor: c.line,
-    linecolor: c.line,
-    automargin: true,
-    tickfont: { size: 11 },
-  };
-  const dress = (own = {}) => ({
-    ...axis,
-    ...own,
-    title: { font: { size: 12, color: c.soft }, standoff: 8, ...titled(own.title) },
-  });
-  const extra = Object.keys(layout).filter((k) => /^[xy]axis\d*$/.test(k));
-  const axes = Object.fromEntries([...new Set(["xaxis", "yaxis", ...extra])].map((k) => [k, dress(layout[k])]));
-  return {
-    font: { family: "system-ui, sans-serif", size: 12, color: c.ink },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
-    margin: { l: 48, r: 16, t: 28, b: 40 },
-    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 11 } },
-    hoverlabel: { bgcolor: c.paper, bordercolor: c.soft, font: { color: c.ink, size: 12 }, align: "left" },
-    dragmode: matchMedia("(pointer: coarse)").matches ? false : "zoom",
-    ...layout,
-    ...axes,
-  };
-}
-
-const titled = (title) => (typeof title === "string" ? { text: plain(title) } : (title ?? {}));
 
 /** A band between two lines, drawn as one filled outline; gaps are left out. */
 export function band(x, lo, hi, colour, name) {
@@ -167,11 +160,14 @@ function redraw() {
 function forget(plot) {
   charts.delete(plot);
   sight.unobserve(plot);
-  if (plot.data) Plotly.purge(plot);
+  sizes.unobserve(plot);
 }
 
 /** Lets go of charts that left the page. */
 export const sweepCharts = () => [...charts.keys()].filter((plot) => !plot.isConnected).forEach(forget);
 
+/** All charts at once, before the page is printed. */
+export const drawAll = () => charts.forEach((me) => me.flush());
+
 onTheme(redraw);
-addEventListener("beforeprint", () => charts.forEach((me) => me.wake()));
+addEventListener("beforeprint", drawAll);

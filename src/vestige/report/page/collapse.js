@@ -120,7 +120,6 @@ function build(runs, key) {
       xaxis: { title: "training step" },
       yaxis: { title: key },
       showlegend: runs.length > 1,
-      margin: { l: 50, r: 12, t: 36, b: 42 },
     },
   };
 }

@@ -50,7 +50,6 @@ function profile(data, audit) {
         xaxis: { title: "layer patched into the full model", dtick: Math.ceil(data.layers.length / 16) },
         yaxis: { title: "drop of log-probability", rangemode: "tozero" },
         shapes: isNumber(data.threshold) ? [line] : [],
-        margin: { l: 50, r: 12, t: 50, b: 42 },
       },
     };
   };
@@ -193,13 +192,12 @@ function heat(data, kind, at) {
         customdata: rows.map((_, i) => data.layers.map(() => i)),
         colorscale: rising(),
         ...range,
-        colorbar: { thickness: 10, len: 0.9, tickfont: { size: 10 } },
-        hoverongaps: false,
+        colorbar: { thickness: 10, len: 0.9 },
       },
     ],
     layout: {
       xaxis: { title: "layer", type: "category" },
-      yaxis: { title: "example (lowest depth on top)", autorange: "reversed", tickfont: { size: 10 }, ...ticks(rows) },
+      yaxis: { title: "example (lowest depth on top)", autorange: "reversed", ...ticks(rows) },
       shapes: [
         {
           type: "rect",
@@ -212,7 +210,6 @@ function heat(data, kind, at) {
           fillcolor: "rgba(0,0,0,0)",
         },
       ],
-      margin: { l: 60, r: 8, t: 12, b: 42 },
     },
     note: SHOWN[kind][1],
     says: `${rows.length} examples by ${data.layers.length} layers.`,
@@ -223,7 +220,6 @@ function heat(data, kind, at) {
 function ticks(rows) {
   if (rows.length > 32 || innerWidth < 700) return {};
   return {
-    tickmode: "array",
     tickvals: rows.map((_, i) => i),
     ticktext: rows.map((e) => plain(e.entity || e.question || e.i, 18)),
   };

@@ -63,17 +63,14 @@ function histogram(d, bins) {
     opacity: 0.75,
     xbins: { start: bins.lo, end: bins.hi, size: bins.size },
     marker: { color: faint(splitColour(s), 0.45), line: { color: splitColour(s), width: 1.2 } },
-    hovertemplate: `${s}: %{y:.3f} of the rows at %{x}<extra></extra>`,
   });
   const build = () => ({
     traces: here.map(trace),
     layout: {
       barmode: "overlay",
       showlegend: true,
-      bargap: 0,
       xaxis: { title: d.what || metric(d.metric).label, range: [bins.lo, bins.hi] },
       yaxis: { title: "share of rows", rangemode: "tozero" },
-      margin: { l: 46, r: 8, t: 44, b: 40 },
     },
     says: here.map((s) => `${s}: median ${fmt(median(d.splits[s]))} of ${d.splits[s].length} rows.`).join(" "),
   });
@@ -157,7 +154,6 @@ function rocs(items) {
     layout: {
       xaxis: { title: "false positive rate (holdout)", range: [-0.01, 1.01] },
       yaxis: { title: "true positive rate (forget)", range: [-0.01, 1.02] },
-      margin: { l: 50, r: 12, t: 60, b: 42 },
     },
     says: items.map((r) => `${modelName(r.model)}: AUC ${fmt(r.auc)}.`).join(" "),
   };

@@ -98,7 +98,6 @@ function poolTraces(view, m) {
     nbinsx: 20,
     opacity: 0.75,
     marker: { color: faint(colour, 0.5), line: { color: colour, width: 1.2 } },
-    hovertemplate: `%{y} models at %{x}<extra></extra>`,
   });
   const [p, n] = [m.p, m.n].map((side) => Object.values(side).filter(isNumber));
   const line = {
@@ -117,14 +116,13 @@ function poolTraces(view, m) {
       xaxis: { title: "m (high: knows)", type: "linear" },
       yaxis: { title: "models" },
       shapes: isNumber(threshold) ? [line] : [],
-      margin: { l: 46, r: 12, t: 44, b: 42 },
     },
     note: `AUC ${fmt(m.auc)}${isNumber(threshold) ? `, threshold ${fmt(threshold)}` : ""}`,
     says: `AUC ${fmt(m.auc)}.`,
   };
 }
 
-/** Without the empty ones, whose bins the library cannot group with others. */
+/** Without the empty ones, which would only fill the legend. */
 const filled = (traces) => traces.filter((t) => t.x.length);
 
 const poolSheet = (m) => ({
@@ -150,9 +148,7 @@ function standingTraces(view, m) {
     x: items.map((s) => s.before).filter(isNumber),
     name: `${name} (${items.length})`,
     xbins: bins,
-    autobinx: false,
     marker: { color: faint(colour, 0.6), line: { color: colour, width: 1 } },
-    hovertemplate: "%{y} models at %{x}<extra></extra>",
   });
   const line = (x, colour, dash) => ({
     type: "line",
@@ -183,11 +179,9 @@ function standingTraces(view, m) {
     ]),
     layout: {
       barmode: "stack",
-      bargap: 0.05,
       xaxis: { title: "m before (high: knows)", type: "linear" },
       yaxis: { title: "models" },
       shapes,
-      margin: { l: 46, r: 12, t: 44, b: 42 },
     },
     note: `${found.n} of ${found.total} kept; dashed: threshold, dotted: retain model`,
     says: `${found.n} of ${found.total} models are kept.`,
@@ -277,8 +271,6 @@ function points(view, m, what) {
     layout: {
       xaxis: { title: "m before" },
       yaxis: { title: `m after ${what}` },
-      hovermode: "closest",
-      margin: { l: 50, r: 12, t: 60, b: 42 },
     },
   };
 }

@@ -1,6 +1,7 @@
 // Files the reader can take away: CSV and JSON of tables, PNG and SVG of charts.
 
-import { el } from "./dom.js";
+import { el, svg } from "./dom.js";
+import { colours } from "./theme.js";
 
 export function offer(name, type, content) {
   const url = URL.createObjectURL(content instanceof Blob ? content : new Blob([content], { type }));
@@ -40,15 +41,21 @@ export function saveButtons(name, sheet) {
 export const button = (text, label, onclick) =>
   el("button.quiet", { type: "button", "aria-label": label, title: label, onclick }, text);
 
-export async function saveChart(plot, name, format) {
-  const url = await Plotly.toImage(plot, {
-    format,
-    width: Math.max(plot.clientWidth, 700),
-    height: Math.max(plot.clientHeight, 360),
-    scale: format === "png" ? 2 : 1,
-  });
-  const body = url.slice(url.indexOf(",") + 1);
-  if (format === "svg") return offer(`${name}.svg`, "image/svg+xml", decodeURIComponent(body));
-  const bytes = Uint8Array.from(atob(body), (c) => c.charCodeAt(0));
-  return offer(`${name}.png`, "image/png", new Blob([bytes], { type: "image/png" }));
+/** A chart's element as a file. PNG: drawn by the browser at twice its size. */
+export async function saveChart(picture, name, format) {
+  const { width, height } = picture.viewBox.baseVal;
+  const copy = picture.cloneNode(true);
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  copy.setAttribute("width", width);
+  copy.setAttribute("height", height);
+  copy.prepend(svg("rect", { width, height, fill: colours().paper }));
+  const text = new XMLSerializer().serializeToString(copy);
+  if (format === "svg") return offer(`${name}.svg`, "image/svg+xml", text);
+  const image = new Image();
+  image.src = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(text)}`;
+  await image.decode();
+  const canvas = el("canvas", { width: 2 * width, height: 2 * height });
+  canvas.getContext("2d").drawImage(image, 0, 0, 2 * width, 2 * height);
+  const blob = await new Promise((done) => canvas.toBlob(done, "image/png"));
+  return offer(`${name}.png`, "image/png", blob);
 }

@@ -76,10 +76,8 @@ function build(models, axes, picked) {
     note: notes.join("; "),
     says: notes.join(". "),
     layout: {
-      xaxis: { title: title(axes.x), automargin: false },
-      yaxis: { title: title(axes.y), automargin: false },
-      hovermode: "closest",
-      margin: { l: 70, r: 14, t: 70, b: 50 }, // fixed: finding margins would draw a thousand points twice,
+      xaxis: { title: title(axes.x) },
+      yaxis: { title: title(axes.y) },
     },
   };
 }

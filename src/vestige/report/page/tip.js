@@ -33,11 +33,24 @@ function show(node) {
   place(node.getBoundingClientRect());
 }
 
+/** Lines of text beside the pointer. */
+export function showAt(text, x, y) {
+  hide();
+  const [head, ...rest] = text.split("\n");
+  replace(
+    box,
+    el("strong", {}, head),
+    rest.map((line) => el("p", {}, line)),
+  );
+  box.hidden = false;
+  place({ left: x + 14, top: y, bottom: y + 4 });
+}
+
 export function hide() {
+  box.hidden = true;
   if (!shownFor) return;
   shownFor.removeAttribute("aria-describedby");
   shownFor = null;
-  box.hidden = true;
 }
 
 function place(at) {

@@ -113,7 +113,6 @@ function build(shown, key) {
     layout: {
       xaxis: { title: "step", ...whole(shown[0]?.steps ?? []) },
       yaxis: { title: info.label, ...(info.range ? { range: [info.range[0] - 0.02, info.range[1] + 0.02] } : {}) },
-      margin: { l: 50, r: 12, t: 56, b: 42 },
     },
   };
 }
@@ -231,8 +230,7 @@ function heatTraces(h) {
         text,
         hoverinfo: "text",
         colorscale: rising(),
-        hoverongaps: false,
-        colorbar: { thickness: 10, tickfont: { size: 10 } },
+        colorbar: { thickness: 10 },
       },
       marks,
     ],
@@ -240,11 +238,9 @@ function heatTraces(h) {
       xaxis: { title: "step" },
       yaxis: {
         autorange: "reversed",
-        tickmode: "array",
         tickvals: places,
         ticktext: h.tokens.map((t) => plain(t, 16)),
       },
-      margin: { l: 80, r: 8, t: 12, b: 42 },
     },
   };
 }

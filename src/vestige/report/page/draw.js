@@ -264,7 +264,7 @@ function markers(t, places) {
 
 // ---- bars ----------------------------------------------------------------------------------------------------------
 
-/** Bars of all histograms: {trace, lo, hi, base, top, count}; null where there is no histogram. */
+/** Bars of all histograms: {trace, lo, hi, base, top, count}; null without histograms. */
 function barsOf(traces, layout) {
   const sets = traces.filter((t) => t.type === "histogram");
   if (!sets.length) return null;

@@ -1,5 +1,4 @@
-// One chart: drawn when it comes into sight, redrawn when the theme or the width changes, saved as PNG, SVG or CSV,
-// readable as numbers.
+// One chart: drawn when it comes into sight or the theme changes; saved as PNG, SVG or CSV, readable as numbers.
 
 import { el, replace } from "./dom.js";
 import { draw } from "./draw.js";

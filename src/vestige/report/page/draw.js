@@ -1,5 +1,6 @@
-// Draws one chart as SVG. In: traces (scatter, histogram, heatmap) and a layout, as the views describe them. Out: the
-// element, and what lies under a point of it. Colours are attributes, so that a saved picture looks like the page.
+// Draws one chart as SVG: lines, marks, bars and heat maps.
+// In: traces (scatter, histogram, heatmap) and a layout, as the views describe them. Out: the element, and what lies
+// under a point of it. Colours are attributes, so that a saved picture looks like the page.
 
 import { fmt, isNumber, svg } from "./dom.js";
 import { binned, extent, linear, ramp, rangeOf, sharedBins, ticks } from "./scales.js";

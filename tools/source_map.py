@@ -20,6 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE, PAGE = ROOT / "src" / "vestige", ROOT / "docs" / "architecture.md"
 OUTSIDE = {"bench": "measurements beside other ways to do the same", "tools": "campaigns, generators and checkers"}
 COLUMN, WIDTH = 30, 120
+sys.path.insert(0, str(ROOT / "tests"))  # for test_rooms
 
 
 def described(path: Path) -> str:
@@ -51,7 +52,6 @@ def sources() -> list[Path]:
 
 def rooms() -> dict[str, set[str]]:
     """Each room and what it may import, in the order of the table that the tests enforce."""
-    sys.path.insert(0, str(ROOT / "tests"))
     import test_rooms
 
     return {room: arrows for room, arrows in test_rooms.ARROWS.items() if not room.startswith("__")}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import NormalDist
 from typing import TypeVar
 
 import numpy as np
@@ -187,3 +189,16 @@ def harmonic_means(values: Array) -> Array:
     with np.errstate(divide="ignore"):
         mean = values.shape[-1] / np.sum(np.sort(1.0 / values, axis=-1), axis=-1)
     return np.where((values == 0).any(axis=-1), 0.0, mean)
+
+
+def share_interval(hits: float, rows: float, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval of a share: it stays within 0 and 1, and has a width where none or all were hit.
+
+    >>> [round(end, 4) for end in share_interval(1, 40)], [round(end, 4) for end in share_interval(0, 40)]
+    ([0.0044, 0.1288], [0.0, 0.0876])
+    """
+    z = NormalDist().inv_cdf(0.5 + level / 2)
+    share = hits / rows
+    middle, scale = share + z * z / (2 * rows), 1 + z * z / rows
+    half = z * math.sqrt(share * (1 - share) / rows + (z / (2 * rows)) ** 2)
+    return max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale)

@@ -17,6 +17,7 @@ from vestige.data.rows import Row
 from vestige.errors import UserError, unknown_name
 from vestige.types import Target
 from vestige.wants import PatchWant
+from vestige.words import FUNCTION_WORDS
 
 TOKENIZATIONS = ("separate", "joint")
 PATCH_SCOPES = ("span", "boundary", "all")
@@ -24,15 +25,6 @@ EM_SCOPES = ("entity", "full")
 NOT_FOUND = "entity_span_not_found"
 NO_TOKENS = "invalid_eval_context"
 
-# Words that carry no fact by themselves: a run of other words at the end of an answer is taken for the fact.
-_WORDS = """
-    a an the of in on at to for from by with as and or but nor so is are was were be been being am it its this that
-    these those he she they his her their him them who whom whose which what when where why how has have had do does
-    did not no yes also into onto over under about between through during after before since until than then there here
-    very most more such own can could will would shall should may might must i you we my your our me us named called
-    titled known
-"""
-FUNCTION_WORDS = frozenset(_WORDS.split())
 MOST_WORDS = 6  # an entity of the published set has 5.9 tokens on average
 
 

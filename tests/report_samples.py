@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from vestige.meta.files import read_meta_eval, read_method_results
-from vestige.report.format import empty_report, plain, short_id
+from vestige.report.format import empty_report, plain
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
 from vestige.report.methods_part import columns, models
+from vestige.types import short_id
 
 HANDLERS = {
     "forget_Q_A_ROUGE": "rouge",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vestige.results.compare import Comparison
     from vestige.stress.run import AttackRow
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.api")
 Place = str | Path
 
 

@@ -33,6 +33,15 @@ def content_key(*parts: bytes) -> str:
     return digest.hexdigest()
 
 
+def short_id(prefix: str, *parts: str) -> str:
+    """A name that is safe anywhere and the same as long as its parts are.
+
+    >>> short_id("m", "npo") == short_id("m", "npo") != short_id("m", "full")
+    True
+    """
+    return f"{prefix}-{content_key(*(p.encode('utf-8', 'replace') for p in parts))[:10]}"
+
+
 def _ids_bytes(ids: Sequence[int]) -> bytes:
     return np.asarray(ids, dtype=np.int64).tobytes()
 

@@ -20,7 +20,7 @@ from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import damaged, read_ours, write_bytes, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
-from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
+from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.store.lock import writing
 
 # In the order they were computed in: the running means advance with each.
@@ -113,11 +113,11 @@ def _score(path: Path, how: Rescoring) -> str:
     return "\n".join(["", head, "", table(shown, ["step", "label", "MI, nats", "verdict"], right=(0, 2)), "", listed])
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     file = path / "metrics.json"
     data = read(file, dict) if file.is_file() else None
     if data is not None and {"steps", "settings", "reasoning"} <= set(data):
-        yield Gathered("collapse", path, (file,), data)
+        yield RunSource("collapse", path, (file,), data)
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import DepthSummary
-from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
+from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.store.lock import writing
 
 OLDER = "evidence/{file} is not there (an older run)"
@@ -81,7 +81,7 @@ def _listed(files: list[Path]) -> str:
     return f"files: {', '.join(map(str, files))}"
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     file, details = path / "summary.json", path / "results.json"
     data = read(file, dict) if file.is_file() else None
     if data is None or "avg_uds" not in data:
@@ -89,7 +89,7 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
     records = read(details, list) if details.is_file() else None
     files = (file, details) if records else (file,)
     facts = {k: str(data[k]) for k in SHOWN if k in data}
-    yield Gathered("depth", path, files, {"summary": data, "records": records or []}, facts)
+    yield RunSource("depth", path, files, {"summary": data, "records": records or []}, facts)
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -38,7 +38,7 @@ from vestige.store.lock import writing
 from vestige.store.manifest import NAME, write_manifest
 from vestige.types import TokenStats
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.depth")
 
 
 @dataclass

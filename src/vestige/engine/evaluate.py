@@ -59,7 +59,7 @@ from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
 from vestige.writing import temporary
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 NO_RETAIN_LOGS = (
     "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "

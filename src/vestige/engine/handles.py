@@ -31,7 +31,7 @@ from vestige.models.locate import locate
 from vestige.store.results import versions
 from vestige.types import content_key
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 
 class ModelHandle:

@@ -21,7 +21,7 @@ from vestige.store.lock import writing
 from vestige.store.manifest import manifest
 from vestige.types import Score
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:

@@ -28,7 +28,7 @@ from vestige.store.results import versions
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
 from vestige.wants import PatchWant
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 STATES_BYTES = 2 << 30  # states of sources held at a time; more sources take turns with the target
 TOLERANT = "equality with other runs is to tolerance"

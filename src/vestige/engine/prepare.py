@@ -29,7 +29,7 @@ from vestige.suites.spec import DataSpec, SuiteSpec
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 # The tag before an answer ends in a new line, not a space: a space would be glued to the answer's first word, and
 # the prompt's tokens would not be a prefix of the whole.

@@ -23,7 +23,7 @@ from vestige.store.files import read_json
 from vestige.store.forms import ResultsForm
 from vestige.suites.spec import SuiteSpec
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 
 def load_references(

@@ -24,7 +24,7 @@ from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
 from vestige.wants import ClassifierWant
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 Classify = Callable[[Sequence[ClassifierWant]], Mapping[str, float]]
 Live = Callable[[MetricSpec, Mapping[str, Score], Mapping[str, Mapping[str, Score | None]]], Score]

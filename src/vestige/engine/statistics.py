@@ -33,7 +33,7 @@ from vestige.sums import mean
 from vestige.types import Array, Score
 from vestige.writing import remove
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.engine")
 
 SEED = 20240  # fixed: the same evidence gives the same bytes
 PERCENTILE = "percentile bootstrap over rows"

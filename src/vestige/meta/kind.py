@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
 from vestige.store.checksums import begin, contents, seal
 from vestige.store.files import read_ours
-from vestige.store.kinds import Gathered, Kind, Reader
+from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.store.manifest import NAME, kind_in, write_manifest
 
 WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, NAME)
@@ -44,16 +44,16 @@ def _questions(out: Path) -> dict[str, Any]:
     return dict(questions) if isinstance(questions, Mapping) else {}
 
 
-def in_file(path: Path, read: Reader) -> Iterator[Gathered]:
+def in_file(path: Path, read: Reader) -> Iterator[RunSource]:
     """One result file, ours or published: which of the two it is shows in its content."""
     data = read(path, dict)
     if data is not None and "faithfulness" in data:
-        yield Gathered("meta", path, (path,), data)
+        yield RunSource("meta", path, (path,), data)
     elif data is not None and isinstance(data.get("models"), list):
-        yield Gathered("methods", path, (path,), data)
+        yield RunSource("methods", path, (path,), data)
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     for name in (METHOD_RESULTS, META_EVAL):
         if (path / name).is_file():
             yield from in_file(path / name, read)

@@ -20,12 +20,13 @@ from vestige.report import attacks_part, curves_part, depth_part, eval_part, met
 from vestige.report.audits import audit
 from vestige.report.axes_part import add_axes
 from vestige.report.format import Report, empty_report, plain
-from vestige.report.gather import FoundRuns, RunSource, source_json
+from vestige.report.gather import FoundRuns, source_json
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
+from vestige.store.kinds import RunSource
 
 TITLE = "Did it forget?"
 MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page

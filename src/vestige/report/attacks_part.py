@@ -8,8 +8,8 @@ from typing import Any
 from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
-from vestige.report.gather import RunSource
 from vestige.report.roster import Met, name_of
+from vestige.store.kinds import RunSource
 
 
 def met(source: RunSource) -> dict[str, Met]:

@@ -8,8 +8,8 @@ from typing import Any
 from vestige.metrics.collapse import LABELS
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import finite, plain
-from vestige.report.gather import RunSource
 from vestige.show.collapse_plots import NAMES
+from vestige.store.kinds import RunSource
 
 BAND = ("ci_low", "ci_high")
 COLLAPSE_COLUMNS = {

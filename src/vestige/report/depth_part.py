@@ -9,9 +9,9 @@ from typing import Any
 from vestige.meta.numbers import read_run
 from vestige.metrics.reading import reading
 from vestige.report.format import finite, plain
-from vestige.report.gather import RunSource
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
+from vestige.store.kinds import RunSource
 
 WITH_TOKENS = 60  # examples whose tokens are kept: the matrix of the others is enough
 

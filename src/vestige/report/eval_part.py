@@ -9,9 +9,9 @@ from vestige.meta.numbers import protocol_of
 from vestige.metrics.cards import CARDS
 from vestige.metrics.reading import reading
 from vestige.report.format import finite
-from vestige.report.gather import RunSource
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
+from vestige.store.kinds import RunSource
 
 
 def met(source: RunSource, planned: bool = False) -> Met:

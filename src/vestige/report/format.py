@@ -13,7 +13,6 @@ from typing import Any, TypedDict
 from vestige import __version__
 from vestige.meta.axes import FLOOR, definitions
 from vestige.schema import misfit
-from vestige.types import content_key
 
 SCHEMA = 1
 LEVEL = 0.95
@@ -48,15 +47,6 @@ def empty_report(title: str) -> Report:
 def axes_part(floor: float) -> dict[str, Any]:
     words = f"Floored: a part below {floor:g} counts as {floor:g}, so that one clipped part does not erase the rest."
     return {"definitions": definitions(), "floor": floor, "floor_words": words}
-
-
-def short_id(prefix: str, *parts: str) -> str:
-    """A name that is safe anywhere and the same as long as its parts are.
-
-    >>> short_id("m", "npo") == short_id("m", "npo") != short_id("m", "full")
-    True
-    """
-    return f"{prefix}-{content_key(*(p.encode('utf-8', 'replace') for p in parts))[:10]}"
 
 
 def finite(value: Any) -> float | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,12 @@ from vestige.meta.old_keys import modern
 from vestige.meta.tree import ResultTree, epochs_of, is_epoch, is_legacy, is_root, other_folders, read_tree
 from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_attacks
 from vestige.metrics.trajectory import VIEWS
-from vestige.report.format import PAGE, REPORT, short_id
+from vestige.report.format import PAGE, REPORT
 from vestige.schema import misfit
 from vestige.store.checksums import read_seal
 from vestige.store.files import read_json, relative
 from vestige.store.forms import FORMS, Curves, Spreads
-from vestige.store.kinds import KINDS, META_FILES, Gathered, kind
+from vestige.store.kinds import KINDS, META_FILES, RunSource, kind
 
 DEEPEST = 6  # levels of directories looked through
 NOT_RUNS = {"evidence", "s1_cache", "checkpoints", "attacked", "logs", "tasks", "models"}
@@ -33,25 +32,6 @@ UNFINISHED_ATTACK = (
     "the attacks in {} did not finish (or are still under way): the attacked copies measured there are not models of "
     "their own and were left out; run the same vestige stress again."
 )
-
-
-@dataclass(frozen=True)
-class RunSource:
-    """One run (or result file): what kind it is, its files by name, and their content."""
-
-    kind: str
-    path: Path  # the directory, or the file for meta and methods
-    files: tuple[Path, ...]
-    data: Mapping[str, Any]
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> Path:
-        return self.path if self.path.is_dir() else self.path.parent
-
-    @cached_property
-    def id(self) -> str:
-        return short_id("s", self.kind, str(self.path.resolve()))
 
 
 @dataclass
@@ -217,13 +197,13 @@ def _in_directory(path: Path, found: FoundRuns) -> Iterator[RunSource]:
             yield from _taken(kind(known.name).gather(path, found.read), found)
 
 
-def _taken(gathered: Iterable[Gathered], found: FoundRuns) -> Iterator[RunSource]:
+def _taken(gathered: Iterable[RunSource], found: FoundRuns) -> Iterator[RunSource]:
     """Those that have the form that the parts of the report rely on. (Meta and methods are checked by these parts.)"""
     for one in gathered:
         for text in one.problems:
             found.problem(text, one.path)
         if one.kind not in FORMS or found.fits(one.kind, one.path, one.data):
-            yield RunSource(one.kind, one.path, one.files, one.data, one.facts)
+            yield one
 
 
 def traces_of(paths: Sequence[Path]) -> dict[str, tuple[int, int]]:

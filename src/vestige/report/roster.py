@@ -10,7 +10,7 @@ from typing import Any
 
 from vestige.errors import unknown_name
 from vestige.meta.methods import facts_of
-from vestige.report.format import short_id
+from vestige.types import short_id
 
 # Last parts of paths that name no model: the part before them does.
 GENERIC = re.compile(r"^(checkpoint(-\d+)?|model|final|last|best|merged|[0-9a-f]{40})$")

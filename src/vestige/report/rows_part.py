@@ -10,7 +10,7 @@ import numpy as np
 from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
-from vestige.report.gather import RunSource
+from vestige.store.kinds import RunSource
 from vestige.types import Array
 
 ROWS = 400  # of a split, unless more is asked for

@@ -22,7 +22,7 @@ from vestige.ownership import adopt, is_ours, permit
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
-from vestige.report.gather import FoundRuns, RunSource, gather
+from vestige.report.gather import FoundRuns, gather
 from vestige.report.page import render_page
 from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
@@ -30,6 +30,7 @@ from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import hushed
 from vestige.store.files import read_json, relative, write_bytes, write_json
+from vestige.store.kinds import RunSource
 from vestige.store.lock import writing
 from vestige.types import IGNORE
 
@@ -38,7 +39,7 @@ MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige
 MOST_PAIRS = 40  # paired differences of a report; `vestige compare` prints the rest
 MOST_HEAT = 6  # rows of a trajectory run whose every step is kept
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.report")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 from vestige.errors import UserError
 from vestige.report import depth_part
-from vestige.report.gather import FoundRuns, RunSource
+from vestige.report.gather import FoundRuns
+from vestige.store.kinds import RunSource
 
 TRIALS: dict[str, Callable[[RunSource], object]] = {"depth": depth_part.values}
 

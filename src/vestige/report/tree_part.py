@@ -11,8 +11,9 @@ from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
 from vestige.metrics.names import CHAT, KNOWN
 from vestige.report.attacks_part import sweep_curve
-from vestige.report.gather import FoundRuns, RunSource
+from vestige.report.gather import FoundRuns
 from vestige.report.methods_part import value
+from vestige.store.kinds import RunSource
 
 # The published tables' metrics of outputs, with the handlers that explain them.
 OUTPUTS = {k: known.handler for k, known in KNOWN.items() if known.handler and known.protocol == CHAT}

@@ -22,7 +22,7 @@ from vestige.report.page import render_page
 from vestige.report.run import ReportAsk, build_report
 from vestige.types import content_key
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.report")
 
 LOOPBACK = "127.0.0.1"
 EVERY = 3.0  # seconds between looks at the runs

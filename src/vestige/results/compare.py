@@ -134,7 +134,7 @@ def read_stored(path: Path, name: str) -> Stored:
     try:
         references = load_references(suite, manifest["dialect"]["name"], moved(file.parent))
     except UserError as error:
-        logging.getLogger("vestige.run").warning("%s: %s", name, error)
+        logging.getLogger("vestige.results").warning("%s: %s", name, error)
         references = {}
     return Stored(name, scores, Run(suite, scores, manifest, references))
 

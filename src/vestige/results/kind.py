@@ -25,7 +25,7 @@ from vestige.store.checksums import Seal
 from vestige.store.files import read_ours
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Definition
-from vestige.store.kinds import Gathered, Kind, Reader, Rescoring
+from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
@@ -125,7 +125,7 @@ def _score(path: Path, how: Rescoring) -> str:
 # ---- report -----------------------------------------------------------------------------------------------------
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     """Results of one or more suites, with or without a manifest: other tools write such files, too."""
     files = sorted(path.glob("*_EVAL.json"))
     results = [read(f, dict) for f in files]
@@ -141,7 +141,7 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
     noted = dict((read(task, dict) if task.is_file() else None) or {})
     data = {"results": merged, "stats": stats, "manifest": manifest, "task": noted}
     unknown = f"{path.name} has no manifest.json: its model's weights, rows and dialect are not known."
-    yield Gathered(kind, path, kept, data, _facts(manifest), () if manifest else (unknown,))
+    yield RunSource(kind, path, kept, data, _facts(manifest), () if manifest else (unknown,))
 
 
 def _facts(manifest: Mapping[str, Any]) -> dict[str, str]:

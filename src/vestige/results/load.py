@@ -25,7 +25,7 @@ from vestige.store.forms import ResultsForm, Stat
 from vestige.suites.postprocess import with_more
 from vestige.types import Score
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.results")
 
 
 def load_outcome(directory: Path) -> Outcome:

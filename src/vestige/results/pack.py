@@ -19,7 +19,7 @@ from vestige.store.archive import Contents, extract, is_archive, sealed_files, u
 from vestige.store.checksums import NAME
 from vestige.writing import temporary
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.results")
 
 # Arguments of verbs that name a run; an archive there stands for the runs in it.
 SINGLE, MANY = ("run", "run_a", "run_b"), ("runs",)

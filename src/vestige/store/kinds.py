@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from vestige.store.checksums import Seal, read_seal
 from vestige.store.files import read_json
 from vestige.store.findings import Finding
 from vestige.store.manifest import NAME, kind_in
+from vestige.types import short_id
 
 Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes
 
@@ -42,7 +44,7 @@ class Rescoring:
 
 
 @dataclass(frozen=True)
-class Gathered:
+class RunSource:
     """What a report takes from a run: its kind there, the files, their content, and what must be told about them."""
 
     kind: str
@@ -52,8 +54,17 @@ class Gathered:
     facts: Mapping[str, str] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
+    @property
+    def directory(self) -> Path:
+        return self.path if self.path.is_dir() else self.path.parent
 
-def _nothing(path: Path, read: Reader) -> Iterator[Gathered]:
+    @cached_property
+    def id(self) -> str:
+        """Short and the same in every report: links into a page and the page's own parts name sources by it."""
+        return short_id("s", self.kind, str(self.path.resolve()))
+
+
+def _nothing(path: Path, read: Reader) -> Iterator[RunSource]:
     return iter(())
 
 
@@ -73,7 +84,7 @@ class Kind:
     check: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # its numbers, computed again
     sources: Callable[[Path, Seal | None], Iterator[Finding]] | None = None  # only the files it was made of
     score: Callable[[Path, Rescoring], str] | None = None  # writes them again; returns what a terminal shows
-    gather: Callable[[Path, Reader], Iterable[Gathered]] = _nothing
+    gather: Callable[[Path, Reader], Iterable[RunSource]] = _nothing
     values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name
     outside: Callable[[Path], list[str]] = _nothing_outside  # files elsewhere that it was compared with
     by_row: bool = False  # whether two such runs can be compared row by row

@@ -8,14 +8,14 @@ from typing import Any, TypedDict
 
 from vestige.store.files import read_ours
 from vestige.store.forms import AttackedForm
-from vestige.store.kinds import Gathered, Kind, Reader
+from vestige.store.kinds import Kind, Reader, RunSource
 
 
 class _Rows(TypedDict):
     rows: list[AttackedForm]
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     file = path / "stress.json"
     data = read(file, dict) if file.is_file() else None
     if data is None or "rows" not in data:
@@ -23,7 +23,7 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
     manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
     there = {who: f for who, f in manifests.items() if f.is_file()}
     more = {who: read(f, dict) or {} for who, f in there.items()}
-    yield Gathered("stress", path, (file, *there.values()), {**data, "manifests": more})
+    yield RunSource("stress", path, (file, *there.values()), {**data, "manifests": more})
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from vestige.schema import misfit
 from vestige.store.forms import Sweep
-from vestige.store.kinds import Gathered, Kind, Reader
+from vestige.store.kinds import Kind, Reader, RunSource
 
 
-def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
+def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     file = path / "sweep.json"
     data = read(file, dict) if file.is_file() else None
     if data is None or "plan" not in data:
@@ -19,7 +19,7 @@ def _gather(path: Path, read: Reader) -> Iterator[Gathered]:
     bad = [t for t in tasks if t.get("status") in ("failed", "blocked", "missing")]
     problems = [f"the sweep's task {t['id']} is {t['status']}{_why(t.get('error'))}" for t in bad]
     facts = {"tasks": str(len(tasks)), "not done": str(len(bad))}
-    yield Gathered("sweep", path, (file,), data, facts, tuple(problems))
+    yield RunSource("sweep", path, (file,), data, facts, tuple(problems))
 
 
 def _why(error: str | None) -> str:

@@ -41,7 +41,7 @@ from vestige.store.manifest import NAME, manifest
 from vestige.store.results import versions
 from vestige.unlearn.rows import RowReading, TrainingRows, read_training_rows
 
-log = logging.getLogger("vestige.run")
+log = logging.getLogger("vestige.unlearn")
 
 FINETUNE = "FinetuneTrainer"
 # trainer.args of open-unlearning and of transformers, and what they are called in a Recipe.

@@ -94,3 +94,27 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(module.BuildError, match="holds something else"):
         module.build(tmp_path)
     assert (tmp_path / "thesis.tex").exists()
+
+
+def test_only_what_the_last_build_wrote_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second build takes its own pages away, and nothing that somebody put beside them or over them."""
+    module, out = builder(), tmp_path / "out"
+    pages = {"README": tmp_path / "index.md", "lab": tmp_path / "lab.md", "data": tmp_path / "data.md"}
+    for name, page in pages.items():
+        page.write_text(f"# {name}\n")
+    monkeypatch.setattr(module, "find_pages", lambda: pages)
+    monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    module.build(out)
+    (out / "notes.txt").write_text("years of work")
+    (out / "_static" / "mine.css").write_text("years of work")
+    del pages["data"]
+    module.build(out)
+    assert (out / "lab.html").is_file() and not (out / "data.html").exists()
+    assert (out / "notes.txt").read_text() == (out / "_static" / "mine.css").read_text() == "years of work"
+    (out / "data.html").write_text("years of work")
+    pages["data"] = tmp_path / "data.md"
+    before = (out / "lab.html").read_bytes()
+    pages["lab"].write_text("# Another lab\n")
+    with pytest.raises(Exception, match="was not written by vestige"):
+        module.build(out)
+    assert (out / "data.html").read_text() == "years of work" and (out / "lab.html").read_bytes() == before

@@ -19,9 +19,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from vestige.errors import UserError
+from vestige.installing import install, scratch
+from vestige.ownership import has_journal
+from vestige.writing import claim
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "vestige"
-MARK = ".buildinfo"  # Sphinx writes it: a folder with it is a site of ours
 
 # What stands in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
 GROUPS = {
@@ -145,9 +149,12 @@ def words(doc: str | None) -> str:
 
 
 def build(out: Path) -> list[Path]:
-    """Writes the site into `out`, which is emptied first, and returns its files."""
-    if out.exists() and any(out.iterdir()) and not (out / MARK).exists():
-        raise BuildError(f"{out} holds something else than this site; name another folder.")
+    """Writes the site into `out` and returns its files. What the last build wrote there, by its journal, goes first.
+
+    A file that the journal does not list stays; one that is in the way stops the build before anything is moved.
+    """
+    if out.exists() and any(out.iterdir()) and not has_journal(out):
+        raise BuildError(f"{out} holds something else than this site; name another folder, or remove it.")
     pages, images = find_pages(), set[Path]()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -164,8 +171,10 @@ def build(out: Path) -> list[Path]:
         if done.returncode:
             raise BuildError(done.stderr.replace(str(place) + "/", "").strip())
         shutil.rmtree(made / ".doctrees", ignore_errors=True)
-        shutil.rmtree(out, ignore_errors=True)
-        shutil.copytree(made, out)
+        claim(out)
+        with scratch(out) as whole:
+            shutil.copytree(made, whole, dirs_exist_ok=True)
+            install(whole, out)
     return sorted(out.iterdir())
 
 
@@ -173,6 +182,6 @@ if __name__ == "__main__":
     place = Path(sys.argv[1] if len(sys.argv) > 1 else "site")
     try:
         files = build(place)
-    except BuildError as error:
+    except (BuildError, UserError) as error:
         sys.exit(f"docs: {error}")
     print(f"{len(list(place.glob('*.html')))} pages in {place}; open {place / 'index.html'}")

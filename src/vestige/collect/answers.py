@@ -19,7 +19,7 @@ import numpy as np
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving, free_memory, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, reraise_ours
@@ -105,11 +105,14 @@ class AnswerCollector:
             self.cost.notes.append(f"answers of over {LONGEST_PACKED} tokens: one padded row per answer, slower")
         if not self.plain:
             self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
-        limits = self.limits
-        left = ordered
-        while left:
-            finished: set[str] = set()
-            try:
+        limits, left, finished = self.limits, ordered, set(done)
+        for attempt in Halving(lambda: limits.tokens > 1):
+            if attempt.again:
+                left = [t for t in left if t.key not in finished]
+                limits = limits.halved()
+                words = f"batch budget halved to {limits.tokens} tokens; equality with other runs is to tolerance"
+                self.cost.say(f"out of memory: {words}")
+            with attempt:
                 jobs = [j for j in self.jobs(left, limits) if any(left[t].key not in done for t in j.targets)]
                 planned(sum(j.tokens for j in jobs))
                 for job in jobs:
@@ -118,20 +121,6 @@ class AnswerCollector:
                     self.cost.score_forwards += 1
                     finished.update(result)
                     yield result
-                return
-            except SIGNS as error:
-                if not out_of_memory(error) or limits.tokens <= 1:
-                    raise
-            left = [t for t in left if t.key not in finished and t.key not in done]
-            limits = self._halve(limits)
-
-    def _halve(self, limits: Limits) -> Limits:
-        free_memory()
-        smaller = limits.halved()
-        self.cost.say(
-            f"out of memory: batch budget halved to {smaller.tokens} tokens; equality with other runs is to tolerance"
-        )
-        return smaller
 
     def jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
         if self.plain:

@@ -19,7 +19,7 @@ import torch
 
 from vestige.collect.cost import Cost
 from vestige.collect.forward import causal_stats
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.together import verify_padding
@@ -150,22 +150,19 @@ class BoundCollector:
             at = end
 
     def _run(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
-        limits = self.limits
-        tokens, cells = limits.tokens, limits.logit_cells
+        limits, size = self.limits, 1
         left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
         out: dict[tuple[int, int], dict[str, Array]] = {}
-        while left:
-            size = 1 if self.predictor.alone else _fitting(targets, left, tokens, cells // self.predictor.vocab)
-            try:
-                out |= self._forward(targets, left[:size])
-            except SIGNS as error:
-                if not out_of_memory(error) or size == 1:
-                    raise
-                free_memory()
-                tokens, cells = tokens // 2, cells // 2
-                self.cost.notes.append(f"out of memory: batch budget halved to {tokens} tokens")
-                continue
-            left = left[size:]
+        for attempt in Halving(lambda: size > 1):
+            if attempt.again:
+                limits = limits.halved()
+                self.cost.notes.append(f"out of memory: batch budget halved to {limits.tokens} tokens")
+            with attempt:
+                while left:
+                    cells = limits.logit_cells // self.predictor.vocab
+                    size = 1 if self.predictor.alone else _fitting(targets, left, limits.tokens, cells)
+                    out |= self._forward(targets, left[:size])
+                    left = left[size:]
         return out
 
     @torch.inference_mode()

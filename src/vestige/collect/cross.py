@@ -24,7 +24,7 @@ import torch
 from vestige.collect.answers import default_limits, tolerance
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving, out_of_memory
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, PromptStretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
@@ -155,18 +155,17 @@ class CrossScorer:
 
     def _column(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
         """One prompt's column; the rows are halved when memory runs out."""
-        while True:
-            try:
+        column: list[Array] = []
+        for attempt in Halving(lambda: forest.limit > 1 and not forest.single):
+            if attempt.again:
+                forest.cut(forest.limit // 2)  # for the columns to come as well: the next prompt has no more memory
+                self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
+            with attempt:
                 # Without the prompt's last token: that is the root of the tree, because its logits predict the first
                 # token of every reasoning, and a cached token has no logits any more.
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])
-                return self._rows(cache, x, forest)
-            except SIGNS as error:
-                if not out_of_memory(error) or forest.limit <= 1 or forest.single:
-                    raise
-            free_memory()
-            forest.cut(forest.limit // 2)  # for the columns to come as well: the next prompt has no more memory
-            self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
+                column = self._rows(cache, x, forest)
+        return column
 
     def _rows(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
         out: list[Array] = [np.zeros(0)] * len(forest.tree.labels)  # every reasoning is in one part, so all are filled

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from vestige.collect.cost import Cost
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.together import verify_padding
@@ -180,21 +180,18 @@ class DenoiseCollector:
             check_fit(self.predictor.model, width, "A prompt with its window", "ask for fewer max_new_tokens")
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
         verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
-        limits = self.limits
-        while left:
-            finished: set[str] = set()
-            try:
+        limits, finished = self.limits, set[str]()
+        for attempt in Halving(lambda: limits.tokens > 1):
+            if attempt.again:
+                left = [w for w in left if w.key not in finished]
+                limits = limits.halved()
+                self.cost.say(f"out of memory: denoising budget halved to {limits.tokens} tokens")
+            with attempt:
                 planned(len(left))
                 for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
                     result = self._collect(batch)
                     finished.update(result)
                     yield result
-                return
-            except SIGNS as error:
-                if not out_of_memory(error) or limits.tokens <= 1:
-                    raise
-            left = [w for w in left if w.key not in finished]
-            limits = self._halve(limits)
 
     @property
     def _canvas(self) -> int:
@@ -205,12 +202,6 @@ class DenoiseCollector:
     def _most(self) -> int | None:
         """How many prompts a batch may have; None: as many as fit."""
         return 1 if self.predictor.alone else None
-
-    def _halve(self, limits: Limits) -> Limits:
-        free_memory()
-        smaller = limits.halved()
-        self.cost.say(f"out of memory: denoising budget halved to {smaller.tokens} tokens")
-        return smaller
 
     def _collect(self, batch: Sequence[DenoiseWant]) -> dict[str, Trace]:
         predictor, denoising = self.predictor, batch[0].denoising

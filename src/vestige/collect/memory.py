@@ -1,13 +1,16 @@
-"""Running out of memory: how it shows, and what frees some."""
+"""Running out of memory: how it shows, what frees some, and the one loop that tries again with less.
+
+In: work that may not fit. Out: the same work in smaller pieces. Callers: everything in this room that sizes its own
+batches, and engine/handles.py when a model goes.
+"""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable, Iterator
+from types import TracebackType
 
 import torch
-
-# How it shows: what a handler that waits for it catches, and then asks out_of_memory about.
-SIGNS = (MemoryError, RuntimeError)
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -16,6 +19,38 @@ def out_of_memory(error: BaseException) -> bool:
     # The CPU allocator and MPS raise a plain RuntimeError; their texts are all there is to go by.
     text = str(error).lower()
     return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+class Halving:
+    """Tries until the work fits into memory. Each time it does not, memory is freed and the caller asks for less:
+
+        for attempt in Halving(lambda: size > 1):
+            if attempt.again:
+                size //= 2
+            with attempt:
+                ...
+
+    `can_shrink` is asked when memory ran out; where it says no, the error is the caller's. Memory is freed between two
+    attempts and not where the error is caught: as long as the error lives, its traceback holds the tensors.
+    """
+
+    def __init__(self, can_shrink: Callable[[], bool]) -> None:
+        self.can_shrink = can_shrink
+        self.again = self._failed = False
+
+    def __iter__(self) -> Iterator[Halving]:
+        yield self
+        while self._failed:
+            free_memory()
+            self.again, self._failed = True, False
+            yield self
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
+        self._failed = error is not None and out_of_memory(error) and self.can_shrink()
+        return self._failed
 
 
 def free_memory(gone: bool = False) -> None:

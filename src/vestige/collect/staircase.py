@@ -30,7 +30,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from vestige.collect.cache import held
 from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving, free_memory, out_of_memory
 from vestige.collect.patch import (
     PatchPlan,
     States,
@@ -324,15 +324,19 @@ class Patcher:
         return max(1, min(sources, tokens // (span * len(self.plan.layers))))
 
     def _one(self, batch: list[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
-        try:
-            return self._plain(batch, sources) if self.plain else self._fast(batch, sources)
-        except SIGNS as error:
-            if not out_of_memory(error) or len(batch) == 1:
-                raise
-        free_memory()
-        half = len(batch) // 2
-        self.cost.notes.append(f"out of memory: a batch of {len(batch)} examples was cut in two")
-        return {**self._one(batch[:half], sources), **self._one(batch[half:], sources)}
+        out: dict[str, list[TokenStats]] = {}
+        parts = [batch]
+        for attempt in Halving(lambda: len(parts[0]) > 1):
+            if attempt.again:
+                first = parts[0]
+                half = len(first) // 2
+                self.cost.notes.append(f"out of memory: a batch of {len(first)} examples was cut in two")
+                parts[:1] = [first[:half], first[half:]]
+            with attempt:
+                while parts:
+                    out |= self._plain(parts[0], sources) if self.plain else self._fast(parts[0], sources)
+                    parts.pop(0)
+        return out
 
     def _plain(self, batch: Sequence[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
         self.cost.score_forwards += len(batch) * len(sources) * (1 + len(self.plan.layers))

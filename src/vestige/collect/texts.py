@@ -20,7 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from vestige.collect.cache import SlotCache
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import SIGNS, free_memory, out_of_memory
+from vestige.collect.memory import Halving, out_of_memory
 from vestige.collect.pick import pick
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.reduce import chosen_logprob
@@ -206,20 +206,18 @@ class TextCollector:
     def _decode_in_memory(self, rows: list[_TextRow]) -> list[_TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
         finished: list[_TextRow] = []
-        while rows:
-            part = rows[: self.max_rows_in_memory]
-            try:
-                finished += self._decode(part)
-                rows = rows[len(part) :]
-                continue
-            except SIGNS as error:
-                if not out_of_memory(error) or len(part) == 1:
-                    raise
-            free_memory()
-            # Rows of this part have tokens already, and generators have moved on: all that is unfinished starts over.
-            self.max_rows_in_memory = len(part) // 2
-            self.cost.say(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
-            rows = [r.fresh() for r in rows]
+        part = rows
+        for attempt in Halving(lambda: len(part) > 1):
+            if attempt.again:
+                self.max_rows_in_memory = len(part) // 2
+                self.cost.say(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
+                # Rows of this part have tokens already, and generators have moved on: what is unfinished starts over.
+                rows = [r.fresh() for r in rows]
+            with attempt:
+                while rows:
+                    part = rows[: self.max_rows_in_memory]
+                    finished += self._decode(part)
+                    rows = rows[len(part) :]
         return finished
 
     def _decode(self, rows: list[_TextRow]) -> list[_TextRow]:

@@ -323,7 +323,7 @@ WIDE = {"Exception", "BaseException"}
 # Types that only a mistake of ours raises behind a reader: caught where one foreign call or one conversion is.
 NARROW = {
     "collect/positions.py", "guard.py", "collapse/rollouts_pickle.py", "collapse/rollouts_rows.py",
-    "metrics/collapse.py", "models/checks.py", "models/families.py", "engine/compose.py", "depth/ask.py",
+    "metrics/collapse.py", "models/checks.py", "models/families.py", "configs/compose.py", "depth/ask.py",
     "sweep/attacks.py",
     "suites/trajectory.py", "unlearn/recipe.py",
 }  # fmt: skip

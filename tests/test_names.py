@@ -10,7 +10,7 @@ import pytest
 import vestige.suites  # noqa: F401 - registers the handlers
 from conftest import LAB, SYSTEM
 from vestige.cli import main
-from vestige.engine.compose import PACKAGE_DIR
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError

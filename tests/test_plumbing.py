@@ -25,8 +25,7 @@ from vestige.collect.positions import check_tokens
 from vestige.depth.kept import KEPT, score_again
 from vestige.engine import handles
 from vestige.engine.handles import ModelHandle, unquantised
-from vestige.engine.obtain import Collector, _resumable
-from vestige.engine.trust import Settling, disagreement, read_again
+from vestige.engine.obtain import Collector, _resumable, read_again
 from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
@@ -36,6 +35,7 @@ from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.examples import read_packed, write_packed
 from vestige.store.files import DamagedError
 from vestige.store.formats import FORMATS, Altered
+from vestige.store.trust import Settling, disagreement
 from vestige.sweep import keys as task_keys
 from vestige.sweep.keys import checkpoint_parts, harness_part
 from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key

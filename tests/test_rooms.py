@@ -26,7 +26,7 @@ NOUNS = {
 
 PIPELINE = {"data", "models", "collect", "metrics", "compare", "suites", "store"}
 # What every question may use: the pipeline, the engine, bridges to other people's software, and what a person sees.
-BELOW = PIPELINE | {"engine", "integrations", "show"}
+BELOW = PIPELINE | {"configs", "engine", "integrations", "show"}
 
 # Arrows point one way: nouns < pipeline < engine < questions < cli. Between questions only those listed here.
 ARROWS: dict[str, set[str]] = {
@@ -44,7 +44,7 @@ ARROWS: dict[str, set[str]] = {
     "schema": {"errors"},
     "internal": {"errors"},
     "mishaps": {"collect"},
-    "configs": set(),
+    "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),
     "models": set(),
     "collect": {"models"},
@@ -54,7 +54,7 @@ ARROWS: dict[str, set[str]] = {
     "store": set(),
     "integrations": {"models", "data", "collect", "metrics", "suites"},
     "show": {"metrics", "suites"},
-    "engine": PIPELINE | {"integrations", "show"},
+    "engine": PIPELINE | {"configs", "integrations", "show"},
     "costs": BELOW,
     "depth": BELOW,
     "collapse": BELOW,

@@ -215,15 +215,15 @@ fault("tokenizer mismatch of a depth score in a suite allowed", "engine/obtain.p
 fault("tokenizer mismatch of depth allowed", "depth/contexts.py", "        if not same:\n", "        if False:\n",
       "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
-fault("old evidence is trusted unseen", "engine/trust.py",
+fault("old evidence is trusted unseen", "store/trust.py",
       "        count, why = self._compare(kept)\n        if why:\n",
       '        count, why = len(kept), ""\n        if why:\n',
       STALE + "test_old_evidence_that_is_wrong_is_collected_again")
-fault("live evidence of other questions stays", "engine/trust.py", "            if have:  # of other questions",
+fault("live evidence of other questions stays", "store/trust.py", "            if have:  # of other questions",
       "            if False:  # of other questions", HAND)
-fault("a text cut by a stop word is only read again", "engine/trust.py",
+fault("a text cut by a stop word is only read again", "store/trust.py",
       "cut = {k for k in other if asked[k].decoding.stopwords}", "cut = set()", HAND)
-fault("NaN compared with a number counts as equal", "engine/trust.py",
+fault("NaN compared with a number counts as equal", "store/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",
       "if np.shape(old) != np.shape(new):", HAND)
 fault("depth scores of half the examples", "depth/kept.py",

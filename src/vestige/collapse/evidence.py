@@ -19,11 +19,11 @@ from vestige.collapse.reasoning import Trajectory
 from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossLogProbs, CrossScorer, TokenIds
 from vestige.engine.handles import ModelHandle
-from vestige.engine.trust import Settling
 from vestige.errors import reraise_ours
 from vestige.models.identity import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
+from vestige.store.trust import Settling
 from vestige.types import Array, Target, content_key
 from vestige.wants import CrossWant
 

@@ -17,7 +17,7 @@ from vestige.collapse.files import RESULTS, RolloutRows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
 from vestige.collect.cost import Cost
-from vestige.engine.compose import compose_config, composing
+from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.collapse import LABELS

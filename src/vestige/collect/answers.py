@@ -106,13 +106,14 @@ class AnswerCollector:
         if not self.plain:
             self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
         limits, left, finished = self.limits, ordered, set(done)
-        for attempt in Halving(lambda: limits.tokens > 1):
+        for attempt in Halving():
             if attempt.again:
                 left = [t for t in left if t.key not in finished]
                 limits = limits.halved()
                 words = f"batch budget halved to {limits.tokens} tokens; equality with other runs is to tolerance"
                 self.cost.say(f"out of memory: {words}")
             with attempt:
+                attempt.size = limits.tokens
                 jobs = [j for j in self.jobs(left, limits) if any(left[t].key not in done for t in j.targets)]
                 planned(sum(j.tokens for j in jobs))
                 for job in jobs:

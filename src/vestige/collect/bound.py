@@ -150,10 +150,10 @@ class BoundCollector:
             at = end
 
     def _run(self, targets: Sequence[Target], asks: Sequence[BoundAsk]) -> dict[tuple[int, int], dict[str, Array]]:
-        limits, size = self.limits, 1
+        limits = self.limits
         left = sorted(asks, key=lambda a: -len(targets[a.target].ids))
         out: dict[tuple[int, int], dict[str, Array]] = {}
-        for attempt in Halving(lambda: size > 1):
+        for attempt in Halving():
             if attempt.again:
                 limits = limits.halved()
                 self.cost.notes.append(f"out of memory: batch budget halved to {limits.tokens} tokens")
@@ -161,6 +161,7 @@ class BoundCollector:
                 while left:
                     cells = limits.logit_cells // self.predictor.vocab
                     size = 1 if self.predictor.alone else _fitting(targets, left, limits.tokens, cells)
+                    attempt.size = size
                     out |= self._forward(targets, left[:size])
                     left = left[size:]
         return out

@@ -156,11 +156,12 @@ class CrossScorer:
     def _column(self, cache: PromptCache, x: TokenIds, forest: Forest) -> list[Array]:
         """One prompt's column; the rows are halved when memory runs out."""
         column: list[Array] = []
-        for attempt in Halving(lambda: forest.limit > 1 and not forest.single):
+        for attempt in Halving():
             if attempt.again:
                 forest.cut(forest.limit // 2)  # for the columns to come as well: the next prompt has no more memory
                 self.cost.say(f"out of memory: rows halved to {forest.limit} tokens")
             with attempt:
+                attempt.size = 1 if forest.single else forest.limit
                 # Without the prompt's last token: that is the root of the tree, because its logits predict the first
                 # token of every reasoning, and a cached token has no logits any more.
                 self.cost.score_tokens += read_prompt(self.model, cache, x[:-1])

@@ -181,12 +181,13 @@ class DenoiseCollector:
         check_tokens(self.predictor.model, (w.prompt.ids for w in left))
         verify_padding(self.predictor, [w.prompt.ids for w in left], self.limits.tokens, self.cost)
         limits, finished = self.limits, set[str]()
-        for attempt in Halving(lambda: limits.tokens > 1):
+        for attempt in Halving():
             if attempt.again:
                 left = [w for w in left if w.key not in finished]
                 limits = limits.halved()
                 self.cost.say(f"out of memory: denoising budget halved to {limits.tokens} tokens")
             with attempt:
+                attempt.size = limits.tokens
                 planned(len(left))
                 for batch in batches(left, limits, self.predictor.vocab, self._canvas, self._most):
                     result = self._collect(batch)

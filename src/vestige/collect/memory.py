@@ -7,7 +7,7 @@ batches, and engine/handles.py when a model goes.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import TracebackType
 
 import torch
@@ -24,18 +24,19 @@ def out_of_memory(error: BaseException) -> bool:
 class Halving:
     """Tries until the work fits into memory. Each time it does not, memory is freed and the caller asks for less:
 
-        for attempt in Halving(lambda: size > 1):
+        for attempt in Halving():
             if attempt.again:
                 size //= 2
             with attempt:
+                attempt.size = size
                 ...
 
-    `can_shrink` is asked when memory ran out; where it says no, the error is the caller's. Memory is freed between two
-    attempts and not where the error is caught: as long as the error lives, its traceback holds the tensors.
+    `size` is that of the piece in work: at 1 there is nothing to halve, and the error is the caller's. Memory is freed
+    between two attempts and not where the error is caught: as long as the error lives, its traceback holds the tensors.
     """
 
-    def __init__(self, can_shrink: Callable[[], bool]) -> None:
-        self.can_shrink = can_shrink
+    def __init__(self) -> None:
+        self.size = 1
         self.again = self._failed = False
 
     def __iter__(self) -> Iterator[Halving]:
@@ -49,7 +50,7 @@ class Halving:
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> bool:
-        self._failed = error is not None and out_of_memory(error) and self.can_shrink()
+        self._failed = error is not None and self.size > 1 and out_of_memory(error)
         return self._failed
 
 

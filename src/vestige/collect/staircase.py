@@ -326,14 +326,14 @@ class Patcher:
     def _one(self, batch: list[PatchWant], sources: Sequence[States]) -> dict[str, list[TokenStats]]:
         out: dict[str, list[TokenStats]] = {}
         parts = [batch]
-        for attempt in Halving(lambda: len(parts[0]) > 1):
+        for attempt in Halving():
             if attempt.again:
-                first = parts[0]
-                half = len(first) // 2
-                self.cost.notes.append(f"out of memory: a batch of {len(first)} examples was cut in two")
-                parts[:1] = [first[:half], first[half:]]
+                self.cost.notes.append(f"out of memory: a batch of {attempt.size} examples was cut in two")
+                half = attempt.size // 2
+                parts[:1] = [parts[0][:half], parts[0][half:]]
             with attempt:
                 while parts:
+                    attempt.size = len(parts[0])
                     out |= self._plain(parts[0], sources) if self.plain else self._fast(parts[0], sources)
                     parts.pop(0)
         return out

@@ -206,16 +206,16 @@ class TextCollector:
     def _decode_in_memory(self, rows: list[_TextRow]) -> list[_TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
         finished: list[_TextRow] = []
-        part = rows
-        for attempt in Halving(lambda: len(part) > 1):
+        for attempt in Halving():
             if attempt.again:
-                self.max_rows_in_memory = len(part) // 2
+                self.max_rows_in_memory = attempt.size // 2
                 self.cost.say(f"out of memory: generating {self.max_rows_in_memory} texts at a time")
                 # Rows of this part have tokens already, and generators have moved on: what is unfinished starts over.
                 rows = [r.fresh() for r in rows]
             with attempt:
                 while rows:
                     part = rows[: self.max_rows_in_memory]
+                    attempt.size = len(part)
                     finished += self._decode(part)
                     rows = rows[len(part) :]
         return finished

@@ -9,11 +9,10 @@ from typing import Any
 from vestige.collect.windows import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
-from vestige.engine.canvases import with_own_sampler
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model
 from vestige.engine.obtain import count_nodes
-from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare
+from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare, with_own_sampler
 from vestige.errors import UserError
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
@@ -68,7 +67,7 @@ def make_plan(config: AnyConfig) -> CostPlan:
     tokenizer, _ = load_tokenizer(args)
     handle = ModelHandle(args)
     canvases = handle.canvases
-    config = with_own_sampler(config, canvases)
+    config = with_own_sampler(config, canvases) if canvases else config
     context = make_encoder_context(config, tokenizer, notes)
     context.longest = handle.context_length
     prepared = prepare(config, context, canvases, handle.is_diffusion)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.configs.compose import compose_config, composing, explain_value
 from vestige.data.spans import EM_SCOPES, PATCH_SCOPES, TOKENIZATIONS
-from vestige.engine.compose import compose_config, composing, explain_value
 from vestige.engine.friendly import quote
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import ModelArgs

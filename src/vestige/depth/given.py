@@ -23,12 +23,12 @@ from vestige.depth.scores import MEAN_ONLY, ROUNDING
 from vestige.engine.handles import ModelHandle
 from vestige.engine.patches import Patching, PatchSettings, PatchSource
 from vestige.engine.team import Team
-from vestige.engine.trust import to_check
 from vestige.errors import UserError
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
 from vestige.schema import check_form
 from vestige.store.files import read_json
+from vestige.store.trust import to_check
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant
 from vestige.writing import temporary

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.engine.compose import (
+from vestige.configs.compose import (
     ConfigLibrary,
     compose_config,
     composing,
@@ -23,11 +23,9 @@ from vestige.engine.compose import (
 )
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
-from vestige.integrations.lm_eval import EVALUATORS
+from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
-from vestige.metrics.names import full_name
 from vestige.schema import check_form
-from vestige.suites.definitions import refuse_other_number
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
@@ -94,7 +92,7 @@ class HarnessConfig:
     """One evaluation by somebody else's harness: tasks in the place of metrics."""
 
     name: str  # the config key: lm_eval
-    handler: str  # a key of EVALUATORS
+    handler: str  # a key of HARNESSES
     settings: Mapping[str, Any]  # eval.<name>, resolved
     model_args: Mapping[str, Any]
     tokenizer_args: Mapping[str, Any]
@@ -258,7 +256,7 @@ def _run(
             raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
-    if settings.get("handler") in EVALUATORS:
+    if settings.get("handler") in HARNESSES:
         if only is not None:
             raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
         return _harness(cfg, name, settings, model, limit)
@@ -268,6 +266,8 @@ def _run(
     check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
+        from vestige.suites.definitions import refuse_other_number
+
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
     return RunConfig(
         suite=suite,
@@ -335,7 +335,11 @@ def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:
     out = {}
     for name in only:
         here = library.resolve_name(name)
-        out[name] = here if here in library.files else full_name(name)
-        if out[name] not in library.files:
+        if here not in library.files:
+            from vestige.metrics.names import full_name
+
+            here = full_name(name)
+        out[name] = here
+        if here not in library.files:
             raise unknown_name("metric", name, library.metric_names())
     return out

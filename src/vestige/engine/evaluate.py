@@ -14,30 +14,19 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.data.datasets import Context
-from vestige.engine.canvases import with_own_sampler
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
-from vestige.engine.evaluator_session import (
-    TOUCHES_MODEL,
-    EvaluatorSession,
-    evaluated,
-    has_the_say,
-    make_evaluator,
-    source_of,
-)
 from vestige.engine.handles import ModelHandle, second_model, versions_of
 from vestige.engine.obtain import Collector
-from vestige.engine.plugged import run_at_steps, run_with_model
-from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare
+from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
 from vestige.engine.references import load_references, reads, result_file
 from vestige.engine.scores import Reference, Scoring
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.installing import save_pretrained
-from vestige.integrations.evaluators import Evaluator, own_methods, session
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.ownership import keep_apart
@@ -47,17 +36,18 @@ from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
-from vestige.store.forms import HarnessManifest
 from vestige.store.lock import writing
 from vestige.store.manifest import manifest
 from vestige.store.results import write_results
-from vestige.suites.definitions import differs_for_some_rows
-from vestige.suites.handlers.references import ref_value
 from vestige.suites.postprocess import postprocessed, with_more
-from vestige.suites.registry import Evidence, Words
+from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score, content_key
 from vestige.writing import temporary
+
+if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
+    from vestige.engine.evaluator_session import EvaluatorSession
+    from vestige.integrations.evaluators import Evaluator
 
 log = logging.getLogger("vestige.engine")
 
@@ -96,20 +86,24 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         if team().size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
         return evaluate_harness(config, loaded)
-    evaluator = make_evaluator(config)
-    if evaluator is not None:
-        config = replace(config, suite=replace(config.suite, stem=evaluator.name))
+    evaluator: Evaluator | None = None  # code that has the say in this run
+    if config.suite.handler in EVALUATOR_CLASSES:
+        from vestige.engine.evaluator_session import has_the_say, make_evaluator
+
+        if (made := make_evaluator(config)) is not None:
+            config = replace(config, suite=replace(config.suite, stem=made.name))
+            evaluator = made if has_the_say(made, config.suite) else None
     check_directory(config)
     _keep_apart(config)
     references = load_references(config.suite, config.dialect)
     us = team()
-    if has_the_say(evaluator, config.suite) and us.size > 1:
+    if evaluator is not None and us.size > 1:
         name = type(evaluator).__name__
         raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
     with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
-        evaluation.evaluator = evaluator if has_the_say(evaluator, config.suite) else None
+        evaluation.evaluator = evaluator
         if us.leads and _wants_retain_logs(config) and config.retain_logs is None:
             log.warning(_no_retain_logs(config.suite))
         prepared = evaluation.prepare()
@@ -137,6 +131,8 @@ def check_directory(config: AnyConfig) -> None:
         return  # metrics have their evidence, and rewrite a damaged manifest
     if before and (before.get("kind", "eval") not in EVALUATIONS or ("harness" in before) != harness):
         name = config.name if isinstance(config, HarnessConfig) else config.suite.name
+        from vestige.store.forms import HarnessManifest
+
         suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
@@ -145,6 +141,8 @@ def check_directory(config: AnyConfig) -> None:
 
 def _no_retain_logs(suite: SuiteSpec) -> str:
     """What goes without the retain model, in the words of this suite: MUSE has no forget quality."""
+    from vestige.suites.handlers.references import ref_value
+
     every = [m for s in suite.metrics.values() for m in (s, *(s.children.metrics.values() if s.children else ()))]
     compared = {m.name: m for m in every if m.references and m.children is None}
     parts = [
@@ -179,7 +177,7 @@ class _Evaluation:
         self, config: RunConfig, references: Mapping[str, Reference], loaded: LoadedModel | None, us: Team
     ) -> None:
         self.team = us
-        self.evaluator: Evaluator | None = None  # code that has the say in this run
+        self.evaluator: Evaluator | None = None
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
@@ -187,7 +185,9 @@ class _Evaluation:
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
         self.model = ModelHandle(self.args, loaded)
-        self.config = with_own_sampler(config, self.model.canvases)
+        self.diffusion = self.model.is_diffusion
+        self.canvases = self.model.canvases if self.diffusion else None
+        self.config = with_own_sampler(config, self.canvases) if self.canvases else config
         if loaded:
             tokenizer = loaded.tokenizer
         else:
@@ -206,8 +206,9 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context, self.model.canvases, self.model.is_diffusion)
-        self.notes += _of_short_names(self.config, prepared)
+        prepared = prepare(self.config, self.context, self.canvases, self.diffusion)
+        if self.config.asked_as:
+            self.notes += _of_short_names(self.config, prepared)
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         if self.team.leads:
             begin(self.config.output_dir, "eval", self._rewritten())
@@ -222,13 +223,21 @@ class _Evaluation:
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
         """Scores from evidence."""
         start = time.perf_counter()
-        with session(self._session(prepared)):  # metrics in code may build on ours
-            scores = self._scoring(prepared, evidence, self.model).score_all()
+        if not _has_code(self.config.suite):
+            scores = self._scoring(prepared, evidence).score_all()
+        else:
+            from vestige.integrations.evaluators import session
+
+            with session(self._session(prepared)):  # metrics in code may build on ours
+                scores = self._scoring_with_code(prepared, evidence, self.model).score_all()
         self.collector.seconds["scoring"] = round(time.perf_counter() - start, 3)
         return scores
 
     def evaluated(self, prepared: Prepared) -> dict[str, Score]:
         """An evaluator in code has the say: which model is asked what, and what is reported."""
+        from vestige.engine.evaluator_session import TOUCHES_MODEL, evaluated, source_of
+        from vestige.integrations.evaluators import own_methods
+
         assert self.evaluator is not None
         run = self._session(prepared)
         if TOUCHES_MODEL & set(own_methods(type(self.evaluator))):
@@ -241,23 +250,31 @@ class _Evaluation:
         return postprocessed(suite, scores)
 
     def _session(self, prepared: Prepared) -> EvaluatorSession:
-        canvases, diffusion = self.model.canvases, self.model.is_diffusion
+        from vestige.engine.evaluator_session import EvaluatorSession
+
         return EvaluatorSession(
             self.config,
             prepared,
             self.collector,
             self.model,
             self.second,
-            self._scoring,
-            lambda config: prepare(config, self.context, canvases, diffusion),
+            self._scoring_with_code,
+            lambda config: prepare(config, self.context, self.canvases, self.diffusion),
         )
 
-    def _scoring(self, prepared: Prepared, evidence: Evidence, model: ModelHandle) -> Scoring:
+    def _scoring(self, prepared: Prepared, evidence: Evidence) -> Scoring:
+        words = self._words() if prepared.wants.denoised else None
+        classify = self.collector.classified
+        return Scoring(self.config.suite, prepared, evidence, self.references, classify, words=words)
+
+    def _scoring_with_code(self, prepared: Prepared, evidence: Evidence, model: ModelHandle) -> Scoring:
+        """Scoring that can run metrics which want the model itself."""
+        from vestige.engine.evaluator_session import run_at_steps, run_with_model
+
         size = int(self.config.settings.get("batch_size") or 32)
         live = run_with_model(prepared, model, size)
         at_step = run_at_steps(prepared, model, self.context.encoder.tokenizer, size)
-        classify, words = self.collector.classified, self._words(prepared)
-        return Scoring(self.config.suite, prepared, evidence, self.references, classify, live, words, at_step)
+        return replace(self._scoring(prepared, evidence), live=live, at_step=at_step)
 
     def _rewritten(self) -> list[str]:
         """What this run rewrites, or reads only if its digest fits."""
@@ -267,10 +284,8 @@ class _Evaluation:
         everything = ["evidence/"] if self.config.overwrite else []
         return [*names, *banks, *everything, "evidence/examples.json.gz", "sweep_task.json"]
 
-    def _words(self, prepared: Prepared) -> Words | None:
+    def _words(self) -> Words:
         """How to read token ids. Kept beside traces, so that a run scored again elsewhere can still read them."""
-        if not prepared.wants.denoised:
-            return None
         tokenizer = self.context.encoder.tokenizer
         if not self.team.leads:
             return make_words(tokenizer)
@@ -342,14 +357,25 @@ class _Evaluation:
         }
 
     def _by_code(self) -> dict[str, Any]:
-        cls = type(self.evaluator)
+        from vestige.engine.evaluator_session import source_of
+        from vestige.integrations.evaluators import own_methods
+
         assert self.evaluator is not None
-        source = source_of(type(self.evaluator), self.config.plugins)
-        return {"class": cls.__name__, "own": own_methods(type(self.evaluator)), "source": source}
+        cls = type(self.evaluator)
+        return {"class": cls.__name__, "own": own_methods(cls), "source": source_of(cls, self.config.plugins)}
+
+
+def _has_code(suite: SuiteSpec) -> bool:
+    """Whether a suite has functions of the user's, which may run the model or call metrics of ours."""
+    inner = [s.children.metrics for s in suite.metrics.values() if s.children]
+    specs = [spec for metrics in (suite.metrics, *inner) for spec in metrics.values()]
+    return bool(suite.postprocess) or any(HANDLERS[spec.handler].live for spec in specs)
 
 
 def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
     """Where these rows make a metric another number than its short name means."""
+    from vestige.suites.definitions import differs_for_some_rows
+
     hidden = _hidden(prepared)
     found = (
         differs_for_some_rows(said, config.dialect, hidden, any(rows.many for rows in prepared.data(full).values()))

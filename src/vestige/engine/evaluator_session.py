@@ -1,4 +1,7 @@
-"""A run in which an evaluator in code has the say: it calls metrics with its model, and what it reports is written.
+"""Code of the user's in a run: evaluators that have the say, and metrics that run a model themselves.
+
+In: classes and functions that a plug-in registered. Out: scores, as from our own metrics. Caller: engine/evaluate.py,
+in runs whose suite names such code; no other run imports this file.
 
 Evidence is collected for the model that a metric is called with. Where the class could have changed that model, the
 evidence is filed under its weights in memory and under the source of the class, so that changed code finds none.
@@ -17,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.handles import LateModel, ModelHandle
 from vestige.engine.prepare import Prepared
-from vestige.engine.scores import Scoring
+from vestige.engine.scores import Live, Scoring
 from vestige.errors import UserError, reraise_ours
 from vestige.integrations.evaluators import (
     METRICS_REGISTRY,
@@ -28,19 +31,21 @@ from vestige.integrations.evaluators import (
     register_metric,
     session,
 )
-from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain
+from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain, run_live
 from vestige.integrations.plugin_files import with_siblings
 from vestige.models.fingerprint import digests
 from vestige.ownership import adopt_file
 from vestige.store.files import write_json
 from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import as_score, replaced
-from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
 from vestige.types import Rows, Score, content_key
 
 if TYPE_CHECKING:
     from vestige.engine.obtain import Collector
+
+References = Mapping[str, Mapping[str, Score | None]]
 
 TOUCHES_MODEL = {"prepare_model", "evaluate"}  # a class with one of its own may run another model than was loaded
 GIVEN = ("tokenizer", "template_args", "cache", "metric_name")  # what evaluators hand on besides the configuration
@@ -245,6 +250,32 @@ def _hooks(model: Any) -> str:
     modules = model.modules() if hasattr(model, "modules") else ()
     found = [(list(m._forward_hooks), list(m._forward_pre_hooks)) for m in modules]
     return content_key(repr(found).encode())[:8]
+
+
+# ---- metrics that run a model themselves ---------------------------------------------------------------------------
+
+
+def run_with_model(prepared: Prepared, model: ModelHandle, batch_size: int) -> Live:
+    def live(spec: MetricSpec, parents: Mapping[str, Score], references: References) -> Score:
+        data = prepared.data(spec.name)
+        return run_live(HANDLERS[spec.handler], spec, model.get(), data, parents, references, batch_size)
+
+    return live
+
+
+def run_at_steps(prepared: Prepared, model: ModelHandle, tokenizer: Any, batch_size: int) -> AtStep:
+    """Inside a trajectory: each step's logits are the metric's model."""
+    from vestige.collect.diffusion import predictor_of
+    from vestige.collect.step_logits import Windows
+    from vestige.integrations.step_model import run_at_step
+
+    windows = Windows(prepared.wants.denoised, lambda: predictor_of(model.get()))
+    late = LateModel(model)
+
+    def run(spec: MetricSpec, moment: Any, parents: Mapping[str, Score], references: References) -> Score:
+        return run_at_step(spec, moment, windows, late, tokenizer, parents, references, batch_size)
+
+    return run
 
 
 # ---- what an evaluator reports -------------------------------------------------------------------------------------

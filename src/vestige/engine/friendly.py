@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.data.rows import suffixes
-from vestige.engine.compose import PACKAGE_DIR
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there

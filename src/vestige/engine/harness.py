@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import time
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory, config_json
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
-from vestige.integrations.lm_eval import EVALUATORS, HarnessResults
+from vestige.integrations import HARNESSES
+from vestige.integrations.lm_eval import HarnessResults
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
 from vestige.show.tables import number, table
@@ -33,7 +35,8 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
         if args is not None:
             locate(args)  # finds the model, or says that there is none, before tasks are read
         model = ModelHandle(args, loaded)
-        results = EVALUATORS[config.handler](config.settings, model.get, config.limit, config.progress)
+        evaluate = importlib.import_module(HARNESSES[config.handler]).evaluate
+        results: HarnessResults = evaluate(config.settings, model.get, config.limit, config.progress)
         return _write(config, model, results, started)
 
 

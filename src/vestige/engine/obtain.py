@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,26 +19,15 @@ from vestige.collect import diffusion as trajectories
 from vestige.data.chat import Encoder
 from vestige.engine.handles import ModelHandle, device_kind, unquantised
 from vestige.engine.team import Team
-from vestige.engine.trust import Settling, read_again
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.suites.registry import Evidence
-from vestige.types import Target, Text, TokenStats, Trace
+from vestige.store.trust import Settling
+from vestige.suites.registry import Evidence, Found
+from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Request, Wants
-
-
-class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
-    """A score needs evidence this run has not collected."""
-
-
-class Found(dict[str, Any]):
-    """A mapping that names what is lacking."""
-
-    def __missing__(self, key: str) -> Any:
-        raise MissingEvidence(key)
 
 
 @dataclass(frozen=True)
@@ -90,16 +79,22 @@ class Collector:
         """All evidence the metrics asked for. `second` gives the handle of a reference model by its path."""
         evidence = Evidence()
         with self._timed("answers"):
-            evidence.answers = self.obtain(self._answers(model, "scoring answers"), model, wants.answers)
-            evidence.visible = self.obtain(self._visible(), model, wants.visible if model.is_diffusion else ())
+            if wants.answers:
+                evidence.answers = self.obtain(self._answers(model, "scoring answers"), model, wants.answers)
+            if wants.visible and model.is_diffusion:
+                evidence.visible = self.obtain(self._visible(), model, wants.visible)
         with self._timed("denoising"):
-            evidence.denoised = self.denoised(model, wants.denoised)
+            if wants.denoised:
+                evidence.denoised = self.denoised(model, wants.denoised)
         with self._timed("texts"):
-            known = {t.key: (t, evidence.answers[t.key]) for t in wants.answers}
-            evidence.texts = self.obtain(self._texts(model, known, wants.texts), model, wants.texts)
+            if wants.texts:
+                known = {t.key: (t, evidence.answers[t.key]) for t in wants.answers}
+                evidence.texts = self.obtain(self._texts(model, known, wants.texts), model, wants.texts)
         evidence.errors = self.errors
         with self._timed("gradients"):
-            evidence.gradients = self.obtain(self._gradients(), model, wants.gradients)
+            if wants.gradients:
+                stage = Stage("gradients", self._make_gradients, "taking gradients", "row")
+                evidence.gradients = self.obtain(stage, model, wants.gradients)
         references = {}
         if wants.reference:
             model.free()  # one model in memory at a time
@@ -118,8 +113,6 @@ class Collector:
 
     def obtain(self, stage: Stage, model: ModelHandle, wants: Sequence[Any]) -> Found:
         """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""
-        if not wants:
-            return Found()
         kind = stage.kind
         bank = self.team.fold(self._bank(self.directory, kind, model))
         unique = {w.key: w for w in wants}
@@ -290,7 +283,7 @@ class Collector:
         """Texts. `known` answers can prove what greedy decoding says, so that it need not be run."""
         if model.is_diffusion:
             return Stage("texts", self._make_sampled_texts, "generating texts", "text")
-        if self.team.leads and requests:
+        if self.team.leads:
             self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)
         make = partial(self._make_texts, known)
         return Stage("texts", make, "generating texts", "text", lambda loaded: {"max_rows": self.max_rows})
@@ -310,9 +303,6 @@ class Collector:
     def _make_sampled_texts(self, work: Work) -> Iterable[dict[str, Text]]:
         limits = self._limits(work.loaded)
         return trajectories.texts(work.loaded, work.wants, self.encoder.decode, limits, self.cost, work.done)
-
-    def _gradients(self) -> Stage:
-        return Stage("gradients", self._make_gradients, "taking gradients", "row")
 
     def _make_gradients(self, work: Work) -> Iterator[dict[str, float]]:
         from vestige.collect.gradients import gradient_norms, norm_order
@@ -378,3 +368,24 @@ def _resumable(bank: Bank[Any], missing: dict[str, Any], settings: Mapping[str, 
     first = set(before[0])
     groups = [[w for k, w in missing.items() if k in first], [w for k, w in missing.items() if k not in first]]
     return [g for g in groups if g]
+
+
+def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) -> list[str]:
+    """Texts are kept as ids; the words beside them are those of today's decoder. Returns the notes.
+
+    Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
+    """
+    from vestige.collect.texts import cut_text
+
+    asked = {r.key: r for r in requests}
+    kept = {k: text for k, text in bank.load().items() if k in asked}
+    eos = encoder.tokenizer.eos_token_id
+    end = "" if eos is None else encoder.tokenizer.decode([eos])
+    words = encoder.decode([[i for i in text.ids if i != BROKEN] for text in kept.values()])
+    now = {k: cut_text(w, (end, *asked[k].decoding.stopwords)) for k, w in zip(kept, words, strict=True)}
+    other = [k for k in kept if now[k] != kept[k].text]
+    if not other:
+        return []
+    cut = {k for k in other if asked[k].decoding.stopwords}
+    bank.merge({k: replace(kept[k], text=now[k]) for k in other if k not in cut}, without=cut)
+    return [f"the tokenizer decodes otherwise than before: {len(other)} of {len(kept)} texts were read again"]

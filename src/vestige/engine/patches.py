@@ -19,12 +19,12 @@ import numpy as np
 from vestige.collect.cost import Cost
 from vestige.engine.handles import ModelHandle
 from vestige.engine.team import Team
-from vestige.engine.trust import Settling
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions
+from vestige.store.trust import Settling
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
 from vestige.wants import PatchWant
 

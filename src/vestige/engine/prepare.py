@@ -10,22 +10,23 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Template, decode_texts
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.rows import MissingData, find_in_directory
-from vestige.engine.canvases import out_of_reach
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.models.canvas import Canvases
+from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
 from vestige.models.choose import choose_device
+from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import ModelArgs
 from vestige.suites.registry import HANDLERS, Words
-from vestige.suites.spec import DataSpec, SuiteSpec
+from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
+from vestige.suites.trajectory import HANDLER as TRAJECTORY
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
 
@@ -113,6 +114,24 @@ def make_words(tokenizer: Any) -> Words:
     return Words(lambda ids: decode_texts(tokenizer, [ids])[0], () if eos is None else (int(eos),))
 
 
+def with_own_sampler(config: RunConfig, canvases: Canvases) -> RunConfig:
+    """The configuration with all settings of a DiffusionGemma's sampler: evidence and manifest name what was used."""
+    metrics = {name: _filled(spec, canvases) for name, spec in config.suite.metrics.items()}
+    return replace(config, suite=replace(config.suite, metrics=metrics))
+
+
+def _filled(spec: MetricSpec, canvases: Canvases) -> MetricSpec:
+    given = spec.params.get("trajectory_config") or {}
+    if spec.handler != TRAJECTORY or not isinstance(given, dict):
+        return spec
+    said = {k: v for k, v in dict(given.get("sampler_kwargs") or {}).items() if v is not None}
+    own: dict[str, Any] = {"sampler": SAMPLER, **canvases.sampling}
+    if "steps" in said:  # a number of passes for the whole window is shared by its canvases
+        own.pop("steps_per_block")
+    body = {**given, "sampler_kwargs": {**own, **said}}
+    return replace(spec, params={**spec.params, "trajectory_config": body})
+
+
 def prepare(config: RunConfig, context: Context, canvases: Canvases | None = None, diffusion: bool = False) -> Prepared:
     """Reads and tokenises every data set once, and gathers what every metric wants of the model.
 
@@ -157,10 +176,17 @@ def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None, diffusio
             out.unavailable[name] = out.unavailable[parent]  # the first cause says more than the chain
             continue
         wants = HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect)
-        if reason := out_of_reach(wants, canvases, diffusion):
+        if (diffusion or canvases) and (reason := _out_of_reach(wants, canvases, diffusion)):
             out.unavailable[name] = reason
         else:
             out.wants.add(wants)
+
+
+def _out_of_reach(wants: Wants, canvases: Canvases | None, diffusion: bool) -> str:
+    """Why a model of this kind cannot give what a metric wants; empty: it can."""
+    if canvases is not None and (wants.answers or wants.visible or wants.gradients or wants.patched):
+        return NO_LIKELIHOOD
+    return NO_DEPTH if diffusion and wants.patched else ""
 
 
 def data_key(data: DataSpec, config: RunConfig) -> str:

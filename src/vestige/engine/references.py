@@ -13,14 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.scores import Reference, family
-from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.schema import check_form
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.store.checksums import sha256
 from vestige.store.files import read_json
-from vestige.store.forms import ResultsForm
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.engine")
@@ -87,6 +85,8 @@ def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Refe
     results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
+    from vestige.engine.stored import read_manifest
+
     manifest = read_manifest(file.parent)
     fingerprints = {m: data_fingerprints(manifest, m) for m in metrics}
     differing = {m: difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
@@ -139,6 +139,8 @@ def read_results(path: Path) -> dict[str, Any]:
 def read_scores(path: Path) -> dict[str, Any]:
     """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
     found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
+    from vestige.store.forms import ResultsForm
+
     check_form(found, ResultsForm, str(path))
     return found
 
@@ -166,6 +168,8 @@ def _by_our_definition(
     directory: Path, manifest: Mapping[str, Any], suite: SuiteSpec, dialect: str
 ) -> dict[str, dict[str, Any]]:
     """The reference run's scores under our settings; only what its evidence can answer."""
+    from vestige.engine.stored import dialect_for, stored_scores, suite_from_manifest
+
     recorded = manifest["config"]["metrics"]
     changes = {
         name: {k: v for k, v in spec.params.items() if k in _SETTINGS and k in recorded[name]}

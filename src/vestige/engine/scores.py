@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from vestige.engine.obtain import MissingEvidence
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError
 from vestige.secrets import hidden, hide
 from vestige.store.files import WriteError
 from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import postprocessed
-from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, Words
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
 from vestige.types import Score
 from vestige.wants import ClassifierWant

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.obtain import Found
 from vestige.engine.prepare import Prepared, make_words
 from vestige.engine.scores import Live, Reference, Scoring
 from vestige.errors import UserError, unknown_name
@@ -26,7 +25,7 @@ from vestige.store.forms import HarnessManifest, ManifestForm, ResultForm
 from vestige.store.manifest import kind_in
 from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
-from vestige.suites.registry import HANDLERS, AtStep, Evidence, Words
+from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
 from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats
 

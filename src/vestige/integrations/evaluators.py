@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from vestige.errors import UserError, unknown_name
-from vestige.suites.registry import HANDLERS, Handler, Inputs, canonical
+from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Handler, Inputs, canonical
 from vestige.types import Score
 
 logger = logging.getLogger("evaluator")
@@ -149,7 +149,7 @@ def get_metrics(metric_cfgs: Mapping[str, Any], **kwargs: Any) -> dict[str, Any]
 
 # ---- evaluators -----------------------------------------------------------------------------------------------------
 
-EVALUATOR_REGISTRY: dict[str, type[Evaluator]] = {}
+EVALUATOR_REGISTRY: dict[str, type[Evaluator]] = EVALUATOR_CLASSES
 
 
 def register_evaluator(evaluator: type[Evaluator]) -> None:

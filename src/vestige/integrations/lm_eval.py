@@ -48,9 +48,6 @@ class HarnessResults:
     missing: dict[str, str] = field(default_factory=dict)  # "task/metric" -> why it has no value
 
 
-Evaluator = Callable[[Mapping[str, Any], Callable[[], LoadedModel], int | None, bool], HarnessResults]
-
-
 def evaluate(
     settings: Mapping[str, Any], get_model: Callable[[], LoadedModel], max_samples: int | None, progress: bool
 ) -> HarnessResults:
@@ -252,8 +249,3 @@ class _Warnings:
         self.logger.propagate = self.propagate
         for name, level in self.levels.items():
             logging.getLogger(name).setLevel(level)
-
-
-# Evaluators that are not a list of metrics: the `handler` of an eval config -> what runs it. Handlers that are not
-# here (TOFUEvaluator, MUSEEvaluator, a user's own) are suites of metrics.
-EVALUATORS: dict[str, Evaluator] = {"LMEvalEvaluator": evaluate}

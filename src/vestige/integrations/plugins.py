@@ -12,18 +12,22 @@ from pathlib import Path
 from types import CodeType
 
 from vestige.errors import UserError, reraise_ours
-from vestige.integrations.evals_names import REGISTERS, install_import_names
 
 GROUP = "vestige.plugins"
 
 
 def load_plugins(files: Iterable[str] = ()) -> None:
     """Runs every plug-in; what it registers (handlers, data sets) is then known by name."""
+    installed, given = entry_points(group=GROUP), [Path(file).expanduser() for file in files]
+    if not installed and not given:
+        return
+    from vestige.integrations.evals_names import install_import_names
+
     install_import_names()
-    for entry in entry_points(group=GROUP):
+    for entry in installed:
         entry.load()
-    for file in files:
-        load_file(Path(file).expanduser())
+    for path in given:
+        load_file(path)
 
 
 class _FromSource(SourceFileLoader):
@@ -41,6 +45,8 @@ def load_file(path: Path) -> None:
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise UserError(f"Plug-in file {path} is not Python; give a .py file.")
+    from vestige.integrations.evals_names import REGISTERS
+
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     vars(module).update(REGISTERS)  # at home such a file's last lines are in a module that has these names

@@ -15,7 +15,7 @@ import contextlib
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, named, reraise_ours
 from vestige.models import choose
@@ -31,10 +31,12 @@ from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_f
 from vestige.models.four_bit import compute_dtype, repair
 from vestige.models.gguf_file import forget_parsed, parsed_once
 from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.publish import Origin
 from vestige.models.quiet import first_line, quiet
 from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
+
+if TYPE_CHECKING:
+    from vestige.models.publish import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
 
@@ -87,7 +89,10 @@ def load_model(args: ModelArgs) -> LoadedModel:
     loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
     loaded.notes, loaded.watch = notes, watch
     loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
-    loaded.origin = Origin(family, whole.config, whole.directory) if family else None
+    if family:
+        from vestige.models.publish import Origin
+
+        loaded.origin = Origin(family, whole.config, whole.directory)
     return loaded
 
 

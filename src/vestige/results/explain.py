@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.compose import PACKAGE_DIR
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import unknown_name
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS, Dialect

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.compose import PACKAGE_DIR
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.references import read_results, result_file
 from vestige.errors import UserError
 from vestige.integrations.importers import Imported, import_results

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.compose import PACKAGE_DIR, options
+from vestige.configs.compose import PACKAGE_DIR, options
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import KNOWN, short

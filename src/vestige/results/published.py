@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.compose import PACKAGE_DIR
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.references import read_scores, result_file
 from vestige.engine.stored import read_manifest
 from vestige.errors import UserError, unknown_name

@@ -8,7 +8,7 @@ Every file carries a digest of its content, and says inside whose evidence it is
 is treated as not there while collecting (it is collected again), and refused by name when scores are made of it.
 
 In: items by content key (TokenStats, Text, Trace, numbers) from a collector. Out: the same items in a later run.
-Callers: engine/obtain.py and engine/patches.py while a model runs, engine/stored.py without one, engine/trust.py before
+Callers: engine/obtain.py and engine/patches.py while a model runs, engine/stored.py without one, store/trust.py before
 anything kept is believed.
 
 The order of writing is what makes a kill harmless at any moment: the journal before the first part, the bank before

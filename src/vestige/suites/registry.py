@@ -21,6 +21,17 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
+class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
+    """A score needs evidence this run has not collected."""
+
+
+class Found(dict[str, Any]):
+    """A mapping that names what is lacking."""
+
+    def __missing__(self, key: str) -> Any:
+        raise MissingEvidence(key)
+
+
 @dataclass
 class Evidence:
     """All that was collected, by content key. Only `collect` makes it; scoring only reads it.
@@ -28,13 +39,13 @@ class Evidence:
     Along a trajectory answers have a leading axis of steps, and a text is one for each step.
     """
 
-    answers: Mapping[str, TokenStats] = field(default_factory=dict)
-    texts: Mapping[str, Text | Sequence[Text]] = field(default_factory=dict)
-    gradients: Mapping[str, float] = field(default_factory=dict)
+    answers: Mapping[str, TokenStats] = field(default_factory=Found)
+    texts: Mapping[str, Text | Sequence[Text]] = field(default_factory=Found)
+    gradients: Mapping[str, float] = field(default_factory=Found)
     reference: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by the second model's path
-    classified: Mapping[str, float] = field(default_factory=dict)
-    denoised: Mapping[str, Trace] = field(default_factory=dict)
-    visible: Mapping[str, TokenStats] = field(default_factory=dict)  # diffusion models: every token in sight
+    classified: Mapping[str, float] = field(default_factory=Found)
+    denoised: Mapping[str, Trace] = field(default_factory=Found)
+    visible: Mapping[str, TokenStats] = field(default_factory=Found)  # diffusion models: every token in sight
     errors: Mapping[str, float] = field(default_factory=dict)  # standard errors of answers scored by a bound
     patched: Mapping[str, Mapping[str, TokenStats]] = field(default_factory=dict)  # by PatchInto.label
 
@@ -134,6 +145,8 @@ def handler(
 # Functions of all scores of a run that return more of them, or others; a suite names one (`postprocess: NAME`).
 Postprocess = Callable[[Mapping[str, Score]], Mapping[str, Any]]
 POSTPROCESS: dict[str, Postprocess] = {}
+# Classes of plug-ins that evaluate a suite themselves, by the name that is its handler (integrations/evaluators.py).
+EVALUATOR_CLASSES: dict[str, type] = {}
 
 
 def postprocess(function: Postprocess) -> Postprocess:

@@ -3,8 +3,8 @@
 Two spellings mean the same. Compact (ours): a parent or data set is *named* and looked up once in the library.
 Written out (open-unlearning's): its whole config stands in place. An entry with a `handler` is written out.
 
-In: composed configuration (engine/compose.py), or a manifest. Out: SuiteSpec, metrics in an order in which parents come
-first. Callers: engine/config.py, engine/stored.py, and whatever lists or explains metrics.
+In: composed configuration (configs/compose.py), or a manifest. Out: SuiteSpec, metrics in an order in which parents
+come first. Callers: engine/config.py, engine/stored.py, and whatever lists or explains metrics.
 """
 
 from __future__ import annotations

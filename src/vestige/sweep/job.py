@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.compose import PACKAGE_DIR
+from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError, unknown_name
 from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree

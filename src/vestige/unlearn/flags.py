@@ -111,7 +111,7 @@ def _overrides(args: argparse.Namespace) -> list[str]:
 
 def _method(name: str) -> list[str]:
     """The trainer of a method in any spelling: its configuration, or where it has none (a plug-in's) the plain one."""
-    from vestige.engine.compose import PACKAGE_DIR
+    from vestige.configs.compose import PACKAGE_DIR
     from vestige.unlearn.methods import METHODS, method_key
 
     key = method_key(name)

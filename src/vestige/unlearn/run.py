@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.configs.compose import compose_config, composing, explain_value, seed_of
 from vestige.data.datasets import make_context
-from vestige.engine.compose import compose_config, composing, explain_value, seed_of
 from vestige.engine.config import RunConfig, compose_runs
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.handles import ModelHandle

@@ -4,24 +4,22 @@ Two kinds need it: what a model in memory said before (a hook or an attribute ca
 fingerprint shows it), and what versions before this one kept (their names knew less).
 
 In: a bank and what is wanted of it. Out: the bank with only what can be relied on, and notes about the rest. Callers:
-engine/obtain.py and engine/patches.py, before anything is read from a bank.
+engine/obtain.py, engine/patches.py and collapse/evidence.py, before anything is read from a bank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 
-from vestige.data.chat import Encoder
 from vestige.schema import misfit
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_json
-from vestige.types import BROKEN, Text, TokenStats, Trace
-from vestige.wants import Request
+from vestige.types import Text, TokenStats, Trace
 from vestige.writing import temporary
 
 T = TypeVar("T")
@@ -185,24 +183,3 @@ def made_before(run: Path, identity: str) -> dict[str, Any]:
         return {}
     known = {k: manifest["model"].get(k) for k in ("dtype", "device", "attention", "quantization")}
     return {**known, "versions": dict(manifest["versions"])}
-
-
-def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) -> list[str]:
-    """Texts are kept as ids; the words beside them are those of today's decoder. Returns the notes.
-
-    Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
-    """
-    from vestige.collect.texts import cut_text
-
-    asked = {r.key: r for r in requests}
-    kept = {k: text for k, text in bank.load().items() if k in asked}
-    eos = encoder.tokenizer.eos_token_id
-    end = "" if eos is None else encoder.tokenizer.decode([eos])
-    words = encoder.decode([[i for i in text.ids if i != BROKEN] for text in kept.values()])
-    now = {k: cut_text(w, (end, *asked[k].decoding.stopwords)) for k, w in zip(kept, words, strict=True)}
-    other = [k for k in kept if now[k] != kept[k].text]
-    if not other:
-        return []
-    cut = {k for k in other if asked[k].decoding.stopwords}
-    bank.merge({k: replace(kept[k], text=now[k]) for k in other if k not in cut}, without=cut)
-    return [f"the tokenizer decodes otherwise than before: {len(other)} of {len(kept)} texts were read again"]

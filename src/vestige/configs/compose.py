@@ -1,4 +1,8 @@
-"""Hydra at work: the user's directory before ours, mistakes in one sentence, named metrics looked up in the groups."""
+"""Hydra at work: the user's directory before ours, mistakes in one sentence, named metrics looked up in the groups.
+
+In: overrides and, if there is one, a directory of the user's. Out: a composed configuration, as plain data. Callers:
+engine/config.py for evaluations; depth, collapse and unlearn for their own groups; others for the names of options.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from vestige.suites.spec import MetricConfig
 from vestige.suites.trajectory import HANDLER as TRAJECTORY
 from vestige.writing import temporary, write_bytes
 
-PACKAGE_DIR = Path(__file__).resolve().parent.parent / "configs"
+PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
 OPTIONAL = tuple(f"model.model_args.{name}=" for name in OWN_KEYS)

@@ -368,14 +368,14 @@ def test_expand_is_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_value_in_the_environment_is_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests show the expression; a sweep must still see that what is behind it changed."""
     from vestige.engine.config import compose_runs
-    from vestige.engine.evaluate import config_json
+    from vestige.store.manifest import config_json
 
     words = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]
     found = []
     for value in ("/data/one", "/data/two", "/data/one"):
         monkeypatch.setenv("PLACE", value)
         monkeypatch.setattr(secrets, "_environment", {})
-        found.append(config_json(compose_runs([*words, "++eval.tofu.place=${oc.env:PLACE}"])[0]))
+        found.append(config_json(compose_runs([*words, "++eval.tofu.place=${oc.env:PLACE}"])[0].describe()))
     assert all(body["settings"]["place"] == "${oc.env:PLACE}" for body in found)
     assert found[0] == found[2] != found[1]
     assert "/data" not in json.dumps(found)

@@ -221,7 +221,7 @@ fault("old evidence is trusted unseen", "store/trust.py",
       STALE + "test_old_evidence_that_is_wrong_is_collected_again")
 fault("live evidence of other questions stays", "store/trust.py", "            if have:  # of other questions",
       "            if False:  # of other questions", HAND)
-fault("a text cut by a stop word is only read again", "store/trust.py",
+fault("a text cut by a stop word is only read again", "engine/obtain.py",
       "cut = {k for k in other if asked[k].decoding.stopwords}", "cut = set()", HAND)
 fault("NaN compared with a number counts as equal", "store/trust.py",
       "if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):",

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests"))  # the rooms and their arrows are the table of a test
 SOURCE, PAGE = ROOT / "src" / "vestige", ROOT / "docs" / "architecture.md"
 OUTSIDE = {"bench": "measurements beside other ways to do the same", "tools": "campaigns, generators and checkers"}
 COLUMN, WIDTH = 30, 120

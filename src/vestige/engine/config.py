@@ -26,6 +26,7 @@ from vestige.guard import inside
 from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
 from vestige.schema import check_form
+from vestige.suites.definitions import refuse_other_number
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
@@ -266,8 +267,6 @@ def _run(
     check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
-        from vestige.suites.definitions import refuse_other_number
-
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
     return RunConfig(
         suite=suite,

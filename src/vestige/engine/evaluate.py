@@ -31,18 +31,18 @@ from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.ownership import keep_apart
 from vestige.schema import misfit
-from vestige.secrets import masked, without_secrets
+from vestige.secrets import without_secrets
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.lock import writing
-from vestige.store.manifest import manifest
+from vestige.store.manifest import config_json, manifest
 from vestige.store.results import write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score, content_key
+from vestige.types import Score
 from vestige.writing import temporary
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
@@ -178,6 +178,7 @@ class _Evaluation:
     ) -> None:
         self.team = us
         self.evaluator: Evaluator | None = None
+        self.by_code: dict[str, Any] = {}  # what the manifest says of it
         self.references = references
         self.started = time.perf_counter()
         self.evidence_dir = config.output_dir / "evidence"
@@ -235,16 +236,13 @@ class _Evaluation:
 
     def evaluated(self, prepared: Prepared) -> dict[str, Score]:
         """An evaluator in code has the say: which model is asked what, and what is reported."""
-        from vestige.engine.evaluator_session import TOUCHES_MODEL, evaluated, source_of
-        from vestige.integrations.evaluators import own_methods
+        from vestige.engine.evaluator_session import evaluated
 
         assert self.evaluator is not None
         run = self._session(prepared)
-        if TOUCHES_MODEL & set(own_methods(type(self.evaluator))):
-            run.source = source_of(type(self.evaluator), self.config.plugins)
         tokenizer = self.context.encoder.tokenizer
         given = {"tokenizer": tokenizer, "template_args": dict(self.config.template_args)}
-        scores, suite = evaluated(self.evaluator, run, given)
+        scores, suite, self.by_code = evaluated(self.evaluator, run, given)
         self.model = run.asked or self.model
         self.config = replace(self.config, suite=suite)
         return postprocessed(suite, scores)
@@ -328,7 +326,7 @@ class _Evaluation:
         template = self.context.encoder.template
         dialect = prepared.dialect
         along = any(spec.children is not None for spec in self.config.suite.metrics.values())
-        return manifest("trajectory" if along else "eval", config_json(self.config)) | {
+        return manifest("trajectory" if along else "eval", config_json(self.config.describe())) | {
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self.model.facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
@@ -340,13 +338,13 @@ class _Evaluation:
             },
             "data_of": prepared.data_of,
             "unavailable": prepared.unavailable,
-            "hidden_tokens": _hidden(prepared),
+            "hidden_tokens": prepared.hidden_tokens,
             "references": self.second_identities,
             "retain_logs": reads(self.config.suite),
             "patched": self.collector.patched_banks,
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,
-            **({"evaluator": self._by_code()} if self.evaluator else {}),
+            **self.by_code,
             "processes": self.team.size,
             "versions": versions_of(self.model),
             "cost": self.collector.cost.as_dict(),
@@ -355,14 +353,6 @@ class _Evaluation:
                 dict.fromkeys([*self.notes, *prepared.notes, *self.collector.said, *self.collector.cost.notes])
             ),
         }
-
-    def _by_code(self) -> dict[str, Any]:
-        from vestige.engine.evaluator_session import source_of
-        from vestige.integrations.evaluators import own_methods
-
-        assert self.evaluator is not None
-        cls = type(self.evaluator)
-        return {"class": cls.__name__, "own": own_methods(cls), "source": source_of(cls, self.config.plugins)}
 
 
 def _has_code(suite: SuiteSpec) -> bool:
@@ -376,11 +366,10 @@ def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
     """Where these rows make a metric another number than its short name means."""
     from vestige.suites.definitions import differs_for_some_rows
 
-    hidden = _hidden(prepared)
-    found = (
-        differs_for_some_rows(said, config.dialect, hidden, any(rows.many for rows in prepared.data(full).values()))
-        for said, full in config.asked_as.items()
-    )
+    found = []
+    for said, full in config.asked_as.items():
+        many = any(rows.many for rows in prepared.data(full).values())
+        found.append(differs_for_some_rows(said, config.dialect, prepared.hidden_tokens, many))
     return [note for note in found if note]
 
 
@@ -397,28 +386,3 @@ def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict
             if isinstance(entry, Mapping) and entry.get("agg_value") is not None:
                 out.setdefault(m, []).append(float(entry["agg_value"]))
     return out
-
-
-def config_json(config: AnyConfig) -> dict[str, Any]:
-    """What a manifest says of a configuration: plain data, without secrets (secrets.py).
-
-    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
-    """
-    import json
-
-    plain = dict(json.loads(json.dumps(config.describe(), default=str)))
-    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
-    open_ = without_secrets(plain)
-    if "${oc.env:" in json.dumps(shown):
-        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
-    return shown
-
-
-def _hidden(prepared: Prepared) -> int:
-    """How many answers have a token hidden from attention: where the mask of the dialect makes a difference."""
-    examples = (e for rows in prepared.rows.values() for row in rows.examples for e in row)
-    return sum(
-        1
-        for e in examples
-        if e.prompt.hidden or (e.target is not None and any(h < len(e.target.ids) - 1 for h in e.target.hidden))
-    )

@@ -281,9 +281,13 @@ def run_at_steps(prepared: Prepared, model: ModelHandle, tokenizer: Any, batch_s
 # ---- what an evaluator reports -------------------------------------------------------------------------------------
 
 
-def evaluated(evaluator: Evaluator, run: EvaluatorSession, given: Mapping[str, Any]) -> tuple[dict[str, Score], Any]:
-    """Lets an evaluator evaluate. Returns its scores, and the suite as it turned out."""
+def evaluated(
+    evaluator: Evaluator, run: EvaluatorSession, given: Mapping[str, Any]
+) -> tuple[dict[str, Score], SuiteSpec, dict[str, Any]]:
+    """Lets an evaluator evaluate. Returns its scores, the suite as it turned out, and what the manifest says of it."""
     cls = type(evaluator)
+    own, source = own_methods(cls), source_of(cls, run.config.plugins)
+    run.source = source if TOUCHES_MODEL & set(own) else ""
     model = run.model.get().model if run.source else run.late
     with session(run):
         summary = _calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
@@ -295,7 +299,8 @@ def evaluated(evaluator: Evaluator, run: EvaluatorSession, given: Mapping[str, A
     if not isinstance(summary, Mapping):
         summary = run.saved.get(brief, {})
     scores = _scores(cls.__name__, run, logs, plain(_container(summary)))
-    return scores, _suite(run.suite, scores, [str(name) for name in summary if str(name) in scores])
+    suite = _suite(run.suite, scores, [str(name) for name in summary if str(name) in scores])
+    return scores, suite, {"evaluator": {"class": cls.__name__, "own": own, "source": source}}
 
 
 def _scores(name: str, run: EvaluatorSession, logs: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Score]:

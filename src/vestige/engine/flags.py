@@ -173,10 +173,10 @@ def _nothing(outcome: Any) -> int:
 def print_config(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
-    from vestige.engine.evaluate import config_json
+    from vestige.store.manifest import config_json
 
     for run in runs:
-        body = {**config_json(run), "output_dir": str(run.output_dir)}
+        body = {**config_json(run.describe()), "output_dir": str(run.output_dir)}
         if hasattr(run, "dialect"):
             body["dialect"] = run.dialect
         print(OmegaConf.to_yaml(OmegaConf.create(body)))

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.evaluate import Outcome, check_directory, config_json
+from vestige.engine.evaluate import Outcome, check_directory
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.integrations import HARNESSES
@@ -20,7 +20,7 @@ from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.store.manifest import manifest
+from vestige.store.manifest import config_json, manifest
 from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")
@@ -50,7 +50,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     for line in reasons:
         log.warning(line)
     notes = [*results.notes, *(model.get().notes), *reasons]
-    about = manifest("harness", config_json(config)) | {
+    about = manifest("harness", config_json(config.describe())) | {
         "harness": {"handler": config.handler, "settings": results.settings},
         "model": model.facts(),
         "data": results.data,

@@ -56,6 +56,17 @@ class Prepared:
     def data(self, metric: str) -> dict[str, Rows]:
         return {access: self.rows[key] for access, key in self.data_of.get(metric, {}).items()}
 
+    @property
+    def hidden_tokens(self) -> int:
+        """How many answers have a token hidden from attention: where the mask of the dialect makes a difference."""
+        count = 0
+        for example in (e for rows in self.rows.values() for row in rows.examples for e in row):
+            target = example.target
+            inputs = 0 if target is None else len(target.ids) - 1
+            within = target is not None and any(h < inputs for h in target.hidden)
+            count += bool(example.prompt.hidden or within)
+        return count
+
 
 def model_args(config: AnyConfig) -> ModelArgs:
     """The model block of a config, in open-unlearning's names, as ModelArgs."""

@@ -7,14 +7,16 @@ Comes in: a kind and what its room knows. Goes out: one mapping, the same keys f
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.secrets import masked
+from vestige.secrets import masked, without_secrets
 from vestige.store.files import read_json, write_json
 from vestige.store.results import versions
+from vestige.types import content_key
 
 NAME = "manifest.json"
 SCHEMA = 1  # goes up when a reader of the version before could misread a manifest
@@ -24,6 +26,19 @@ def manifest(kind: str, config: Mapping[str, Any], **facts: Any) -> dict[str, An
     """The keys that all kinds have; `facts` are the kind's own, and may replace `versions`."""
     now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
     return {"schema": SCHEMA, "kind": kind, "created": now, "versions": versions(), "config": dict(config), **facts}
+
+
+def config_json(described: Mapping[str, Any]) -> dict[str, Any]:
+    """What a manifest says of an evaluation's configuration: plain data, without secrets (secrets.py).
+
+    Where a value came from the environment, `environment` is a digest of the whole: another value is another run.
+    """
+    plain = dict(json.loads(json.dumps(described, default=str)))
+    shown = {k: masked(v, k) if k not in ("suite", "top") else v for k, v in plain.items()}
+    open_ = without_secrets(plain)
+    if "${oc.env:" in json.dumps(shown):
+        shown["environment"] = content_key(json.dumps(open_, sort_keys=True).encode())[:16]
+    return shown
 
 
 def write_manifest(directory: Path, kind: str, config: Mapping[str, Any], **facts: Any) -> Path:

@@ -182,9 +182,9 @@ def _identities(task: Task) -> list[str]:
 
 
 def _config(task: Task) -> dict[str, Any]:
-    from vestige.engine.evaluate import config_json
+    from vestige.store.manifest import config_json
 
-    return config_json(_run(task))
+    return config_json(_run(task).describe())
 
 
 def checkpoints_of(task: Task) -> list[str]:

@@ -30,16 +30,20 @@ class Sample:
     """Values of some rows of one data set. Samples of the same group are resampled together, row by row.
 
     Rows are kept in the order of their names, whatever order they come in: products with counts add in that order.
+    Rows that hang together (questions about one author) name their cluster; then clusters are drawn, not rows.
     """
 
     group: str
     rows: tuple[str, ...]
     values: Array
+    clusters: tuple[str, ...] | None = None  # of each row; None: rows are independent
 
     def __post_init__(self) -> None:
         order = sorted(range(len(self.rows)), key=lambda i: _by_number(self.rows[i]))
         object.__setattr__(self, "rows", tuple(self.rows[i] for i in order))
         object.__setattr__(self, "values", np.asarray(self.values)[order])
+        if self.clusters is not None:
+            object.__setattr__(self, "clusters", tuple(self.clusters[i] for i in order))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -49,10 +53,13 @@ def _by_number(row: str) -> tuple[int, str]:
     return len(row), row
 
 
-def sample(values: Sequence[float] | Array, group: str = "rows") -> Sample:
+def sample(
+    values: Sequence[float] | Array, group: str = "rows", clusters: Sequence[object] | Array | None = None
+) -> Sample:
     """Values in the order of their rows."""
     x = np.asarray(values, float)
-    return Sample(group, tuple(map(str, range(len(x)))), x)
+    labels = None if clusters is None else tuple(map(str, clusters))
+    return Sample(group, tuple(map(str, range(len(x)))), x, labels)
 
 
 Counts = Callable[[Sample], Array]  # -> (resamplings, rows of the sample)
@@ -114,33 +121,88 @@ def ks_deviation(a: Sample, b: Sample) -> Statistic:
     return compute
 
 
+@dataclass(frozen=True)
+class Stratum:
+    """What is drawn together: the rows of one data set, or the clusters of all data sets that share some."""
+
+    name: str
+    columns: Mapping[str, Mapping[str, int]]  # data set -> row -> which unit it belongs to
+    units: int
+    clustered: bool
+
+    def of(self, s: Sample) -> list[int]:
+        columns = self.columns[s.group]
+        return [columns[row] for row in s.rows]
+
+    def sizes(self) -> list[Array]:
+        """How many rows each unit has, by data set."""
+        return [np.bincount(list(c.values()), minlength=self.units) for c in self.columns.values()]
+
+
+def strata(samples: Sequence[Sample]) -> list[Stratum]:
+    """The units of all samples. An author whose rows are in two data sets is one unit of both."""
+    rows: dict[str, dict[str, str | None]] = {}
+    for s in samples:
+        known = rows.setdefault(s.group, {})
+        for row, cluster in zip(s.rows, s.clusters or [None] * len(s), strict=True):
+            known[row] = cluster if cluster is not None else known.get(row)
+    plain = {g: r for g, r in rows.items() if not any(c is not None for c in r.values())}
+    # Sorted by number, so that it does not matter which metric came first.
+    out = [Stratum(g, {g: _numbered(r)}, len(r), clustered=False) for g, r in plain.items()]
+    for groups in _sharing({g: r for g, r in rows.items() if g not in plain}):
+        labels = {g: {row: _label(g, row, c) for row, c in rows[g].items()} for g in groups}
+        unit = _numbered(dict.fromkeys(label for r in labels.values() for label in r.values()))
+        columns = {g: {row: unit[label] for row, label in r.items()} for g, r in labels.items()}
+        out.append(Stratum(" ".join(sorted(groups)), columns, len(unit), clustered=True))
+    return out
+
+
+def _numbered(names: Mapping[str, object]) -> dict[str, int]:
+    return {name: c for c, name in enumerate(sorted(names, key=_by_number))}
+
+
+def _label(group: str, row: str, cluster: str | None) -> str:
+    """The name of a row's unit: rows without a cluster are units by themselves."""
+    return f"row {group} {row}" if cluster is None else f"cluster {cluster}"
+
+
+def _sharing(rows: Mapping[str, Mapping[str, str | None]]) -> list[list[str]]:
+    """Data sets in lists: those that have a cluster in common, through others if need be, are in one."""
+    found: list[tuple[list[str], set[str]]] = []
+    for group, r in rows.items():
+        names, clusters = [group], {c for c in r.values() if c is not None}
+        apart = [f for f in found if not f[1] & clusters]
+        for others, theirs in (f for f in found if f[1] & clusters):
+            names, clusters = [*others, *names], clusters | theirs
+        found = [*apart, (names, clusters)]
+    return [names for names, _ in found]
+
+
 class Resampler:
-    """Draws of the rows of every group. What is drawn for a group depends on the seed, its name and its rows alone."""
+    """Draws of the units of every stratum: rows, or clusters where rows have them.
+
+    What is drawn depends on the seed, the names of the data sets and their units alone.
+    """
 
     def __init__(self, samples: Sequence[Sample], resamples: int, seed: int = 0) -> None:
         self.resamples = resamples
         self.seed = seed
-        rows: dict[str, dict[str, None]] = {}
-        for s in samples:
-            rows.setdefault(s.group, {}).update(dict.fromkeys(s.rows))
-        # Sorted by number, so that it does not matter which metric came first.
-        ordered = {g: sorted(r, key=_by_number) for g, r in rows.items()}
-        self.columns = {g: {row: c for c, row in enumerate(r)} for g, r in ordered.items()}
+        self.strata = strata(samples)
+        self.stratum = {g: s for s in self.strata for g in s.columns}
 
     def chunks(self) -> Iterator[Counts]:
         """Counts for all resamplings, as many at a time as memory allows. The split does not change what is drawn."""
-        seeds = {g: [self.seed, zlib.crc32(g.encode())] for g in self.columns}
-        generators = {g: np.random.default_rng(s) for g, s in seeds.items()}
-        size = _at_a_time(max((len(c) for c in self.columns.values()), default=0))
+        generators = {t.name: np.random.default_rng([self.seed, zlib.crc32(t.name.encode())]) for t in self.strata}
+        size = at_a_time(max((len(rows) for t in self.strata for rows in t.columns.values()), default=0))
         for start in range(0, self.resamples, size):
             many = min(size, self.resamples - start)
-            drawn = {g: _draw(generators[g], many, len(c)) for g, c in self.columns.items()}
+            drawn = {t.name: _draw(generators[t.name], many, t.units) for t in self.strata}
             yield lambda s, drawn=drawn: self._pick(s, drawn)  # type: ignore[misc]
 
     def _pick(self, s: Sample, drawn: Mapping[str, Array]) -> Array:
-        columns = self.columns[s.group]
-        wanted = [columns[row] for row in s.rows]
-        return drawn[s.group] if wanted == list(range(len(columns))) else drawn[s.group][:, wanted]
+        stratum = self.stratum[s.group]
+        wanted = stratum.of(s)
+        return drawn[stratum.name] if wanted == list(range(stratum.units)) else drawn[stratum.name][:, wanted]
 
     def draws(self, statistics: Mapping[str, Statistic]) -> dict[str, Array]:
         """Every statistic under the same resamplings."""
@@ -151,7 +213,7 @@ class Resampler:
         return {name: np.concatenate(p) if p else np.empty(0) for name, p in parts.items()}
 
 
-def _at_a_time(rows: int) -> int:
+def at_a_time(rows: int) -> int:
     """How many resamplings of so many rows are held at once."""
     return max(1, CHUNK // max(1, rows))
 
@@ -209,7 +271,7 @@ def sign_flip_p(differences: Sequence[float] | Array, resamples: int = 10_000, s
     d = np.asarray(differences, float)
     far, seen = abs(d.sum()) * (1 - 1e-12), 0
     generator = np.random.default_rng([seed, 1])
-    size = _at_a_time(len(d))
+    size = at_a_time(len(d))
     for start in range(0, resamples, size):
         many = min(size, resamples - start)
         signs = generator.integers(0, 2, size=(many, len(d)), dtype=np.int8) * 2.0 - 1

@@ -34,7 +34,7 @@ JACKKNIFE = "cluster jackknife, Student's t"
 
 
 @dataclass(frozen=True)
-class Spread:
+class Uncertain:
     """A number and how far it could be chance; without a standard error it says why there is none."""
 
     value: float
@@ -88,7 +88,7 @@ def _plain(x: float) -> float:
     return float(f"{x:.10g}")
 
 
-def cluster_mean(values: Sequence[float] | Array, clusters: Labels | None = None) -> Spread:
+def cluster_mean(values: Sequence[float] | Array, clusters: Labels | None = None) -> Uncertain:
     """The mean of rows with its error. Contrasts of paired rows are means too: mean(x - r - d * (f - r)).
 
     Rows without clusters are their own clusters: the mean's plain standard error.
@@ -99,15 +99,15 @@ def cluster_mean(values: Sequence[float] | Array, clusters: Labels | None = None
     """
     x = np.asarray(values, float)
     if not len(x):
-        return Spread(math.nan, None, None, 0, "there are no rows")
+        return Uncertain(math.nan, None, None, 0, "there are no rows")
     unit = np.arange(len(x)) if clusters is None else _units(clusters)
     sizes, center = np.bincount(unit), float(math.fsum(x) / len(x))
     few = too_few(sizes)
     if few:
-        return Spread(center, None, None, len(sizes), few)
+        return Uncertain(center, None, None, len(sizes), few)
     share, g = sizes / len(x), len(sizes)
     moved = np.bincount(unit, weights=x - center) / len(x) / (1 - share)
-    return Spread(center, math.sqrt((g - 1) / g * math.fsum(moved**2)), freedom(sizes), g)
+    return Uncertain(center, math.sqrt((g - 1) / g * math.fsum(moved**2)), freedom(sizes), g)
 
 
 def _units(clusters: Labels) -> Array:
@@ -135,7 +135,7 @@ def too_few(sizes: Array) -> str:
     return ""
 
 
-def jackknife(statistic: Statistic, samples: Sequence[Sample], unit: bool = False) -> Spread:
+def jackknife(statistic: Statistic, samples: Sequence[Sample], unit: bool = False) -> Uncertain:
     """Any number that is a function of counts, with its error: clusters are left out one after the other.
 
     Data sets without common clusters are left out separately, and their errors add up (degrees of freedom as Welch
@@ -147,18 +147,18 @@ def jackknife(statistic: Statistic, samples: Sequence[Sample], unit: bool = Fals
     fewest = min((int((s > 0).sum()) for s in sizes), default=0)
     few = next(filter(None, map(too_few, sizes)), "") if sizes else "there are no rows"
     if few:
-        return Spread(value, None, None, fewest, few)
+        return Uncertain(value, None, None, fewest, few)
     errors = []
     for t in found:
         left = np.concatenate([statistic(counts) for counts in _leaving_out(t)])
         errors.append((t.units - 1) / t.units * math.fsum((left - value) ** 2))
     total = math.fsum(errors)
     if not math.isfinite(total):
-        return Spread(value, None, None, fewest, "it has no value when a cluster is left out")
+        return Uncertain(value, None, None, fewest, "it has no value when a cluster is left out")
     freedoms = [min(freedom(s) for s in t.sizes()) for t in found]
     weights = math.fsum(e * e / f for e, f in zip(errors, freedoms, strict=True))
     df = total * total / weights if weights else min(freedoms)
-    return Spread(value, math.sqrt(total), df, fewest, unit=unit)
+    return Uncertain(value, math.sqrt(total), df, fewest, unit=unit)
 
 
 def _leaving_out(t: Stratum) -> Iterator[Counts]:

@@ -80,7 +80,7 @@ def test_too_few_clusters_have_no_interval_and_say_so() -> None:
     assert four.value == 39.5 and four.reason == "too few clusters: 4, and an interval takes at least 5"
     one_large = cluster_mean(np.arange(104.0), labels([100, 1, 1, 1, 1]))
     assert one_large.interval() is None and "nearly all of the rows" in one_large.reason
-    assert cluster_mean([]).reason == "there are no rows"
+    assert cluster_mean([]).reason == "it has no rows"
     s, h = sample(np.arange(80.0), "f", labels([20] * 4, "f")), sample(np.arange(80.0), "h", labels([10] * 8, "h"))
     found = jackknife(bootstrap.auc(s, h), [s, h])
     assert found.interval() is None and found.value == 0.5 and found.reason.startswith("too few clusters: 4")

@@ -8,7 +8,7 @@ and its interval is read from Student's distribution:
 
 For a mean this is the sum of squared cluster sums of residuals over n^2, each divided by (1 - its share of the rows)
 squared: for clusters of equal size G / (G - 1) times the plain sum. Plain degrees of freedom (G - 1) cover too seldom
-when sizes differ; docs/statistics.md has what was measured. With fewer than five clusters there is no interval.
+when sizes differ; docs/statistics.md has what was measured. Fewer than five clusters have no interval.
 
 In: values by row and the cluster of each row. Out: spreads (value, standard error, degrees of freedom) that give
 intervals, one-sided bounds and p-values. Callers: engine/statistics.py, depth/scores.py, results/compare.py,
@@ -35,13 +35,13 @@ JACKKNIFE = "cluster jackknife, Student's t"
 
 @dataclass(frozen=True)
 class Uncertain:
-    """A number and how far it could be chance; without a standard error it says why there is none."""
+    """A number and how far it could be chance; without a standard error it says why."""
 
     value: float
     se: float | None
     df: float | None
     clusters: int  # the fewest of any data set behind it
-    reason: str = ""  # why there is no standard error
+    reason: str = ""  # why it has no standard error
     unit: bool = False  # a number between 0 and 1 that piles up at its ends (AUC): its ends are read as log-odds
 
     def interval(self, level: float = LEVEL) -> tuple[float, float] | None:
@@ -99,7 +99,7 @@ def cluster_mean(values: Sequence[float] | Array, clusters: Labels | None = None
     """
     x = np.asarray(values, float)
     if not len(x):
-        return Uncertain(math.nan, None, None, 0, "there are no rows")
+        return Uncertain(math.nan, None, None, 0, "it has no rows")
     unit = np.arange(len(x)) if clusters is None else _units(clusters)
     sizes, center = np.bincount(unit), float(math.fsum(x) / len(x))
     few = too_few(sizes)
@@ -145,7 +145,7 @@ def jackknife(statistic: Statistic, samples: Sequence[Sample], unit: bool = Fals
     found = bootstrap.strata(samples)
     sizes = [s for t in found for s in t.sizes()]
     fewest = min((int((s > 0).sum()) for s in sizes), default=0)
-    few = next(filter(None, map(too_few, sizes)), "") if sizes else "there are no rows"
+    few = next(filter(None, map(too_few, sizes)), "") if sizes else "it has no rows"
     if few:
         return Uncertain(value, None, None, fewest, few)
     errors = []

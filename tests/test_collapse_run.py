@@ -215,7 +215,7 @@ def test_compute_freq_counts_on_files_when_somebody_sets_it(
         (["F", "--model", "M", "--num-samples", "0"], "num_samples must be all or from 1"),
         (["F", "--model", "M", "--num-samples", "some"], "num_samples must be all or from 1"),
         (["F", "--model", "M", "--parity", "verl"], "Unknown collapse_detection.parity 'verl'"),
-        (["F", "--model", "M", "--format", "trll"], "Did you mean 'trl'?"),
+        (["F", "--model", "M", "--rollout-format", "trll"], "Did you mean 'trl'?"),
         (["F", "--model", "M", "--model", "M", "--model", "M"], "one for each of the 1 files"),
         (["F", "--model", "M", "--step", "1", "--step", "2"], "one --step for each of the 1 files"),
         (["F", "F", "--model", "M"], "both of step"),
@@ -238,7 +238,7 @@ def test_mistakes_are_one_sentence(
 
 def test_one_prompt_only_and_all_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path / "one.jsonl", turn_rows(1, 4))
-    words = ["--model", str(TINY), "--num-samples", "all", "--columns", "distinct", "--out", str(tmp_path / "o")]
+    words = ["--model", str(TINY), "--num-samples", "all", "--cross-columns", "distinct", "--out", str(tmp_path / "o")]
     assert main(["collapse", str(one), *words]) == 2
     shown = capsys.readouterr()
     assert "one and the same prompt" in shown.out and "no collapse metric could be computed" in shown.err

@@ -167,5 +167,5 @@ def test_old_manifests_are_said_to_lack_what_they_lack(base: Path, tmp_path: Pat
 def test_mistakes(base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", str(base), str(tmp_path)]) == 2
     assert "not a run directory" in capsys.readouterr().err
-    assert main(["diff", str(base), str(base), "--metric", "extraction_strenth"]) == 2
+    assert main(["diff", str(base), str(base), "--metrics", "extraction_strenth"]) == 2
     assert "Did you mean 'extraction_strength'" in capsys.readouterr().err

@@ -149,13 +149,13 @@ def test_mistakes(content: str | None, needle: str, tmp_path: Path, capsys: pyte
 
 
 def test_published_figures_alone_and_beside_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["published", "--model", "llama-3.2", "--split", "forget10"]) == 0
+    assert main(["published", "--name", "llama-3.2", "--split", "forget10"]) == 0
     out = capsys.readouterr().out
     assert "Llama-2" not in out
     assert "this run" not in out
     assert "source: locuslab/open-unlearning" in out
     file = LAB / "expected" / "full" / "TOFU_EVAL.json"
-    assert main(["published", str(file), "--model", "llama-3.2", "--split", "forget10"]) == 0
+    assert main(["published", str(file), "--name", "llama-3.2", "--split", "forget10"]) == 0
     out = capsys.readouterr().out
     line = next(x for x in out.splitlines() if x.startswith("this run")).split()
     assert line[-1] == f"{json.loads(file.read_text())['forget_truth_ratio']['agg_value']:.4f}"

@@ -127,7 +127,7 @@ def test_from_eval_to_score_compare_and_diff(tmp_path: Path, capsys: pytest.Capt
 
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--metrics", "rouge,jailbreak_rouge"]) == 0
     assert "forget_Q_A_ROUGE" in capsys.readouterr().out
-    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--metric", "rouge"]) == 0
+    assert main(["diff", str(tmp_path / "a"), str(tmp_path / "b"), "--metrics", "rouge"]) == 0
     capsys.readouterr()
 
     assert main(["score", str(tmp_path / "a"), "mia_min_kpp.k=0.2"]) == 0

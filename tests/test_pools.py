@@ -266,6 +266,6 @@ def test_pictures_show_what_they_are_given():
 
 def test_bad_flags_are_said_in_a_sentence(tmp_path, capsys):
     assert main(["demo-meta", "--out", str(tmp_path), "--pool-size", "1"]) == 2
-    assert main(["demo-meta", "--out", str(tmp_path), "--processes", "0"]) == 2
+    assert main(["demo-meta", "--out", str(tmp_path), "--slots", "0"]) == 2
     said = capsys.readouterr().err
-    assert "--pool-size is 1" in said and "--processes must be at least 1" in said
+    assert "--pool-size is 1" in said and "--slots must be at least 1" in said

@@ -189,7 +189,7 @@ FILES = ("--forget", str(DATA / "forget.jsonl"), "--retain", str(DATA / "retain.
 @pytest.mark.processors
 def test_unlearn_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "npo"
-    measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--best", "forget_Q_A_Prob=1")
+    measure = ("--eval-data", str(DATA), "--metrics", "forget_Q_A_Prob", "--keep-best", "forget_Q_A_Prob=1")
     command = ["unlearn", "--method", "npo", *words("--epochs", "2", "--knob", "beta=0.3", "--out", str(out))]
     assert main([*command, *FILES, *measure]) == 0
     record = json.loads((out / "training.json").read_text())
@@ -223,7 +223,7 @@ def test_overrides_in_open_unlearning_names(tmp_path: Path) -> None:
 
 def test_train_from_the_command_line(tmp_path: Path) -> None:
     out = tmp_path / "tuned"
-    assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--data", FILES[1]]) == 0
+    assert main(["train", *words("--epochs", "1", "--lora", "4", "--out", str(out)), "--learn", FILES[1]]) == 0
     assert (out / "adapter_model.safetensors").exists()
     assert json.loads((out / "training.json").read_text())["settings"]["lora"]["rank"] == 4
 
@@ -232,7 +232,7 @@ def test_no_adapter_on_an_adapter_but_a_merged_one_is_trained(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter, again = tmp_path / "adapter", tmp_path / "again"
-    lesson = ("--epochs", "1", "--data", FILES[1], "--data", FILES[3])  # two files: all rows of both are taught
+    lesson = ("--epochs", "1", "--learn", FILES[1], "--learn", FILES[3])  # two files: all rows of both are taught
     assert main(["train", *words("--lora", "2", "--out", str(adapter)), *lesson]) == 0
     assert "32 train rows" in capsys.readouterr().out
     start = ["train", *words("--out", str(again)), *lesson, "--model", str(adapter)]
@@ -271,7 +271,7 @@ def test_a_log_file_gets_a_line_now_and_then(
         (["--method", "NPO", "--forget", FILES[1]], "trains on retain rows too"),
         (["--method", "DPO", *FILES], "needs answers to prefer"),
         (["--method", "NPO", *FILES, "--knob", "betta=1"], "beta"),
-        (["--method", "NPO", *FILES, "--best", "forget_Q_A_Probb=1"], "forget_Q_A_Prob"),
+        (["--method", "NPO", *FILES, "--keep-best", "forget_Q_A_Probb=1"], "forget_Q_A_Prob"),
         (["--method", "NPO", *FILES, "--epochs", "0"], "must be more than 0"),
         (["--method", "DPO", *FILES, "--alternate", "nope"], "no column 'nope'"),
     ],

@@ -9,83 +9,159 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from vestige import __version__
 from vestige.errors import UserError, one_line
+from vestige.flags import ALL, TABLE, add_flag, translated
 from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.mishaps import mishaps_said
 from vestige.secrets import hiding_streams, note_variables, note_words
+from vestige.show.progress import bars
 
-# Every verb, in the order of --help, and the module that declares its flags. Only the one at hand is imported.
-VERBS = {
-    "eval": "engine.flags",
-    "plan": "costs.flags",
-    **dict.fromkeys(("score", "compare", "diff", "ls", "explain", "import", "published"), "results.flags"),
-    "audit": "audit.flags",
-    **dict.fromkeys(("demo", "demo-meta"), "lab.flags"),
-    "depth": "depth.flags",
-    "collapse": "collapse.flags",
-    "meta": "meta.flags",
-    **dict.fromkeys(("sweep", "job"), "sweep.flags"),
-    **dict.fromkeys(("train", "unlearn"), "unlearn.flags"),
-    "stress": "stress.flags",
-    **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
-    **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
+HERE = "cli"
+# Every verb, by the question it answers, and the module that declares its flags. Only the one at hand is imported.
+QUESTIONS: dict[str, dict[str, str]] = {
+    "measure": {
+        "eval": "engine.flags",
+        "audit": "audit.flags",
+        "plan": "costs.flags",
+        "score": "results.flags",
+        "demo": "lab.flags",
+    },
+    "look deeper": {
+        "depth": "depth.flags",
+        "collapse": "collapse.flags",
+        **dict.fromkeys(("explain", "ls"), "results.flags"),
+    },
+    "attack": {"stress": "stress.flags"},
+    "make": dict.fromkeys(("train", "unlearn"), "unlearn.flags"),
+    "compare and prove": {
+        **dict.fromkeys(("compare", "diff"), "results.flags"),
+        **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
+        **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
+        **dict.fromkeys(("import", "published"), "results.flags"),
+        "meta": "meta.flags",
+        "demo-meta": "lab.flags",
+    },
+    "run at scale": {**dict.fromkeys(("sweep", "job"), "sweep.flags"), "completion": HERE},
 }
+VERBS = {verb: module for verbs in QUESTIONS.values() for verb, module in verbs.items()}
 
-EXAMPLES = """examples:
-  vestige demo                                        build a tiny lab and evaluate its models
-  vestige eval tofu --model PATH --data DIR           evaluate a checkpoint on local files
-  vestige eval tofu --model PATH --data DIR --retain-logs saves/eval/retain/TOFU_EVAL.json
+# What other tools call these verbs.
+SYNONYMS = {
+    "evaluate": "eval", "run": "eval", "test": "eval", "estimate": "plan", "cost": "plan", "rescore": "score",
+    "list": "ls", "attack": "stress", "robustness": "stress", "relearn": "stress", "finetune": "train",
+    "fine-tune": "train", "forget": "unlearn", "uds": "depth", "layers": "depth", "check": "verify", "html": "report",
+    "page": "report", "serve": "view", "export": "table", "latex": "table", "figure": "plot", "describe": "explain",
+    "help": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
+}  # fmt: skip
+
+LAST_LINES = """
+First:  vestige demo
+Then:   vestige eval tofu --model PATH --data DIR
+        vestige audit --before A --after B --forget rows.jsonl
+`vestige VERB --help` has the flags of a verb, `vestige --version` the version."""
+
+EXAMPLES = {
+    "eval": """examples:
+  vestige eval tofu --model PATH --data DIR --retain-logs saves/eval/retain
   vestige eval experiment=eval/tofu/default model=Llama-3.2-1B-Instruct \\
-      model.model_args.pretrained_model_name_or_path=PATH task_name=NAME
-  vestige audit --before A --after B --forget f.jsonl --retain r.jsonl     your own rows
-  vestige depth --unlearned U --full F --retain R --data f.jsonl           what the layers still hold
-  vestige plan tofu --model PATH --data DIR           what that would cost
-  vestige score saves/eval/NAME dialect=strict        other definitions, no model needed
-  vestige compare saves/eval/A saves/eval/B           differences, and whether they could be chance
-  vestige collapse rollouts.jsonl --model PATH        does reasoning still depend on its prompt?
-  vestige sweep plan.yaml                             many models, suites and attacks; again for the rest
-  vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR
-  vestige report saves/eval saves/depth -o report     one page: did it forget?
-  vestige ls metrics                                  what there is
-"""
+      model.model_args.pretrained_model_name_or_path=PATH task_name=NAME""",
+    "audit": "example: vestige audit --before A --after B --forget f.jsonl --retain r.jsonl",
+    "depth": "example: vestige depth --unlearned U --full F --retain-model R --forget f.jsonl",
+    "plan": "example: vestige plan tofu --model PATH --data DIR",
+    "score": "example: vestige score saves/eval/NAME dialect=strict",
+    "compare": "example: vestige compare saves/eval/A saves/eval/B",
+    "collapse": "example: vestige collapse rollouts.jsonl --model PATH",
+    "sweep": "example: vestige sweep plan.yaml (again for the rest)",
+    "unlearn": "example: vestige unlearn --method NPO --model PATH --forget f.jsonl --retain r.jsonl --out DIR",
+    "report": "example: vestige report saves/eval saves/depth -o report",
+}
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that can name its options (for "did you mean") and its verbs."""
+    """An argument parser that can name its arguments (for "did you mean", help and completion) and its verbs."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self.options: list[str] = []
+        self.arguments: list[argparse.Action] = []
         self.verbs: dict[str, Parser] = {}
+        self.text = ""  # help written out, in place of argparse's
+        self.names: Callable[[], Sequence[str]] = tuple  # what its words may be, for completion
         super().__init__(*args, **settings)
 
     def add_argument(self, *names: Any, **facts: Any) -> argparse.Action:
         action = super().add_argument(*names, **facts)
-        self.options.extend(action.option_strings)
+        self.arguments.append(action)
         return action
+
+    def format_help(self) -> str:
+        return f"{self.text}\n" if self.text else super().format_help()
+
+    @property
+    def options(self) -> list[str]:
+        return [option for action in self.arguments for option in action.option_strings]
+
+
+class Verbs:
+    """What rooms add their verbs to: argparse's own, with the sentence of each verb kept for the list of all."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.parsers: dict[str, Parser] = {}
+        self.about: dict[str, str] = {}
+
+    def add_parser(self, verb: str, **facts: Any) -> Parser:
+        self.about[verb] = facts["help"]
+        about = facts["help"].replace("%", "%%")
+        facts = {"description": f"{about[:1].upper()}{about[1:]}", "epilog": EXAMPLES.get(verb), **facts}
+        facts["formatter_class"] = argparse.RawDescriptionHelpFormatter if verb in EXAMPLES else argparse.HelpFormatter
+        self.parsers[verb] = self.inner.add_parser(verb, **facts)
+        return self.parsers[verb]
 
 
 def parser(verb: str | None = None) -> Parser:
     """The parser of one verb (and those declared with it), or of all."""
-    top = Parser(
-        prog="vestige",
-        description="Measures what a language model still knows after it was made to forget.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    top.add_argument("--version", action="version", version=f"vestige {__version__}")
-    verbs = top.add_subparsers(dest="verb", metavar="VERB", required=True)
+    top = Parser(prog="vestige", formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.add_argument("--version", action="version", version=f"vestige {__version__}", help=argparse.SUPPRESS)
+    verbs = Verbs(top.add_subparsers(dest="verb", metavar="VERB", required=True, prog="vestige"))
     for module in dict.fromkeys([VERBS[verb]] if verb in VERBS else VERBS.values()):
         importlib.import_module(f"vestige.{module}").add_verbs(verbs)
-    top.verbs = dict(verbs.choices)
+    top.verbs = verbs.parsers
+    top.text = everything(verbs.about)
     for one in top.verbs.values():
-        one.add_argument("--debug", action="store_true", help="show the traceback of an internal error")
+        for flag in TABLE:
+            if flag.verbs == ALL:
+                add_flag(one, flag)
     return top
+
+
+def everything(about: Mapping[str, str]) -> str:
+    """The list of verbs by question, a line each; of all of them it fits one screen."""
+    lines = ["Measures what a language model still knows after it was made to forget.", ""]
+    for question, verbs in QUESTIONS.items():
+        labels = textwrap.wrap(question, 11)  # beside its verbs, on as many lines as it needs
+        for line, verb in enumerate(v for v in verbs if v in about):
+            lines.append(f"{labels[line] if line < len(labels) else '':<12} {verb:<10} {about[verb]}")
+    return "\n".join([*lines, LAST_LINES])
+
+
+def add_verbs(verbs: Verbs) -> None:
+    """The verb of the command line itself."""
+    completion = verbs.add_parser("completion", help="TAB completes verbs, flags and names: bash, zsh, fish")
+    completion.add_argument("shell", metavar="bash|zsh|fish", help="the shell to write it for")
+    completion.set_defaults(do=run_completion)
+
+
+def run_completion(args: argparse.Namespace) -> int:
+    from vestige.show.completion import completion_script
+
+    print(completion_script(args.shell, parser().verbs))
+    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,7 +181,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     with hiding_streams():
         try:
             args = parse(words)
-            with debugging(args.debug), mishaps_said(), speaking(args.verb), archives_opened(args) as opened:
+            with (
+                debugging(args.debug),
+                bars(not args.quiet),
+                mishaps_said(),
+                speaking(args.verb),
+                archives_opened(args) as opened,
+            ):
                 status: int = opened.do(opened)
             return status
         except UserError as error:
@@ -176,10 +258,19 @@ def speaking(verb: str) -> Iterator[None]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
-    top = parser(argv[0] if argv else None)
+    if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
+        raise _unknown_verb(argv[0])
+    argv = argv or ["--help"]
+    top = parser(argv[0])
     # What comes after `--` is the command that `vestige job` is to run, with flags of its own.
     cut = list(argv).index("--") if argv[:1] == ["job"] and "--" in argv else len(argv)
-    args, rest = top.parse_known_args(argv[:cut])
+    words = list(argv[:cut])
+    if words[:1] and words[0] in top.verbs:
+        own, notes = translated(words[0], words[1:], top.verbs[words[0]].options)
+        words[1:] = own
+        for note in notes:
+            print(f"vestige: note: {note}", file=sys.stderr)
+    args, rest = top.parse_known_args(words)
     if argv[cut + 1 :]:
         args.command = list(argv[cut + 1 :])
     late = [word for word in rest if not word.startswith("-")]
@@ -193,6 +284,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if place:
         getattr(args, place).extend(late)
     return args
+
+
+def _unknown_verb(word: str) -> UserError:
+    near = SYNONYMS.get(word.lower()) or next(iter(difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)), "")
+    guess = f" Did you mean `vestige {near}`?" if near else ""
+    return UserError(f"'{word}' is not a verb of vestige.{guess} `vestige --help` lists them.")
 
 
 if __name__ == "__main__":

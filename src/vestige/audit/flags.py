@@ -6,7 +6,13 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
+from vestige.flags import shared_flags
+
+# What an evaluation of each model is told, besides the rows: EvalAsk's names.
+PASSED_ON = (
+    "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "quantization", "compute_dtype",
+    "batch_tokens", "batch_size",
+)  # fmt: skip
 
 
 def add_verbs(verbs: Any) -> None:
@@ -14,14 +20,8 @@ def add_verbs(verbs: Any) -> None:
     audit.set_defaults(do=run_audit)
     audit.add_argument("--before", required=True, metavar="PATH", help="the model before unlearning")
     audit.add_argument("--after", required=True, metavar="PATH", help="the model after unlearning")
-    audit.add_argument("--forget", required=True, metavar="FILE", help="rows to forget (question and answer, or text)")
-    audit.add_argument("--retain", metavar="FILE", help="rows to be kept")
     audit.add_argument("--holdout", metavar="FILE", help="rows like the forget rows, never trained on")
-    audit.add_argument("--retain-model", metavar="PATH", help="a model trained without the forget rows")
-    audit.add_argument("--system-prompt", metavar="TEXT")
-    audit.add_argument("--limit", type=int, metavar="N", help="first N rows of every file")
-    plugin_flag(audit)
-    audit.add_argument("--out", default="saves/audit", metavar="DIR", help="default: saves/audit")
+    shared_flags(audit, "audit", forget={"required": True}, out={"default": "saves/audit"})
 
 
 def run_audit(args: argparse.Namespace) -> int:
@@ -31,4 +31,5 @@ def run_audit(args: argparse.Namespace) -> int:
     load_plugins(args.plugin)
     names = ("before", "after", "forget", "retain", "holdout", "retain_model")
     ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
-    return audit(ask, {"system_prompt": args.system_prompt, "limit": args.limit, "plugins": args.plugin})
+    said = {name: getattr(args, name) for name in PASSED_ON}
+    return audit(ask, {**said, "plugins": args.plugin, "progress": False if args.quiet else None})

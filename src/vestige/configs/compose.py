@@ -98,7 +98,10 @@ def _without_hydra_group(own: Sequence[Path]) -> Iterator[list[Path]]:
         yield [place]
 
 
-def compose_config(config_name: str, overrides: Sequence[str], directories: Sequence[Path]) -> Any:
+def compose_config(
+    config_name: str, overrides: Sequence[str], directories: Sequence[Path], values: Mapping[str, Any] | None = None
+) -> Any:
+    """The configuration that words in Hydra's grammar choose; `values` are settings taken as they are."""
     import yaml
     from hydra import compose
     from hydra.errors import HydraException
@@ -111,6 +114,9 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
             cfg = compose(config_name, overrides=[_optional(word) for word in overrides])
+        for key, value in (values or {}).items():
+            if not any(_overrides_key(word, key) for word in overrides):
+                OmegaConf.update(cfg, key, _literal(value), force_add=True)
         note_tree(OmegaConf.to_container(cfg, resolve=False))
         return cfg
     except yaml.YAMLError as error:
@@ -119,6 +125,33 @@ def compose_config(config_name: str, overrides: Sequence[str], directories: Sequ
         raise _explain_composition(error, directories) from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
+
+
+def _overrides_key(override: str, key: str) -> bool:
+    """Whether an override says something about a setting: a person's KEY=VALUE beats a flag.
+
+    >>> key = "model.model_args.device"
+    >>> [_overrides_key(o, key) for o in (f"++{key}=cpu", "model.model_args={device: cpu}", "model=local", "seed=1")]
+    [True, True, False, False]
+    """
+    said, _, value = override.lstrip("+~").partition("=")
+    leaf = key.rsplit(".", 1)[-1]
+    return said == key or (
+        key.startswith(f"{said}.") and re.search(rf"\b{re.escape(leaf)}\b['\"]?\s*:", value) is not None
+    )
+
+
+def _literal(value: Any) -> Any:
+    """A value that OmegaConf gives back as it is: `${` in a path is text, not a reference.
+
+    >>> from omegaconf import OmegaConf
+    >>> paths = ["a ${b}", "c\\\\${d}", "e\\\\f", "g=h,'i'"]
+    >>> [OmegaConf.create({"x": _literal(path)}).x for path in paths] == paths
+    True
+    """
+    if isinstance(value, (list, tuple)):
+        return [_literal(item) for item in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 def _optional(override: str) -> str:

@@ -10,7 +10,7 @@ from vestige.engine.flags import evaluation_flags
 
 def add_verbs(verbs: Any) -> None:
     plan = verbs.add_parser("plan", help="say what an evaluation would cost", description="Say what it would cost.")
-    evaluation_flags(plan)
+    evaluation_flags(plan, "plan")
     plan.set_defaults(do=run_plan, late="words")
 
 

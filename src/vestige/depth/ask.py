@@ -10,7 +10,6 @@ from typing import Any
 
 from vestige.configs.compose import compose_config, composing, explain_value
 from vestige.data.spans import EM_SCOPES, PATCH_SCOPES, TOKENIZATIONS
-from vestige.engine.friendly import quote
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import ModelArgs
 from vestige.wants import LAST_LAYERS
@@ -110,28 +109,25 @@ def parse_layers(text: Any) -> tuple[int, ...] | None:
 
 
 def ask_from(flags: Mapping[str, Any], overrides: Sequence[str], config_dir: Path | None = None) -> DepthAsk:
-    """Flags become Hydra overrides; the user's own KEY=VALUE words come after them, so they win."""
+    """Flags are settings of depth.yaml; the user's own KEY=VALUE words win over them."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    said = [f"{key}={_value(value)}" for key, value in flags.items() if value is not None and value is not False]
     # `data` is a config group, so Hydra would look for a file of that name; the key goes by another one inside.
-    words = [re.sub(r"^data=", "data_path=", word) for word in (*said, *overrides)]
+    said = {{"data": "data_path"}.get(k, k): v for k, v in flags.items() if v is not None and v is not False}
+    words = [re.sub(r"^data=", "data_path=", word) for word in overrides]
     with composing(config_dir) as directories:
-        cfg = compose_config("depth.yaml", words, directories)
-        for key, name in (("unlearned", "unlearned"), ("full", "full"), ("retain", "retain"), ("data_path", "data")):
+        cfg = compose_config("depth.yaml", words, directories, said)
+        needed = {"unlearned": "unlearned", "full": "full", "retain": "retain-model", "data_path": "forget"}
+        for key, flag in needed.items():
             if OmegaConf.is_missing(cfg, key):
-                raise UserError(f"vestige depth needs {name}; add --{name} PATH (or {name}=PATH).")
+                name = key.removesuffix("_path")
+                raise UserError(f"vestige depth needs {name}; add --{flag} PATH (or {name}=PATH).")
         try:
             given: Any = OmegaConf.to_container(cfg, resolve=True)
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
     return make_ask(**{**given, "data": given["data_path"]})
-
-
-def _value(value: Any) -> str:
-    # Always a list: Hydra's grammar would take a single quoted path for text.
-    return "[" + ",".join(map(quote, value)) + "]" if isinstance(value, (list, tuple)) else quote(value)
 
 
 def make_ask(**given: Any) -> DepthAsk:

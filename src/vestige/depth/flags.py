@@ -7,46 +7,58 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags, plugin_flag
+from vestige.errors import UserError
+from vestige.flags import shared_flags
 
 # Flags of `depth` that are Hydra keys of the same name.
 DEPTH = (
-    "unlearned", "full", "retain", "data", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
+    "unlearned", "full", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
     "attn_implementation", "dtype", "device", "quantization", "compute_dtype", "tokenizer", "trust_remote_code",
     "batch_size", "limit", "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
 )  # fmt: skip
 
 
 def add_verbs(verbs: Any) -> None:
-    p = verbs.add_parser("depth", help="is it gone from the layers, or only from what the model says?")
+    p = verbs.add_parser("depth", help="is it gone from the layers, or only from the answers?")
     p.set_defaults(do=run_depth, late="words")
-    p.add_argument("words", nargs="*", metavar="KEY=VALUE", help="any of the flags as a Hydra key: last_layer=peer")
+    p.add_argument("words", nargs="*", metavar="KEY=VALUE", help="settings as Hydra keys: last_layer=peer, retain=PATH")
     p.add_argument("--unlearned", nargs="+", metavar="PATH", help="the checkpoints to measure")
-    p.add_argument("--full", metavar="PATH", help="the model before unlearning")
-    p.add_argument("--retain", metavar="PATH", help="the model trained without the forget rows")
-    p.add_argument("--data", metavar="FILE", help="rows with question, answer and, if known, entity and prefix")
-    p.add_argument("--out", metavar="DIR", help="default: saves/depth")
     p.add_argument(
         "--s1-cache", metavar="DIR", help="where retain -> full is kept (OUT/s1_cache); or a published .json"
     )
     p.add_argument("--last-layer", metavar="residual|peer", help="before or after the source's final norm")
     p.add_argument("--delta-threshold", type=float, metavar="X", help="a layer counts above it (0.05)")
-    p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2")
-    p.add_argument("--attn-implementation", metavar="sdpa|eager")
-    loading_flags(p)
-    p.add_argument("--quantization", metavar="4bit|8bit", help="of the unlearned models only")
-    p.add_argument("--compute-dtype", metavar="NAME", help="what 4-bit layers multiply in (bfloat16)")
-    p.add_argument("--batch-size", type=int, metavar="N", help="examples in one forward (8)")
-    p.add_argument("--limit", type=int, metavar="N", help="first N rows")
-    p.add_argument("--tokenization", metavar="separate|joint", help="prompt and answer apart, or as one text")
+    p.add_argument("--layers", metavar="auto|0-15|0,2|0-24:2", help="which layers are patched")
+    p.add_argument("--attn-implementation", metavar="sdpa|eager", help="how attention is computed")
     p.add_argument("--patch-scope", metavar="span|boundary|all", help="which positions are patched")
     p.add_argument("--em-scope", metavar="entity|full", help="which tokens are scored")
     p.add_argument("--baselines", metavar="NAME,...", help="also cka, logit_lens, fisher")
     p.add_argument("--plots", action="store_true", help="draw the layer profile, the heat map and the tokens")
-    p.add_argument("--seed", type=int)
-    p.add_argument("--config-dir", metavar="DIR", help="with a depth.yaml of your own")
-    plugin_flag(p, "readers of data files")
-    p.add_argument("--quiet", action="store_true", help="no progress bars")
+    shared_flags(
+        p,
+        "depth",
+        data="its forget rows are read",
+        forget="and, where known, entity and prefix",
+        out="default: saves/depth",
+        quantization="of the unlearned models only",
+        batch_size="default: 8",
+        tokenization="separate | joint: prompt and answer apart, or as one text",
+        config_dir="with a depth.yaml",
+    )
+
+
+def _rows(file: str | None, folder: str | None) -> str | None:
+    """The file of forget rows: named, or the one in a folder."""
+    from vestige.data.rows import suffixes
+
+    if folder is None:
+        return file
+    if file is not None:
+        raise UserError("The forget rows are named twice, by --forget and by --data; give one of them.")
+    found = [place for end in suffixes() if (place := Path(folder).expanduser() / f"forget{end}").is_file()]
+    if not found:
+        raise UserError(f"--data {folder} has no forget.jsonl (or .json, .csv, .parquet); name the rows with --forget.")
+    return str(found[0])
 
 
 def run_depth(args: argparse.Namespace) -> int:
@@ -57,6 +69,7 @@ def run_depth(args: argparse.Namespace) -> int:
 
     load_plugins(args.plugin)
     flags = {name: getattr(args, name) for name in DEPTH}
+    flags |= {"retain": args.retain_model, "data": _rows(args.forget, args.data)}
     if args.baselines is not None:
         flags["baselines"] = [name.strip() for name in args.baselines.split(",") if name.strip()]
     words = [*args.words, *(["progress=false"] if args.quiet else [])]

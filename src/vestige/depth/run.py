@@ -64,7 +64,7 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     if not us.leads:
         _DepthRun(replace(ask, progress=False), us).evidence()
         return []
-    inputs = {"--full": ask.full, "--retain": ask.retain, "--data": ask.data}
+    inputs = {"--full": ask.full, "--retain-model": ask.retain, "--forget": ask.data}
     inputs |= {"--s1-cache": str(given)} if (given := find_given(ask.s1_cache)) else {}
     inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
     keep_apart(Path(ask.out), inputs, [*FILES, NAME, "evidence", "s1_cache"])

@@ -148,15 +148,19 @@ def compose_runs(
     config_dir: Path | None = None,
     only: Iterable[str] | None = None,
     plugins: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> list[AnyConfig]:
-    """One config for each evaluator under `eval`. `only` replaces the suite's metrics ("all" means all)."""
+    """One config for each evaluator under `eval`. `only` replaces the suite's metrics ("all" means all).
+
+    `values` are settings as they are, key by key; what an override says about the same key wins.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     overrides, listed = _metric_lists(overrides)
     only = only if only is not None else listed
     with composing(config_dir) as directories:
-        cfg = compose_config(config_name, guide_overrides(overrides), directories)
+        cfg = compose_config(config_name, guide_overrides(overrides), directories, values)
         OmegaConf.set_struct(cfg, False)
         if "eval" in cfg and not OmegaConf.is_dict(cfg.eval):
             raise UserError(f"The setting 'eval' must hold suites (name: settings), it is {cfg.eval!r}.")

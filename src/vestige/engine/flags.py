@@ -5,62 +5,39 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError
-
-# Flags that make a command a friendly one (as against pure Hydra overrides); the names of Ask's fields.
-FRIENDLY = (
-    "model", "data", "retain_logs", "out", "task_name", "reference_model", "dialect", "system_prompt", "batch_tokens",
-    "limit", "dtype", "device", "tokenizer", "quantization", "compute_dtype", "trust_remote_code", "overwrite", "seed",
-    "tasks", "include_path", "trajectory_views", "benchmark",
-)  # fmt: skip
+from vestige.flags import shared_flags
 
 
 def add_verbs(verbs: Any) -> None:
     evaluate = verbs.add_parser("eval", help="evaluate a checkpoint", description="Evaluate a checkpoint.")
-    evaluation_flags(evaluate)
+    evaluation_flags(evaluate, "eval")
     evaluate.set_defaults(do=run_eval, late="words")
 
 
-def evaluation_flags(p: argparse.ArgumentParser) -> None:
+def suite_names() -> list[str]:
+    from vestige.engine.compose import PACKAGE_DIR
+
+    return sorted(file.stem for file in (PACKAGE_DIR / "eval").glob("*.yaml"))
+
+
+def evaluation_flags(p: Any, verb: str) -> None:
+    p.names = suite_names
     p.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite (tofu) and/or Hydra overrides")
-    p.add_argument("--model", metavar="PATH", help="directory, .gguf file, PEFT adapter or hub id")
-    p.add_argument("--data", metavar="DIR", help="folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...")
-    p.add_argument(
-        "--retain-logs",
-        nargs="+",
-        metavar="FILE",
-        help="result file or run directory of the retain model, or of several",
+    shared_flags(
+        p,
+        verb,
+        retain_model="it is evaluated first, and the model compared with it",
+        retain_logs={"nargs": "+", "says": "or of several"},
+        metrics="instead of the suite's own",
+        out="default: saves/eval/<task_name>",
+        batch_size="at most; default: 128",
+        config_name={"default": "eval.yaml"},
     )
-    p.add_argument("--retain-model", metavar="PATH", help="evaluate this retain model first and compare with it")
-    p.add_argument("--out", metavar="DIR", help="run directory (default: saves/eval/<task_name>)")
-    p.add_argument("--metrics", metavar="all|NAME,...", help="instead of the suite's default metrics")
-    p.add_argument("--tasks", metavar="NAME,...", help="lm_eval: names or YAML files of lm-evaluation-harness tasks")
-    p.add_argument("--include-path", metavar="DIR", help="lm_eval: folder with task YAML files of your own")
-    p.add_argument("--reference-model", metavar="PATH", help="second model for mia_reference")
-    p.add_argument(
-        "--trajectory-views", metavar="both|full|eos", help="a diffusion model: the suite's metrics at denoising steps"
-    )
-    p.add_argument("--benchmark", metavar="NAME", help="trajectory-eval: tofu or muse")
-    p.add_argument("--dialect", metavar="NAME", help="open-unlearning | strict")
-    p.add_argument("--system-prompt", metavar="TEXT")
-    p.add_argument("--batch-tokens", type=int, metavar="N", help="tokens in one forward")
-    p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    loading_flags(p)
-    p.add_argument("--quantization", metavar="4bit|8bit")
-    p.add_argument("--compute-dtype", metavar="NAME", help="what 4-bit layers multiply in (bfloat16)")
-    p.add_argument("--overwrite", action="store_true", help="forget evidence already collected")
-    p.add_argument("--task-name", metavar="NAME")
-    p.add_argument("--seed", type=int)
-    p.add_argument("--config-name", default="eval.yaml", help=argparse.SUPPRESS)
-    p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
-    plugin_flag(p)
-    p.add_argument("-m", "--multirun", action="store_true", help="comma lists in overrides make several runs")
-    p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
-    p.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
@@ -82,14 +59,15 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
     metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
     if metrics == []:
         raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
-    said = {name: getattr(args, name) for name in FRIENDLY}
-    if suite is None and not any(v not in (None, False) for v in said.values()):
-        config_dir = Path(args.config_dir) if args.config_dir else None
-        more = ["progress=false"] if args.quiet else []
-        return _each(
-            args, overrides, lambda o: compose_runs([*o, *more], args.config_name, config_dir, metrics, args.plugin)
-        )
+    said = {f.name: getattr(args, f.name) for f in fields(EvalAsk) if hasattr(args, f.name)}
+    said = {name: value for name, value in said.items() if name not in ("metrics", "config_dir")}
     progress = False if args.quiet else None
+    if suite is None and not any(v not in (None, False) for v in said.values()):  # Hydra's words alone
+        config_dir = Path(args.config_dir) if args.config_dir else None
+        values = {} if progress is None else {"progress": progress}
+        return _each(
+            args, overrides, lambda o: compose_runs(o, args.config_name, config_dir, metrics, args.plugin, values)
+        )
     said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
     return _each(
         args, overrides, lambda o: [to_run(EvalAsk(suite=suite or "tofu", metrics=metrics, overrides=o, **said))]

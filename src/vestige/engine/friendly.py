@@ -12,6 +12,7 @@ from vestige.configs.compose import PACKAGE_DIR
 from vestige.data.rows import suffixes
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
+from vestige.flags import settings_of
 from vestige.guard import is_there
 
 
@@ -32,6 +33,7 @@ class EvalAsk:
     dialect: str | None = None
     system_prompt: str | None = None
     batch_tokens: int | None = None
+    batch_size: int | None = None  # rows in one forward, at most
     limit: int | None = None
     dtype: str | None = None
     device: str | None = None
@@ -49,23 +51,6 @@ class EvalAsk:
     plugins: Sequence[str] = ()
 
 
-def quote(value: Any) -> str:
-    """A value as Hydra's override grammar takes it literally, whatever characters it holds.
-
-    >>> print(quote("a b=c,'d'"))
-    "a b=c,'d'"
-    """
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, (int, float)):
-        return str(value)
-    if isinstance(value, (list, tuple)):
-        return quote(value[0]) if len(value) == 1 else "[" + ",".join(map(quote, value)) + "]"
-    return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"').replace("${", "\\${") + '"'
-
-
 # Flags that mean something to one kind of evaluation only; said to the other kind they would change nothing.
 METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_tokens", "seed")
 TASKS_ONLY = ("tasks", "include_path")
@@ -79,9 +64,10 @@ def to_run(ask: EvalAsk) -> AnyConfig:
         raise unknown_name("suite", ask.suite, suites)
     if ask.model is None and not any(o.startswith("model") for o in ask.overrides):
         raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
-    overrides = [f"eval={ask.suite}", *_overrides(ask), *ask.overrides]
+    chosen = any(o.startswith("model=") for o in ask.overrides)
+    overrides = [f"eval={ask.suite}", *([] if chosen else ["model=local"]), *ask.overrides]
     config_dir = Path(ask.config_dir) if ask.config_dir else None
-    run = compose_runs(overrides, config_dir=config_dir, only=ask.metrics, plugins=ask.plugins)[0]
+    run = compose_runs(overrides, "eval.yaml", config_dir, ask.metrics, ask.plugins, _values(ask))[0]
     idle = METRICS_ONLY if isinstance(run, HarnessConfig) else TASKS_ONLY
     said = [f"--{name.replace('_', '-')}" for name in idle if getattr(ask, name) is not None]
     if said:
@@ -114,41 +100,18 @@ def _along_trajectories(ask: EvalAsk, suites: Sequence[str]) -> EvalAsk:
     return replace(ask, suite=wanted, overrides=[*said, *ask.overrides])
 
 
-def _overrides(ask: EvalAsk) -> list[str]:
-    chosen_model = any(re.match(r"model=", o) for o in ask.overrides)
-    out = [] if chosen_model else ["model=local"]
-    said: dict[str, Any] = {
-        "model.model_args.pretrained_model_name_or_path": ask.model,
-        "task_name": ask.task_name or _task_name(ask),
-        "paths.output_dir": ask.out,
-        f"eval.{ask.suite}.retain_logs_path": ask.retain_logs,
-        f"eval.{ask.suite}.reference_model_path": ask.reference_model,
-        "dialect": ask.dialect,
-        _system_key(ask): ask.system_prompt,
-        f"eval.{ask.suite}.include_path": ask.include_path,
-        "batch_tokens": ask.batch_tokens,
-        "data.max_samples": ask.limit,
-        "model.model_args.torch_dtype": ask.dtype,
-        "model.model_args.device": ask.device,
-        "model.tokenizer_args.pretrained_model_name_or_path": ask.tokenizer,
-        "model.model_args.quantization": ask.quantization,
-        "model.model_args.compute_dtype": ask.compute_dtype,
-        "model.model_args.trust_remote_code": ask.trust_remote_code or None,
-        f"eval.{ask.suite}.overwrite": ask.overwrite or None,
-        "seed": ask.seed,
-        "progress": ask.progress,
-    }
-    # ++ sets a key whether or not a suite or model of the user's own has it.
-    out += [f"++{key}={quote(value)}" for key, value in said.items() if value is not None]
-    return out
-
-
-def _system_key(ask: EvalAsk) -> str:
-    """Where the system prompt goes: the harness makes its own prompts, from its own setting."""
-    harness = ask.suite == "lm_eval"
-    return (
-        f"eval.{ask.suite}.simple_evaluate_args.system_instruction" if harness else "model.template_args.system_prompt"
-    )
+def _values(ask: EvalAsk) -> dict[str, Any]:
+    """What the ask says, as settings of the configuration (the table of flags knows their keys)."""
+    said = {**vars(ask), "task_name": ask.task_name or _task_name(ask)}
+    logs = said["retain_logs"]
+    said["retain_logs"] = logs[0] if isinstance(logs, (list, tuple)) and len(logs) == 1 else logs
+    if ask.suite == "lm_eval":  # the harness makes its own prompts, from its own setting
+        prompt = {f"eval.{ask.suite}.simple_evaluate_args.system_instruction": said.pop("system_prompt")}
+    else:
+        prompt = {}
+    progress = {"progress": ask.progress}
+    more = {key: value for key, value in {**prompt, **progress}.items() if value is not None}
+    return {**settings_of(said, ask.suite), **more}
 
 
 def _task_name(ask: EvalAsk) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.friendly import quote
 from vestige.lab.pools import PoolLab
 from vestige.store.files import write_bytes
 from vestige.stress.registry import OURS
@@ -32,7 +31,8 @@ def evaluation(lab: PoolLab, metrics: Sequence[str] = METRICS) -> dict[str, Any]
     overrides = ["stats.resamples=0"]
     if "forget_Q_A_gibberish" in metrics:
         key = "+eval.tofu.metrics.forget_Q_A_gibberish.classifier_model_args.pretrained_model_name_or_path"
-        overrides.append(f"{key}={quote(str(lab.judge.absolute()))}")
+        judge = str(lab.judge.absolute()).replace("\\", "\\\\").replace("'", "\\'").replace("${", "\\${")
+        overrides.append(f"{key}='{judge}'")
     return {"data": str(lab.data), "metrics": list(metrics), "dialect": DIALECT, "overrides": overrides}
 
 

@@ -6,18 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
+from vestige.flags import shared_flags
 
 
 def add_verbs(verbs: Any) -> None:
-    meta = verbs.add_parser("meta", help="metrics put to the test: faithfulness, robustness, axes; runs no model")
+    meta = verbs.add_parser("meta", help="metrics put to the test: faithfulness, robustness, axes")
     meta.set_defaults(do=run_meta)
     meta.add_argument("what", metavar="faithfulness|robustness|axes", help="the question")
     meta.add_argument("file", metavar="FILE", help="a YAML list of finished runs (axes: or a method_results.json)")
-    meta.add_argument("--out", default="saves/meta", metavar="DIR", help="default: saves/meta")
-    meta.add_argument("--metrics", metavar="NAME,...", help="instead of every metric the runs hold")
-    meta.add_argument("--resamples", type=int, default=2000, metavar="N", help="default: 2000; 0: no intervals")
+    shared_flags(
+        meta,
+        "meta",
+        out={"default": "saves/meta"},
+        metrics="instead of every metric the runs hold",
+        resamples={"default": 2000, "says": "default: 2000; 0: no intervals"},
+        rows={"default": 20, "says": "axes; default: 20, 0: all"},
+    )
     meta.add_argument("--robustness", default="symmetric", metavar="RULE", help="symmetric (default) | one-sided")
     meta.add_argument("--thresholds", metavar="FILE", help="default: optimal_thresholds.json in --out, if it is there")
     meta.add_argument("--utility", metavar="FILE", help="default: method_results.json in --out, if it is there")
@@ -25,8 +30,6 @@ def add_verbs(verbs: Any) -> None:
     meta.add_argument("--own-thresholds", action="store_true", help="s_mia_* by their own, not by their attack's")
     meta.add_argument("--accept-mixture", action="store_true", help="thresholds and halves measured in different ways")
     meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
-    meta.add_argument("--rows", type=int, default=20, metavar="N", help="axes: rows shown (0: all)")
-    plugin_flag(meta)
 
 
 def run_meta(args: argparse.Namespace) -> int:

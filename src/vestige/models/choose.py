@@ -21,7 +21,10 @@ def choose_device(name: str) -> str:
     except RuntimeError:
         raise UserError(f"Unknown device '{name}'; use auto, cpu, mps, cuda or cuda:1.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here.")
+        raise UserError(
+            f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here; "
+            "leave --device out, or write --device cpu."
+        )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UserError("device=mps was asked for, but torch sees no Apple GPU here; leave it out.")
     return name

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
+from vestige.flags import shared_flags
 
 ROWS = 400
 SOURCES = "directories of runs, sweeps, or result files; any mixture"
@@ -17,15 +17,12 @@ SOURCES = "directories of runs, sweeps, or result files; any mixture"
 def add_verbs(verbs: Any) -> None:
     report = verbs.add_parser("report", help="one page from any mixture of runs: did it forget?")
     report.set_defaults(do=run_report, late="runs")
-    _sources(report)
-    report.add_argument("-o", "--out", default="saves/report", metavar="DIR", help="default: saves/report")
-    _skip(report)
-    report.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
+    _sources(report, "report", out={"default": "saves/report"})
     _table(verbs)
     _plot(verbs)
-    view = verbs.add_parser("view", help="serve a report on this machine, rebuilt when its runs change")
+    view = verbs.add_parser("view", help="serve a report here, rebuilt when its runs change")
     view.set_defaults(do=run_view, late="runs")
-    _sources(view, words=f"a report, or {SOURCES}")
+    _sources(view, "view", words=f"a report, or {SOURCES}")
     view.add_argument("--port", type=int, default=0, metavar="N", help="default: any that is free")
     view.add_argument("--every", type=float, default=3.0, metavar="SECONDS", help="between looks at the runs (3)")
 
@@ -33,7 +30,7 @@ def add_verbs(verbs: Any) -> None:
 def _table(verbs: Any) -> None:
     table = verbs.add_parser("table", help="a table of models or metrics: Markdown, LaTeX, CSV")
     table.set_defaults(do=run_table, late="runs")
-    _sources(table, words=f"a report, or {SOURCES}")
+    _sources(table, "table", words=f"a report, or {SOURCES}", out={"metavar": "FILE", "says": "default: the terminal"})
     table.add_argument("--of", default="models", metavar="models|meta", help="default: models")
     table.add_argument("--format", default="markdown", metavar="NAME", help="markdown (default) | latex | csv")
     table.add_argument("--columns", metavar="NAME,...", help="name, role, method, epoch, settings and metrics")
@@ -41,35 +38,30 @@ def _table(verbs: Any) -> None:
     table.add_argument("--digits", type=int, metavar="N", help="after the point (default: four that mean something)")
     table.add_argument("--intervals", action="store_true", help="with 95 %% intervals")
     table.add_argument("--best", action="store_true", help="mark the best unlearned model of each column")
-    table.add_argument("-o", "--out", metavar="FILE", help="instead of the terminal")
-    _skip(table)
 
 
 def _plot(verbs: Any) -> None:
     plot = verbs.add_parser("plot", help="a picture for a paper, from the same data as the page")
     plot.set_defaults(do=run_plot, late="runs")
     shown = "scatter, histogram, before-after, layers, recovery, trajectory, collapse"
-    _sources(plot, "RUN... WHAT", f"a report or runs, then one of {shown}")
-    plot.add_argument("-o", "--out", required=True, metavar="FILE", help="ends in .png, .svg or .pdf")
-    plot.add_argument("--model", metavar="NAME", help="which audited model (default: the first)")
-    plot.add_argument("--metric", metavar="NAME")
+    _sources(
+        plot,
+        "plot",
+        "RUN... WHAT",
+        f"a report or runs, then one of {shown}",
+        out={"required": True, "metavar": "FILE", "says": "ends in .png, .svg or .pdf"},
+        name="default: the first audited model",
+        metrics="the one to draw",
+    )
     plot.add_argument("--attack", metavar="NAME", help="recovery: its name; before-after: relearning | quantization")
     plot.add_argument("--x", metavar="NAME", help="scatter: a column")
     plot.add_argument("--y", metavar="NAME", help="scatter: a column")
-    _skip(plot)
 
 
-def _skip(p: argparse.ArgumentParser) -> None:
-    p.add_argument("--skip-broken", action="store_true", help="status 0 although runs were left out")
-
-
-def _sources(p: argparse.ArgumentParser, name: str = "RUN", words: str = SOURCES) -> None:
-    p.add_argument("runs", nargs="+", metavar=name, help=words)
-    p.add_argument("--title", metavar="TEXT")
-    p.add_argument("--full", action="append", default=[], metavar="NAME", help="the model that knows (name or path)")
-    p.add_argument("--retain", action="append", default=[], metavar="NAME", help="the model that never knew")
-    p.add_argument("--rows", type=int, default=ROWS, metavar="N", help=f"examples kept of a split (default: {ROWS})")
-    plugin_flag(p)
+def _sources(p: argparse.ArgumentParser, verb: str, sources: str = "RUN", words: str = SOURCES, **here: Any) -> None:
+    p.add_argument("runs", nargs="+", metavar=sources, help=words)
+    who = {"action": "append", "says": "its name or path; may be repeated"}
+    shared_flags(p, verb, full=who, retain_model=who, rows={"default": ROWS}, **here)
 
 
 def ask_of(args: argparse.Namespace, out: Path) -> Any:
@@ -80,7 +72,7 @@ def ask_of(args: argparse.Namespace, out: Path) -> Any:
     if args.rows < 1:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
-    ask = PageAsk(args.title or TITLE, args.full, args.retain, args.rows)
+    ask = PageAsk(args.title or TITLE, args.full, args.retain_model, args.rows)
     return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False))
 
 
@@ -147,7 +139,9 @@ def run_plot(args: argparse.Namespace) -> int:
     *args.runs, what = args.runs
     if what not in FIGURES or not args.runs:
         raise unknown_name("picture", what, FIGURES, "Say it last: vestige plot RUN... WHAT -o FILE.")
-    which = Which(args.model, args.metric, args.attack, args.x, args.y)
+    if args.metrics and ("," in args.metrics or args.metrics == "all"):
+        raise UserError(f"A picture shows one metric; --metrics is {args.metrics}.")
+    which = Which(args.name, args.metrics, args.attack, args.x, args.y)
     report = report_of(args)
     print(f"files: {draw(report, what, which, Path(args.out))}")
     return _status(report, args)

@@ -6,25 +6,23 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
+from vestige.flags import shared_flags
 
 
 def add_verbs(verbs: Any) -> None:
-    verify = verbs.add_parser("verify", help="is a run whole, and do its numbers follow from its evidence?")
+    verify = verbs.add_parser("verify", help="is a run whole; do its numbers follow from its evidence?")
     verify.set_defaults(do=run_verify, late="runs")
     verify.add_argument("runs", nargs="+", metavar="RUN", help="run directories, archives or report directories")
     verify.add_argument("--hashes-only", action="store_true", help="check the files, score nothing again")
-    plugin_flag(verify)
-    pack = verbs.add_parser("pack", help="runs in one archive that can be scored again anywhere, without the model")
+    shared_flags(verify, "verify")
+    pack = verbs.add_parser("pack", help="runs in one archive that can be scored again anywhere")
     pack.set_defaults(do=run_pack, late="runs")
     pack.add_argument("runs", nargs="+", metavar="RUN", help="finished run directories")
-    pack.add_argument("-o", "--out", default="proof.zip", metavar="FILE", help="default: proof.zip")
-    plugin_flag(pack)
-    pack.add_argument("--shorten-paths", action="store_true", help="write ~ for paths that name a person's home")
+    shared_flags(pack, "pack", out={"default": "proof.zip", "metavar": "FILE"})
     unpack = verbs.add_parser("unpack", help="the runs of an archive as directories again")
     unpack.set_defaults(do=run_unpack)
     unpack.add_argument("archive", metavar="FILE", help="an archive of vestige pack")
-    unpack.add_argument("-o", "--out", required=True, metavar="DIR", help="a folder that is not there yet")
+    shared_flags(unpack, "unpack", out={"required": True, "says": "a folder that is not there yet"})
 
 
 def run_verify(args: argparse.Namespace) -> int:

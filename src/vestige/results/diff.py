@@ -28,18 +28,18 @@ class RunPart:
     known: bool = True  # False: a manifest of an older version does not record it
 
 
-def diff(a: Path, b: Path, rows: int = 3, metric: str | None = None) -> str:
+def diff(a: Path, b: Path, rows: int = 3, metrics: Sequence[str] | None = None) -> str:
     """The parts, the verdict, the metrics and the rows that moved most."""
     one, other = read_manifest(a), read_manifest(b)
     if one["config"]["suite"] != other["config"]["suite"]:
         raise UserError(f"{a} is a run of {one['config']['suite']}, {b} of {other['config']['suite']}: not comparable.")
     changed = changed_rows(a, b, one, other)
     parts = compare_parts(one, other, changed)
-    moved = moved_metrics(a, b, one, other, metric)
+    moved = moved_metrics(a, b, one, other, metrics)
     body = [f"A: {a}", f"B: {b}", "", *_show_parts(parts), "", verdict(parts, moved, changed), ""]
     body += [_metrics_table(moved, _definition_share(a, one, other, parts))]
     for item in moved:
-        if item.rows and (item.asked or metric):
+        if item.rows and (item.asked or metrics):
             body += ["", *show_moved(item, rows, changed)]
     return "\n".join(body)
 

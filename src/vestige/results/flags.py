@@ -6,8 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
+from vestige.flags import shared_flags
+
+# What `vestige ls` can list; results/listing.py has a section for each.
+KINDS = ("suites", "metrics", "handlers", "dialects", "models", "datasets", "methods", "experiments")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -22,40 +25,46 @@ def _scoring(verbs: Any) -> None:
     score.set_defaults(do=run_score, late="changes")
     score.add_argument("run", help="a run directory (saves/eval/NAME)")
     score.add_argument("changes", nargs="*", help="dialect=NAME, METRIC.KEY=VALUE (mia_min_k.k=0.2)")
-    score.add_argument("--dialect", metavar="NAME", help="the same as dialect=NAME")
-    score.add_argument("--retain-logs", metavar="FILE", help="compare with this run instead")
-    plugin_flag(score)
+    shared_flags(score, "score", retain_logs="instead of the one it was evaluated with")
 
 
 def _comparing(verbs: Any) -> None:
-    compare = verbs.add_parser("compare", help="runs side by side, and whether their differences could be chance")
+    compare = verbs.add_parser("compare", help="runs side by side; could their differences be chance?")
     compare.set_defaults(do=run_compare, late="runs")
     compare.add_argument(
         "runs", nargs="+", metavar="RUN", help="two or more run directories; the first is the yardstick"
     )
-    compare.add_argument("--metrics", metavar="all|NAME,...", help="instead of those the first run was asked for")
-    compare.add_argument("--margin", type=float, default=0.05, help="what counts as equal on 0..1 metrics (0.05)")
-    compare.add_argument("--resamples", type=int, default=10_000, metavar="N", help="default: 10000")
-    plugin_flag(compare)
+    compare.add_argument(
+        "--margin", type=float, default=0.05, metavar="X", help="what counts as equal on 0..1 metrics (0.05)"
+    )
+    shared_flags(
+        compare, "compare", metrics="default: those the first run was asked for", resamples={"default": 10_000}
+    )
     diff = verbs.add_parser("diff", help="why two runs disagree, and which rows moved")
     diff.set_defaults(do=run_diff)
     diff.add_argument("run_a", metavar="RUN_A", help="a run directory")
     diff.add_argument("run_b", metavar="RUN_B", help="another")
-    diff.add_argument("--metric", metavar="NAME", help="only this metric")
-    diff.add_argument("--rows", type=int, default=3, metavar="N", help="rows shown for each metric (default: 3)")
+    shared_flags(diff, "diff", metrics="default: all that both have", rows={"default": 3})
 
 
 def _looking_up(verbs: Any) -> None:
-    listing = verbs.add_parser("ls", help="list metrics, suites, models, data sets, dialects, methods, experiments")
+    listing = verbs.add_parser("ls", help="names there are: metrics, suites, models, data sets, ...")
     listing.set_defaults(do=run_ls)
-    listing.add_argument("what", nargs="?", default="all")
-    listing.add_argument("--config-dir", metavar="DIR")
-    plugin_flag(listing)
-    explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, with a worked example")
+    listing.names = lambda: ("all", *KINDS)
+    kinds = ", ".join(KINDS)
+    listing.add_argument(
+        "what", nargs="?", default="all", metavar="KIND", help=f"one of {kinds} (default: all of them)"
+    )
+    listing.epilog = (
+        "Names that other commands take: suites and metrics for `vestige eval SUITE --metrics NAME,...`, dialects for "
+        "--dialect, methods for `vestige unlearn --method`, models, datasets and experiments for Hydra words such as "
+        "model=NAME. `vestige explain NAME` says what one means."
+    )
+    shared_flags(listing, "ls")
+    explain = verbs.add_parser("explain", help="what a metric, handler or dialect means, by example")
     explain.set_defaults(do=run_explain)
     explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
-    explain.add_argument("--config-dir", metavar="DIR")
-    plugin_flag(explain)
+    shared_flags(explain, "explain")
 
 
 def _other_peoples(verbs: Any) -> None:
@@ -64,15 +73,19 @@ def _other_peoples(verbs: Any) -> None:
     importing.add_argument(
         "file", metavar="FILE", help="TOFU_EVAL.json, MUSE_EVAL.json, eval_log_aggregated.json or runs/"
     )
-    importing.add_argument("--out", metavar="DIR", help="write TOFU_EVAL.json and TOFU_SUMMARY.json here")
-    importing.add_argument("--retain-logs", metavar="FILE", help="the retain model's file, of any of these kinds")
+    shared_flags(
+        importing,
+        "import",
+        out="TOFU_EVAL.json and TOFU_SUMMARY.json; default: nowhere",
+        retain_logs="of any of these kinds",
+    )
     importing.add_argument(
         "--baseline", metavar="EPOCH", help="of a tree runs/: whose full model all are relative to (ep10)"
     )
     published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
     published.set_defaults(do=run_published)
     published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
-    published.add_argument("--model", action="append", default=[], metavar="NAME", help="part of a model's name")
+    shared_flags(published, "published", name={"action": "append", "says": "may be repeated"})
     published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
 
 
@@ -140,7 +153,8 @@ def run_explain(args: argparse.Namespace) -> int:
 def run_diff(args: argparse.Namespace) -> int:
     from vestige.results.diff import diff
 
-    print(diff(Path(args.run_a), Path(args.run_b), args.rows, args.metric))
+    metrics = None if args.metrics in (None, "all") else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    print(diff(Path(args.run_a), Path(args.run_b), args.rows, metrics))
     return 0
 
 
@@ -165,5 +179,5 @@ def run_import(args: argparse.Namespace) -> int:
 def run_published(args: argparse.Namespace) -> int:
     from vestige.results.published import published
 
-    print(published(Path(args.run) if args.run else None, args.model, args.split))
+    print(published(Path(args.run) if args.run else None, args.name, args.split))
     return 0

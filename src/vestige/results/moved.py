@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,16 +80,17 @@ def _texts_of(rows: Rows, with_prompt: bool) -> dict[str, list[str]]:
     return {row[0].index: [e.answer + (e.input_text if with_prompt else "") for e in row] for row in rows.examples}
 
 
-def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: str | None) -> list[Moved]:
+def moved_metrics(a: Path, b: Path, one: Manifest, other: Manifest, only: Sequence[str] | None) -> list[Moved]:
     """Every metric both runs have, those asked for in both first."""
     x, y = (read_scores(result_file(run)) for run in (a, b))
     asked = [m for m in one["config"]["top"] if m in other["config"]["top"]]
     common = [*asked, *sorted(m for m in x if m in y and m not in asked)]
     if only is not None:
-        only = only if only in common else full_name(only)
-        if only not in common:
-            raise unknown_name("metric in both runs", only, common)
-        common = [only]
+        wanted = [name if name in common else full_name(name) for name in only]
+        for name in wanted:
+            if name not in common:
+                raise unknown_name("metric in both runs", name, common)
+        common = wanted
     stored = examples_of(a)
     out = []
     for m in (m for m in common if m in x and m in y):

@@ -9,6 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+ALLOWED = [True]  # False while a command with --quiet runs
+
+
+@contextmanager
+def bars(wanted: bool) -> Iterator[None]:
+    """Whether bars are drawn and counted at all, whatever a caller asks for (`--quiet`)."""
+    before = ALLOWED[0]
+    ALLOWED[0] = wanted
+    try:
+        yield
+    finally:
+        ALLOWED[0] = before
+
 
 class Bar:
     """A tqdm bar with a total, counted or set; in a log file a line now and then; silent when asked."""
@@ -20,6 +33,7 @@ class Bar:
 
         self.base, self.count, self.total = 0, 0, total
         self.label, self.unit = label, unit
+        show = show and ALLOWED[0]
         watched = show and sys.stderr.isatty()
         self.logged = show and not watched
         self.spoke = time.monotonic()

@@ -7,39 +7,40 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags, plugin_flag
+from vestige.flags import shared_flags
 from vestige.stress.registry import OURS
 
 
 def add_verbs(verbs: Any) -> None:
     p = verbs.add_parser("stress", help="attack a checkpoint: does what was forgotten come back?")
     p.set_defaults(do=run_stress, late="attacks")
+    p.names = lambda: tuple(OURS)
     p.add_argument(
         "attacks",
         nargs="*",
         metavar="ATTACK[=BUDGET,...]",
         help=f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all)",
     )
-    p.add_argument("--model", required=True, metavar="PATH", help="the unlearned checkpoint")
-    p.add_argument("--data", required=True, metavar="DIR", help="folder with forget.jsonl, retain.jsonl, ...")
-    p.add_argument("--retain-model", metavar="PATH", help="control: a model that never saw the forget rows")
-    p.add_argument("--out", default="saves/stress", metavar="DIR", help="default: saves/stress")
-    p.add_argument("--metrics", metavar="NAME,...", help="default: probability, ROUGE and extraction strength")
     p.add_argument("--held-out", action="store_true", help="relearn on half of the forget rows, measure the other")
     p.add_argument("--examples", type=int, metavar="N", help="relearn: teach only the first N rows")
     p.add_argument("--keep", action="store_true", help="keep attacked checkpoints in OUT/checkpoints")
     p.add_argument("--plot", metavar="FILE", help="draw recovery against budget (FILE_ATTACK.png)")
-    p.add_argument("--temperature", type=float, default=1.0, metavar="X", help="of leak's samples (default: 1)")
-    p.add_argument("--compute-dtype", metavar="NAME", help="quantise=4: bfloat16 (default) | float16 | float32")
-    p.add_argument("--epochs", type=float, metavar="N", help="relearn: default 1")
-    p.add_argument("--lr", type=float, metavar="X", help="relearn: default 2e-5")
-    p.add_argument("--batch-size", type=int, metavar="N", help="relearn: default 8")
-    p.add_argument("--accumulation", type=int, metavar="N", help="relearn: default 4")
     p.add_argument("--suite", default="tofu", metavar="NAME", help="default: tofu")
-    p.add_argument("--system-prompt", metavar="TEXT")
-    p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    loading_flags(p)
-    plugin_flag(p, "attacks, metrics, data sets")
+    shared_flags(
+        p,
+        "stress",
+        model={"required": True, "says": "the unlearned one"},
+        data={"required": True},
+        retain_model="the control",
+        out={"default": "saves/stress"},
+        metrics="default: probability, ROUGE and extraction strength",
+        temperature={"default": 1.0, "says": "of leak's samples; default: 1"},
+        compute_dtype="quantise=4",
+        epochs="relearn; default: 1",
+        lr="relearn; default: 2e-5",
+        batch_size="relearn; default: 8",
+        accumulation="relearn; default: 4",
+    )
     p.epilog = "Attacks: " + "; ".join(f"{record.name} {record.does}" for record in OURS.values()) + "."
 
 
@@ -52,7 +53,7 @@ def run_stress(args: argparse.Namespace) -> int:
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
     where = {"out": args.out, "retain_model": args.retain_model, "plugins": args.plugin}
-    ask = make_stress(args.model, args.data, args.attacks or list(OURS), progress=True, **where, **given)
+    ask = make_stress(args.model, args.data, args.attacks or list(OURS), progress=not args.quiet, **where, **given)
     rows = stress(ask)
     print(f"\n{args.model}\n\n{show(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):

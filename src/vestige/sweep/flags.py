@@ -8,20 +8,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import plugin_flag
 from vestige.errors import UserError
+from vestige.flags import shared_flags
 
 
 def add_verbs(verbs: Any) -> None:
     """The parsers of both verbs."""
-    sweep = verbs.add_parser("sweep", help="models x suites x attacks from a plan; only what is missing runs")
+    sweep = verbs.add_parser("sweep", help="models x suites x attacks of a plan; again for the rest")
     sweep.set_defaults(do=run_sweep)
     sweep.add_argument("plan", metavar="PLAN", help="a YAML file with models and suites")
-    sweep.add_argument("--slots", type=int, metavar="N", help="processes at a time (half the cores; 0: in this one)")
     sweep.add_argument("--gpu", metavar="ID,...", help="one process for each of these GPUs")
     sweep.add_argument("--start-idx", type=int, default=0, metavar="I", help="only the plan's models from this one on")
     sweep.add_argument("--end-idx", type=int, metavar="J", help="and before this one")
-    plugin_flag(sweep, "attacks, metrics, data sets; besides `plugins` of the plan")
+    shared_flags(sweep, "sweep", slots="half the cores; 0: in this one", plugin="besides `plugins` of the plan")
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
     sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
@@ -29,7 +28,7 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_argument(
         "--clean", nargs="?", const="stale", choices=("stale", "all"), help="remove runs not in the plan, or all runs"
     )
-    job = verbs.add_parser("job", help="run any vestige command as a Kubernetes Job (a sweep as a RayJob)")
+    job = verbs.add_parser("job", help="any vestige command as a Kubernetes Job or RayJob")
     job.add_argument("job", nargs="*", metavar="NAME", help="of the job (default: vestige), as --set name=NAME")
     job.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="gpu.type=A100-40, image=...")
     job.add_argument("--file", metavar="FILE", help="YAML with the same settings")

@@ -7,51 +7,45 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.loading_flags import loading_flags, plugin_flag
 from vestige.errors import UserError, unknown_name
+from vestige.flags import settings_of, shared_flags
 
 # Flags that make a command a friendly one: the model configuration is then `local` unless model=NAME is given.
-FRIENDLY = ("model", "data", "forget", "retain")
+FRIENDLY = ("model", "learn", "forget", "retain")
 
 
 def add_verbs(verbs: Any) -> None:
     train = verbs.add_parser("train", help="fine-tune a model on rows", description="Fine-tune a model on rows.")
-    files: dict[str, Any] = {"metavar": "FILE", "action": "append"}
-    train.add_argument("--data", **files, help="rows to learn: question and answer, or text; may be repeated")
+    train.add_argument(
+        "--learn", metavar="FILE", action="append", help="rows to learn: question and answer, or text; may be repeated"
+    )
+    _shared(train, "train")
     unlearn = verbs.add_parser("unlearn", help="make a model forget rows", description="Make a model forget rows.")
     unlearn.add_argument("--method", metavar="NAME", help="NPO, GradDiff, RMU, ... (trainer=NAME)")
-    unlearn.add_argument("--forget", **files, help="rows to forget; may be repeated")
-    unlearn.add_argument("--retain", **files, help="rows to keep; may be repeated")
     unlearn.add_argument("--alternate", metavar="idk|COLUMN", help="answers to prefer (DPO): refusals, or a column")
     unlearn.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="of the method: beta=0.3")
-    for verb in (train, unlearn):
-        _shared(verb)
-        verb.set_defaults(do=make_checkpoint, late="words")
+    many = {"action": "append", "says": "may be repeated"}
+    _shared(unlearn, "unlearn", forget=many, retain=many)
 
 
-def _shared(p: argparse.ArgumentParser) -> None:
+def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
+    p.set_defaults(do=make_checkpoint, late="words")
     p.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
-    p.add_argument("--model", metavar="PATH", help="the model to start from: directory, adapter or hub id")
-    p.add_argument("--out", metavar="DIR", help="output directory (default: saves/<verb>/<task_name>)")
-    p.add_argument("--epochs", type=float, metavar="N", help="default: 10")
-    p.add_argument("--lr", type=float, metavar="X", help="default: 1e-5")
-    p.add_argument("--batch-size", type=int, metavar="N", help="rows in one forward (default: 8)")
-    p.add_argument("--accumulation", type=int, metavar="N", help="forwards in one optimiser step (default: 4)")
     p.add_argument("--lora", nargs="?", type=int, const=8, metavar="RANK", help="train an adapter (rank 8), not all")
     p.add_argument("--eval-data", metavar="DIR", help="evaluate after each epoch on this folder")
-    p.add_argument("--metrics", metavar="NAME,...", help="what to evaluate after each epoch")
-    p.add_argument("--best", metavar="NAME=WEIGHT,...", help="keep the checkpoint with the largest weighted sum")
-    p.add_argument("--system-prompt", metavar="TEXT")
-    p.add_argument("--limit", type=int, metavar="N", help="first N rows of every data set")
-    loading_flags(p)
-    p.add_argument("--overwrite", action="store_true", help="replace a checkpoint that is already there")
-    p.add_argument("--task-name", metavar="NAME")
-    p.add_argument("--seed", type=int)
-    p.add_argument("--config-name", help=argparse.SUPPRESS)
-    p.add_argument("--config-dir", metavar="DIR", help="your own config groups, before ours")
-    plugin_flag(p, "unlearning methods, metrics, data sets")
-    p.add_argument("--cfg", action="store_true", help="print the composed configuration and stop")
-    p.add_argument("--quiet", action="store_true", help="no progress bars")
+    p.add_argument("--keep-best", metavar="NAME=WEIGHT,...", help="keep the checkpoint with the largest weighted sum")
+    shared_flags(
+        p,
+        verb,
+        model="to start from",
+        out=f"default: saves/{verb}/<task_name>",
+        epochs="default: 10",
+        lr="default: 1e-5",
+        batch_size="default: 8",
+        accumulation="default: 4",
+        metrics="to evaluate after each epoch",
+        **here,
+    )
 
 
 def config_of(args: argparse.Namespace) -> Any:
@@ -63,11 +57,11 @@ def config_of(args: argparse.Namespace) -> Any:
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
         raise UserError(f"Cannot read '{strange[0]}'; overrides are written KEY=VALUE.")
-    evaluating = True if args.eval_data or args.metrics or args.best else None
+    evaluating = True if args.eval_data or args.metrics or args.keep_best else None
     config_dir = Path(args.config_dir) if args.config_dir else None
     name = args.config_name or f"{args.verb}.yaml"
-    config = compose_training([*_overrides(args), *args.words], name, config_dir, evaluating, args.plugin)
-    given = {kind: getattr(args, kind, None) for kind in ("forget", "retain")} | {"train": getattr(args, "data", None)}
+    config = compose_training([*_choices(args), *args.words], name, config_dir, evaluating, args.plugin, _values(args))
+    given = {kind: getattr(args, kind, None) for kind in ("forget", "retain")} | {"train": getattr(args, "learn", None)}
     data = {**config.data, **{kind: _files(kind, files) for kind, files in given.items() if files}}
     if given["forget"] and not given["retain"] and not any("data.retain" in w for w in args.words):
         data.pop("retain", None)  # rows of one's own are not mixed with a benchmark's
@@ -75,38 +69,36 @@ def config_of(args: argparse.Namespace) -> Any:
     return _with_folder(config, args.eval_data) if args.eval_data else config
 
 
-def _overrides(args: argparse.Namespace) -> list[str]:
-    from vestige.engine.friendly import quote
+def _is_friendly(args: argparse.Namespace) -> bool:
+    return any(getattr(args, name, None) for name in FRIENDLY)
 
-    friendly = any(getattr(args, name, None) for name in FRIENDLY)
+
+def _choices(args: argparse.Namespace) -> list[str]:
+    """Which configuration files, and the method's knobs, as the user wrote them."""
     chosen = any(w.startswith("model=") for w in args.words)
-    out = ["model=local"] if friendly and not chosen else []
+    out = ["model=local"] if _is_friendly(args) and not chosen else []
     out += _method(args.method) if getattr(args, "method", None) else []
+    return out + [f"++trainer.method_args.{knob}" for knob in _knobs(getattr(args, "knob", []))]
+
+
+def _values(args: argparse.Namespace) -> dict[str, Any]:
+    """What the flags say, as settings of the configuration."""
+    own = ("overwrite", "batch_size", "retain_logs")  # keys that are an evaluation's
+    name = args.task_name or (_task_name(args) if _is_friendly(args) else None)
+    shared = settings_of({k: v for k, v in vars(args).items() if k not in own} | {"task_name": name})
     said: dict[str, Any] = {
-        "model.model_args.pretrained_model_name_or_path": args.model,
-        "task_name": args.task_name or (_task_name(args) if friendly else None),
-        "paths.output_dir": args.out,
         "trainer.args.num_train_epochs": args.epochs,
         "trainer.args.learning_rate": args.lr,
         "trainer.args.per_device_train_batch_size": args.batch_size,
         "trainer.args.gradient_accumulation_steps": args.accumulation,
         "lora.rank": args.lora,
         "lora.alpha": None if args.lora is None else 2 * args.lora,
-        "model.template_args.system_prompt": args.system_prompt,
-        "data.max_samples": args.limit,
-        "model.model_args.torch_dtype": args.dtype,
-        "model.model_args.device": args.device,
-        "model.tokenizer_args.pretrained_model_name_or_path": args.tokenizer,
-        "model.model_args.trust_remote_code": args.trust_remote_code or None,
         "overwrite": args.overwrite or None,
-        "seed": args.seed,
         "progress": False if args.quiet else None,
+        "evaluate.metrics": [m.strip() for m in args.metrics.split(",") if m.strip()] if args.metrics else None,
+        **{f"evaluate.best.{name}": weight for name, weight in _weights(args.keep_best).items()},
     }
-    out += [f"++{key}={quote(value)}" for key, value in said.items() if value is not None]
-    if args.metrics:
-        out.append(f"++evaluate.metrics=[{args.metrics}]")
-    out += [f"++evaluate.best.{name}={weight}" for name, weight in _weights(args.best).items()]
-    return out + [f"++trainer.method_args.{knob}" for knob in _knobs(getattr(args, "knob", []))]
+    return shared | {key: value for key, value in said.items() if value is not None}
 
 
 def _method(name: str) -> list[str]:
@@ -130,7 +122,7 @@ def _knobs(words: list[str]) -> list[str]:
 
 
 def _weights(text: str | None) -> dict[str, float]:
-    """--best forget_Q_A_Prob=-1,model_utility=1
+    """--keep-best forget_Q_A_Prob=-1,model_utility=1
 
     >>> _weights("forget_Q_A_Prob=-1,model_utility")
     {'forget_Q_A_Prob': -1.0, 'model_utility': 1.0}
@@ -143,7 +135,7 @@ def _weights(text: str | None) -> dict[str, float]:
         try:
             out[name] = float(weight or 1)
         except ValueError:
-            raise UserError(f"--best takes NAME=WEIGHT,...; '{weight}' is not a number.") from None
+            raise UserError(f"--keep-best takes NAME=WEIGHT,...; '{weight}' is not a number.") from None
     return out
 
 
@@ -160,7 +152,7 @@ def _files(kind: str, files: list[str]) -> dict[str, Any]:
     for number, file in enumerate(files):
         place = Path(file).expanduser()
         if not place.is_file():
-            flag = "data" if kind == "train" else kind
+            flag = "learn" if kind == "train" else kind
             raise UserError(f"--{flag} {file}: no such file; give rows as .jsonl, .json, .csv or .parquet.")
         name = f"{kind}_{number + 1}" if number else kind
         out[name] = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}

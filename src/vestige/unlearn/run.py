@@ -12,14 +12,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.configs.compose import compose_config, composing, explain_value, seed_of
 from vestige.data.datasets import make_context
-from vestige.engine.config import RunConfig, compose_runs
+from vestige.engine.config import AnyConfig, RunConfig, compose_runs
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import make_template, model_args
@@ -114,13 +114,17 @@ def compose_training(
     config_dir: Path | None = None,
     evaluating: bool | None = None,
     plugins: Sequence[str] = (),
+    values: Mapping[str, Any] | None = None,
 ) -> TrainConfig:
-    """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says."""
+    """The configuration of a training. `evaluating` decides about evaluation whatever eval_strategy says.
+
+    `values` are settings as they are; overrides are in Hydra's grammar, and win.
+    """
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
     with composing(config_dir) as directories:
-        cfg = compose_config(config_name, list(overrides), directories)
+        cfg = compose_config(config_name, list(overrides), directories, values)
         OmegaConf.set_struct(cfg, False)
         try:
             if OmegaConf.is_missing(cfg, "task_name"):
@@ -136,7 +140,11 @@ def compose_training(
     args = trainer.get("args") or {}
     if evaluating is None:
         evaluating = str(args.get("eval_strategy", "no")) == "epoch"
-    evaluation = _evaluation(overrides, config_name, config_dir, evaluate, plugins) if evaluating else None
+    evaluation = None
+    if evaluating:
+        evaluation = _evaluation(
+            evaluate, lambda only: compose_runs(overrides, config_name, config_dir, only, plugins, values)[0]
+        )
     data = dict(parts["data"] or {})
     return TrainConfig(
         mode=mode,
@@ -170,16 +178,10 @@ def _plain(cfg: Any, key: str) -> Any:
     return OmegaConf.to_container(node, resolve=True, throw_on_missing=missing) if OmegaConf.is_config(node) else node
 
 
-def _evaluation(
-    overrides: Sequence[str],
-    config_name: str,
-    config_dir: Path | None,
-    evaluate: Mapping[str, Any],
-    plugins: Sequence[str],
-) -> RunConfig:
+def _evaluation(evaluate: Mapping[str, Any], compose: Callable[[list[str] | None], AnyConfig]) -> RunConfig:
     metrics, best = evaluate.get("metrics"), evaluate.get("best")
     wanted = [*(metrics or []), *(m for m in (best or {}) if metrics and m not in metrics)]
-    run = compose_runs(overrides, config_name, config_dir, wanted or None, plugins)[0]
+    run = compose(wanted or None)
     if not isinstance(run, RunConfig):
         raise UserError("Evaluation while training takes a suite of metrics (eval=tofu), not a harness of tasks.")
     for name in best or {}:

@@ -1,0 +1,281 @@
+"""The table of flags: every verb fits it, no flag has two meanings, old and foreign spellings are understood."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import subprocess
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB, SYSTEM
+from vestige.cli import QUESTIONS, SYNONYMS, VERBS, main, parser
+from vestige.engine.compose import PACKAGE_DIR, compose_config, composing
+from vestige.engine.config import RunConfig
+from vestige.engine.friendly import EvalAsk, to_run
+from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, FORMER, NEEDLESS, TABLE, flags_of, translated
+from vestige.metrics.dialects import DIALECTS
+from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS
+from vestige.results.flags import KINDS
+from vestige.show.completion import completion_script
+
+FULL, DATA = LAB / "models" / "full", LAB / "data"
+PARSERS = parser().verbs
+
+
+def own_flags(verb: str) -> dict[str, argparse.Action]:
+    """The flags of a verb by their long names, help aside."""
+    actions = [a for a in PARSERS[verb].arguments if a.option_strings]
+    return {a.option_strings[-1][2:]: a for a in actions if not isinstance(a, argparse._HelpAction)}
+
+
+# ---- the table ---------------------------------------------------------------------------------------------------
+
+
+def test_the_table_names_verbs_that_exist_and_each_flag_once() -> None:
+    assert len(FLAGS) == len(TABLE)
+    for flag in TABLE:
+        assert flag.verbs == ALL or set(flag.verbs.split()) <= set(VERBS), flag.name
+        assert flag.verbs == ALL or len(flag.verbs.split()) > 1, f"{flag.name} belongs beside its one verb"
+        assert flag.meaning, flag.name
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_every_verb_fits_the_table(verb: str) -> None:
+    shared = {flag.name for flag in [*flags_of(verb), *(f for f in TABLE if f.verbs == ALL)]}
+    mine = own_flags(verb)
+    assert shared <= set(mine)
+    assert set(mine) & set(FLAGS) == shared  # a name of the table is taken from the table
+    for name in shared:
+        flag, action = FLAGS[name], mine[name]
+        assert action.option_strings == flag.spellings
+        assert str(action.help).startswith(flag.meaning), f"--{name} of {verb}: {action.help}"
+        assert (action.nargs == 0) == (not flag.value)
+        assert not flag.value or action.type is flag.type
+    text = PARSERS[verb].format_help()
+    assert all(f"--{name}" in text for name in mine if mine[name].help != argparse.SUPPRESS)
+    assert all(a.help for a in PARSERS[verb].arguments), "every argument explains itself"
+
+
+def test_no_flag_has_two_meanings() -> None:
+    """A name outside the table belongs to one room; there it means one thing."""
+    seen: dict[str, set[tuple[Any, ...]]] = {}
+    rooms: dict[str, set[str]] = {}
+    for verb in VERBS:
+        for name, action in own_flags(verb).items():
+            if name not in FLAGS:
+                seen.setdefault(name, set()).add((action.help, action.metavar, action.type, action.nargs))
+                rooms.setdefault(name, set()).add(VERBS[verb])
+    assert {name: kinds for name, kinds in seen.items() if len(kinds) > 1} == {}
+    assert {name: where for name, where in rooms.items() if len(where) > 1} == {}
+    singular = {name for name in {*seen, *FLAGS} if f"{name}s" in {*seen, *FLAGS}}
+    assert singular <= {"plot", "baseline"}, "one spelling for one and for many"  # a picture's file; an epoch
+
+
+def test_values_that_the_table_lists_are_those_there_are() -> None:
+    assert set(DIALECT_NAMES) == set(DIALECTS)
+    assert FLAGS["dtype"].words == DTYPES and FLAGS["quantization"].words == QUANTIZATIONS
+    assert FLAGS["compute-dtype"].words == COMPUTE_DTYPES
+    assert all(name in PARSERS["eval"].format_help() for name in DIALECTS)
+    help_of_ls = PARSERS["ls"].format_help()
+    assert all(kind in help_of_ls for kind in KINDS)
+
+
+def test_an_evaluation_is_asked_by_the_flags_of_the_table() -> None:
+    said = {f.name for f in fields(EvalAsk)} - {"suite", "progress", "overrides", "plugins"}
+    told = {flag.attribute for flag in flags_of("eval")}
+    besides = {"retain_model", "config_name", "cfg", "plugin", "multirun"}  # of the command, not of the evaluation
+    assert said == told - besides
+    loading = {f.name for f in TABLE if f.key.startswith("model.") and "eval" in f.verbs.split()} - {"model"}
+    assert loading | {"batch-tokens", "batch-size", "limit"} <= set(own_flags("audit"))
+
+
+# ---- from flags to a configuration ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["a ${seed} b", "x=y,z", 'it\'s "so"', "back\\slash\\${q}", "[1,2]", "{a: b}", " ", "é\n"]
+)
+def test_what_a_flag_says_reaches_the_run_as_it_is(text: str) -> None:
+    run = to_run(EvalAsk(model=str(FULL), data=str(DATA), system_prompt=text, retain_logs=[text], metrics=["mia_loss"]))
+    assert isinstance(run, RunConfig)
+    assert run.template_args["system_prompt"] == text and run.retain_logs == text
+
+
+def test_a_word_of_hydra_beats_a_flag() -> None:
+    ask = EvalAsk(model=str(FULL), data=str(DATA), seed=1, device="cpu", limit=3, metrics=["mia_loss"])
+    given = {"seed": 1, "data.max_samples": 3}
+    for words in (["seed=2"], ["++seed=2"]):
+        run = to_run(EvalAsk(**{**vars(ask), "overrides": words}))
+        assert isinstance(run, RunConfig) and (run.seed, run.limit) == (2, 3)
+    with composing(None) as directories:
+        words = ["eval=tofu", "model=local", "task_name=x", "+model.model_args={device: cuda}"]
+        cfg = compose_config("eval.yaml", words, directories, {**given, "model.model_args.device": "cpu"})
+        assert (cfg.seed, cfg.data.max_samples, cfg.model.model_args.device) == (1, 3, "cuda")
+
+
+def test_the_batch_size_of_other_tools_is_a_flag_here(tmp_path: Path) -> None:
+    words = [
+        "eval",
+        "tofu",
+        "--model",
+        str(FULL),
+        "--data",
+        str(DATA),
+        "--out",
+        str(tmp_path),
+        "--limit",
+        "3",
+        "--quiet",
+    ]
+    assert main([*words, "--batch_size", "2", "--metrics", "forget_Q_A_Prob", "--system-prompt", SYSTEM]) == 0
+    assert json.loads((tmp_path / "manifest.json").read_text())["config"]["max_rows"] == 2
+
+
+# ---- other spellings -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("one", FORMER, ids=lambda one: f"{one.old}-{one.verbs.split()[0]}")
+def test_former_spellings_work_with_a_note(one: Any, tmp_path: Path) -> None:
+    for verb in one.verbs.split():
+        options = PARSERS[verb].options
+        assert f"--{one.new}" in options
+        for words in ([f"--{one.old}", "x.jsonl"], [f"--{one.old}=x.jsonl"]):
+            new, notes = translated(verb, words, options)
+            assert new[0].startswith(f"--{one.new}") and len(notes) == 1
+            assert f"--{one.old}" in notes[0] and f"--{one.new}" in notes[0]
+    assert translated("depth", ["--data", str(tmp_path)], PARSERS["depth"].options) == (["--data", str(tmp_path)], [])
+
+
+def test_a_former_spelling_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["published", "--model", "llama-3.2", "--split", "forget10"]) == 0
+    said = capsys.readouterr()
+    assert "note: --model of `vestige published` is now --name" in said.err and "Llama-3.2" in said.out
+
+
+@pytest.mark.parametrize(
+    ("words", "means"),
+    [
+        (["--output_dir", "o"], ["--out", "o"]),
+        (["--output_path=o"], ["--out=o"]),
+        (["--resume"], []),
+        (["--load_in_4bit"], ["--quantization", "4bit"]),
+        (["--bf16", "--no_cuda"], ["--dtype", "bfloat16", "--device", "cpu"]),
+        (["--trust_remote_code", "x=--y"], ["--trust-remote-code", "x=--y"]),
+    ],
+)
+def test_flags_of_other_tools_are_understood(words: list[str], means: list[str]) -> None:
+    assert translated("eval", words, PARSERS["eval"].options)[0] == means
+
+
+@pytest.mark.parametrize("name", ["gpu", "num_fewshot", "model-args", "dry-run"])
+def test_flags_of_other_tools_are_answered(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "tofu", f"--{name}", "1"]) == 2
+    said = capsys.readouterr().err
+    assert f"has no flag --{name.replace('_', '-')};" in said and "Traceback" not in said
+
+
+def test_spellings_of_other_tools_do_not_hide_flags_of_ours() -> None:
+    for verb in VERBS:
+        for name in own_flags(verb):
+            assert translated(verb, [f"--{name}"], PARSERS[verb].options)[0] == [f"--{name}"] or any(
+                one.old == name for one in FORMER
+            )
+    assert not set(FOREIGN) & (set(NEEDLESS) | set(ANSWERS))
+    assert all(ours[0][2:] in FLAGS for ours in FOREIGN.values())
+
+
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    words = ["eval", "tofu", "--model", str(FULL), "--data", str(DATA), "--limit", "2", "--out", str(tmp_path)]
+    assert main([*words, "--device", "cuda"]) == 2
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "cuda" in said and "--device" in said
+
+
+# ---- verbs ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_one_screen_by_question(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (["--help"], []):
+        with pytest.raises(SystemExit) as stop:
+            main(words)
+        assert stop.value.code == 0
+        lines = capsys.readouterr().out.splitlines()
+        assert len(lines) <= 40 and max(map(len, lines)) <= 80
+        shown = " ".join(line[:12].strip() for line in lines)
+        assert all(question in " ".join(shown.split()) for question in QUESTIONS)
+        assert all(any(f" {verb} " in line for line in lines) for verb in VERBS)
+
+
+@pytest.mark.parametrize(
+    ("word", "near"), [("evaluate", "eval"), ("unlern", "unlearn"), ("list", "ls"), ("reprot", "report")]
+)
+def test_unknown_verbs_get_a_guess(word: str, near: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([word, "tofu"]) == 2
+    said = capsys.readouterr().err
+    assert f"'{word}' is not a verb of vestige. Did you mean `vestige {near}`?" in said
+    assert not set(SYNONYMS) & set(VERBS) and set(SYNONYMS.values()) <= set(VERBS)
+
+
+# ---- completion ----------------------------------------------------------------------------------------------------
+
+BASH = """
+source {script}
+ask() {{ COMP_WORDS=(vestige "$@"); COMP_CWORD=$#; COMPREPLY=(); _vestige; printf '%s\\n' "${{COMPREPLY[@]}}"; }}
+ask ev; echo --; ask eval --dia; echo --; ask eval --dialect str; echo --; ask eval tof
+"""
+
+
+def test_bash_completes_verbs_flags_and_values(tmp_path: Path) -> None:
+    script = tmp_path / "vestige.bash"
+    script.write_text(completion_script("bash", PARSERS))
+    done = subprocess.run(["bash", "-c", BASH.format(script=script)], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stderr == ""
+    verbs, flags, values, words = (part.split() for part in done.stdout.split("--\n"))
+    assert verbs == ["eval"] and flags == ["--dialect"] and values == ["strict"]
+    assert "tofu" in words and set(words) <= {p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml")}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_verbs_flags_and_values(tmp_path: Path) -> None:
+    script = tmp_path / "vestige.fish"
+    script.write_text(completion_script("fish", PARSERS))
+
+    def asked(line: str) -> list[str]:
+        code = f"source {script}; complete -C '{line}'"
+        home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+        done = subprocess.run(
+            ["fish", "--no-config", "-c", code], capture_output=True, text=True, env=home, cwd=tmp_path
+        )
+        assert done.stderr == ""
+        return [row.split("\t")[0] for row in done.stdout.splitlines()]
+
+    assert asked("vestige ev") == ["eval"]
+    assert asked("vestige eval --dia") == ["--dialect"]
+    assert asked("vestige eval --dialect str") == ["strict"]
+    assert "tofu" in asked("vestige eval tof")
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_reads_the_script(tmp_path: Path) -> None:
+    """What TAB shows needs a terminal (tools/completion.py tries it); here the script is read and registered."""
+    (tmp_path / "_vestige").write_text(completion_script("zsh", PARSERS))
+    code = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; print $_comps[vestige]"
+    code += "; autoload +X _vestige && print loaded"
+    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.stdout.split() == ["_vestige", "loaded"] and done.stderr == ""
+
+
+def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "tcsh"]) == 2
+    assert "Unknown shell 'tcsh'" in capsys.readouterr().err
+    assert main(["completion", "zsh"]) == 0
+    assert capsys.readouterr().out.startswith("#compdef vestige")

@@ -275,6 +275,6 @@ def test_a_metric_without_data_is_one_sentence_before_anything_runs(
 
 
 def test_every_verb_is_declared_where_the_table_says() -> None:
-    assert list(parser().verbs) == list(VERBS)
+    assert set(parser().verbs) == set(VERBS)
     for verb in VERBS:
         assert verb in parser(verb).verbs

@@ -124,7 +124,7 @@ def test_another_precision(base: Path, tmp_path: Path) -> None:
     manifest["model"] |= {"dtype": "bfloat16", "evidence": "0" * 16}
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert guilty(base, other) == {"dtype": ("dtype: float32 -> bfloat16",)}
-    out = diff(base, other, metric="forget_Q_A_Prob")
+    out = diff(base, other, metrics=["forget_Q_A_Prob"])
     assert "differ only in the dtype: dtype: float32 -> bfloat16: the moved rows are due to that" in out
     assert "1 of 5 rows moved" in out
 

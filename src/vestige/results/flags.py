@@ -82,7 +82,7 @@ def _other_peoples(verbs: Any) -> None:
     importing.add_argument(
         "--baseline", metavar="EPOCH", help="of a tree runs/: whose full model all are relative to (ep10)"
     )
-    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, alone or beside a run")
+    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, also beside a run")
     published.set_defaults(do=run_published)
     published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
     shared_flags(published, "published", name={"action": "append", "says": "may be repeated"})

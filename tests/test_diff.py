@@ -74,7 +74,7 @@ def test_one_row_changed(base: Path, tmp_path: Path) -> None:
     assert list(guilty(base, other)) == ["data"]
     out = diff(base, other)
     assert "differ only in the data: TOFU_QA_forget: 1 row changed (3): only rows that changed have moved" in out
-    moved = moved_metrics(base, other, read_manifest(base), read_manifest(other), "forget_Q_A_Prob")
+    moved = moved_metrics(base, other, read_manifest(base), read_manifest(other), ["forget_Q_A_Prob"])
     assert moved[0].moved_rows == ["3"]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from conftest import LAB, SYSTEM
 from vestige.cli import QUESTIONS, SYNONYMS, VERBS, main, parser
-from vestige.engine.compose import PACKAGE_DIR, compose_config, composing
+from vestige.configs.compose import PACKAGE_DIR, compose_config, composing
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, FORMER, NEEDLESS, TABLE, flags_of, translated

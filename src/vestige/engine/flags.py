@@ -20,7 +20,7 @@ def add_verbs(verbs: Any) -> None:
 
 
 def suite_names() -> list[str]:
-    from vestige.engine.compose import PACKAGE_DIR
+    from vestige.configs.compose import PACKAGE_DIR
 
     return sorted(file.stem for file in (PACKAGE_DIR / "eval").glob("*.yaml"))
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from vestige.collect.attention import without_copies
 from vestige.collect.cost import Cost
 from vestige.collect.memory import Halving
 from vestige.collect.positions import check_fit, check_tokens
@@ -209,7 +210,8 @@ class DenoiseCollector:
         tokens, forwards = predictor.tokens, predictor.forwards
         streams = [w.streams for w in batch]
         planes = Planes(label_table(streams, denoising.max_new_tokens, predictor.vocab))
-        sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, planes)
+        with without_copies(predictor.model):
+            sampled = sample(predictor, [w.prompt for w in batch], streams, denoising, planes)
         traces = planes.traces(sampled, predictor.mask_id)
         self.cost.denoise_tokens += predictor.tokens - tokens
         self.cost.denoise_forwards += predictor.forwards - forwards

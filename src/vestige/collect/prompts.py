@@ -7,8 +7,8 @@ continuation, and the next prompt keeps what it shares with this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from vestige.collect.attention import attending, without_copies
 from vestige.collect.forward import logits_at
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import PackedRow, Tree
@@ -79,10 +80,11 @@ def read_prompt(model: Any, cache: PromptCache, ids: Sequence[int]) -> int:
     if new:
         cache.grow(True)
         position = torch.arange(shared, len(ids), device=model.device)[None]
-        logits_at(
-            model, torch.tensor([len(new) - 1]), input_ids=torch.tensor([new], device=model.device),
-            position_ids=position, past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+        with without_copies(model):
+            logits_at(
+                model, torch.tensor([len(new) - 1]), input_ids=torch.tensor([new], device=model.device),
+                position_ids=position, past_key_values=cache, use_cache=True,
+            )  # fmt: skip
         cache.ids = tuple(ids)
     return len(new)
 
@@ -151,7 +153,7 @@ def continue_prompt(
     before, width = len(cache.ids), len(row.nodes)
     position = torch.from_numpy(before + tree.depth[row.nodes])[None].to(model.device)
     skipping = _skips(model)
-    with _by_stretches(plan, before, width) if skipping else nullcontext():
+    with attending(lambda whole: _attend(whole, plan, before, width)) if skipping else nullcontext():
         return logits_at(
             model, torch.tensor(scored), input_ids=torch.from_numpy(tree.token[row.nodes])[None].to(model.device),
             position_ids=position, past_key_values=cache, use_cache=True,
@@ -179,19 +181,6 @@ def _mask(plan: Sequence[PromptStretch], before: int, width: int, model: Any, sk
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
-
-
-@contextmanager
-def _by_stretches(plan: Sequence[PromptStretch], before: int, width: int) -> Iterator[None]:
-    """While open, the library's sdpa attention goes through a row of this shape stretch by stretch."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    whole = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = _attend(whole, plan, before, width)
-    try:
-        yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 class _NoGroups:

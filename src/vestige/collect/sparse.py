@@ -14,13 +14,14 @@ continue a cached prompt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 import torch
 
+from vestige.collect.attention import attending, grouped, shares_keys, without_copies
 from vestige.types import Array
 
 # Queries at a time; a question with its answers is about this long. Longer stretches look at more keys of other
@@ -43,11 +44,12 @@ def stretches(end: Array, width: int) -> list[Stretch]:
     return out
 
 
-@contextmanager
-def tree_attention(model: Any, rows: Sequence[Array], width: int) -> Iterator[None]:
+def tree_attention(model: Any, rows: Sequence[Array], width: int) -> AbstractContextManager[None]:
     """While open, the library's sdpa attention goes through the rows (given by where subtrees end) in stretches."""
-    with _swapped(rows, width) if _applies(model, width) else nullcontext():
-        yield
+    if not _applies(model, width):
+        return without_copies(model)
+    plan = [stretches(end, width) for end in rows]
+    return attending(lambda whole: _by_stretches(grouped(whole) if shares_keys(model) else whole, plan, width))
 
 
 def _applies(model: Any, width: int) -> bool:
@@ -56,20 +58,6 @@ def _applies(model: Any, width: int) -> bool:
     Only sdpa is replaced: eager attention would work alike, but who asks for it wants the library's own path.
     """
     return width > STRETCH and model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
-
-
-@contextmanager
-def _swapped(rows: Sequence[Array], width: int) -> Iterator[None]:
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    # The table has two levels. An assignment covers the library's entry and `del` uncovers it again, so an error inside
-    # the forward cannot leave another model with this batch's plan. Blocks look the function up by name at each call.
-    whole = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    ALL_ATTENTION_FUNCTIONS["sdpa"] = _by_stretches(whole, [stretches(end, width) for end in rows], width)
-    try:
-        yield
-    finally:
-        del ALL_ATTENTION_FUNCTIONS["sdpa"]
 
 
 def _by_stretches(whole: Callable[..., Any], plan: Sequence[Sequence[Stretch]], width: int) -> Callable[..., Any]:

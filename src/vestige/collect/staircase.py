@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
+from vestige.collect.attention import without_copies
 from vestige.collect.cache import held
 from vestige.collect.cost import Cost
 from vestige.collect.forward import additive_mask, logits_at
@@ -112,7 +113,8 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
         assert states[layer].shape[1] == span
 
     sites = find_sites(model)
-    with reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext():
+    reads = reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext()
+    with reads, without_copies(model):
         index = torch.from_numpy(np.concatenate(at))
         logits = logits_at(model, index, **inputs, past_key_values=cache, use_cache=True)
     length = max(w.first for w in wants)
@@ -224,7 +226,7 @@ def climb(
         scored = np.arange(w.target.start - 1 - w.first, carried(w))
         at.append((np.arange(rows)[:, None] * span + scored[None]).reshape(-1) + b * rows * span)
         labels.append(list(w.target.labels) * rows)
-    with stairs.hooks(model):
+    with stairs.hooks(model), without_copies(model):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(at)),

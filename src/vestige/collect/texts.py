@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
+from vestige.collect.attention import without_copies
 from vestige.collect.cache import SlotCache
 from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at
@@ -225,7 +226,8 @@ class TextCollector:
         if self.plain:
             return self._decode_plain(rows)
         try:
-            finished = self._decode_cached(rows)
+            with without_copies(self.model):
+                finished = self._decode_cached(rows)
             problem = "" if self.verified else self._disagreement(finished)
         except UserError:
             raise

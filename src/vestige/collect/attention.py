@@ -1,13 +1,13 @@
 """The library's attention, exchanged for a while.
 
 `attending` puts another function in the place of transformers' sdpa attention and takes it out again. `without_copies`
-uses it for one thing: grouped-query models share each key head between several query heads, and transformers copies the
-keys for every one of them as soon as there is a mask, because CUDA's kernels want it so. On a CPU torch reads the shared
-keys where they are, with the same bits: one decoding step of 39 rows and 200 tokens spends a seventh of the time in it.
+uses it for one thing: grouped-query models share each key head between several query heads, and transformers copies
+the keys for every one of them as soon as there is a mask, because CUDA's kernels want it so. On a CPU torch reads the
+shared keys where they are, with the same bits; the attention of a decoding step then takes a seventh of the time.
 
-In: a model. Out: nothing; while a context is open, forwards cost less. Callers: collect/sparse.py, prompts.py, texts.py,
-patch.py, staircase.py, cross.py, denoise.py. The plain ways that results are checked against do not use it, so the check
-of each fast way covers it.
+In: a model. Out: nothing; while a context is open, forwards cost less. Callers: sparse.py, prompts.py, texts.py,
+staircase.py and denoise.py of this room. The plain ways that fast ones are checked against do not use it, so those
+checks cover it.
 """
 
 from __future__ import annotations

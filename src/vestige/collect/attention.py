@@ -74,9 +74,9 @@ def _reads_shared_keys(dtype: torch.dtype) -> bool:
     query, key, value = (torch.randn((2, n, 5, 8), generator=noise).to(dtype) for n in (4, 2, 2))
     mask = torch.zeros((2, 1, 5, 5), dtype=dtype)
     mask[..., 3:] = torch.finfo(dtype).min
-    copied = (t.repeat_interleave(2, dim=1) for t in (key, value))
+    keys, values = (t.repeat_interleave(2, dim=1) for t in (key, value))
     try:
         shared = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     except (TypeError, RuntimeError):
         return False
-    return torch.equal(shared, scaled_dot_product_attention(query, *copied, attn_mask=mask))
+    return torch.equal(shared, scaled_dot_product_attention(query, keys, values, attn_mask=mask))

@@ -121,11 +121,23 @@ class Invented:
             ("Much of it is still in the layers (UDS 0.21, 1 is gone).", "knows", "layers"),
         ]
         verdict = {
+            "word": "partly",
+            "title": "Partly",
+            "also": None,
             "answer": "partly",
             "headline": self.say("It no longer says the forgotten answers, but its layers still hold them."),
             "evidence": [
                 {"text": self.say(t), "points": p, "panel": panel, "metric": "uds"} for t, p, panel in evidence
             ],
+            "parts": {
+                "knowledge": {"state": "towards", "share": 0.4, "lo": 0.3, "hi": 0.5, "text": self.say("Still there.")},
+                "damage": {"state": "kept", "utility": 0.98, "lo": 0.9, "hi": 1.05, "fluency": None, "text": ""},
+                "testing": {"state": "shallow", "done": ["says", "likely"], "missing": [], "text": ""},
+            },
+            "secrets": None,
+            "power": {"share": 0.3, "secrets": None, "text": ""},
+            "rows_needed": None,
+            "margin": 0.2,
             "limits": [self.say("Intervals speak of other rows, not of other training seeds.")],
         }
         return {

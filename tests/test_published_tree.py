@@ -52,9 +52,9 @@ def test_every_kind_of_file_is_read(tree: Path) -> None:
     assert mine["utility_rel"]["v"] == pytest.approx(1) and mine["overall"]["v"] is not None
     assert models["retain"]["role"] == "retain" and models["full"]["role"] == "full"
     audit = next(a for a in report["audits"] if a["model"] == models["npo_lr1e5_b01_a1_ep5"]["id"])
-    told = {e["metric"]: e["points"] for e in audit["verdict"]["evidence"]}
-    assert told["prob"] == "knows" and "rouge" in told and any(k.startswith("mia_") for k in told)
-    assert "model_utility" in told and audit["verdict"]["answer"] == "no"
+    told = {e["metric"]: e["state"] for e in audit["verdict"]["evidence"]}
+    assert told["prob"] == "towards" and "rouge" in told and any(k.startswith("mia_") for k in told)
+    assert "model_utility" in told and audit["verdict"]["word"] == "not_forgotten"
 
 
 def test_robustness_is_shown_where_robustness_is_shown(tree: Path) -> None:

@@ -171,7 +171,7 @@ def test_results_of_another_tool_are_audited_by_their_names(tmp_path: Path) -> N
         (tmp_path / name / "TOFU_EVAL.json").write_text(json.dumps(body))
     report = made(tmp_path)
     (audit,) = report["audits"]
-    assert audit["verdict"]["answer"] == "no" and audit["retain"] and audit["full"]
+    assert audit["verdict"]["word"] == "not_forgotten" and audit["retain"] and audit["full"]
     assert len(audit["says"]["rows"]) == 3 and len(audit["says"]["rows"][0]["texts"]) == 3
     assert {c["metric"] for c in audit["roc"]} == {"mia_loss"}
     assert audit["says"]["rows"][0]["leak"] == pytest.approx(0.65)

@@ -15,6 +15,7 @@ import pytest
 import report_samples
 from conftest import LAB
 from vestige.cli import main
+from vestige.compare.rule import TITLES
 from vestige.report import view as viewing
 from vestige.report.assemble import PageAsk
 from vestige.report.figures import FIGURES, Which, draw
@@ -80,7 +81,7 @@ def test_one_model_from_three_kinds_of_runs(lab_runs: Path) -> None:
     assert {s["kind"] for s in report["sources"]} == {"eval", "depth", "stress"}
     (audit,) = report["audits"]
     assert [audit[k] for k in ("model", "full", "retain")] == [models[n]["id"] for n in ("unlearned", "full", "retain")]
-    assert audit["missing"] == [] and audit["verdict"]["answer"] in ("yes", "partly", "no", "unclear")
+    assert audit["missing"] == [] and audit["verdict"]["word"] in TITLES
     assert {c["is_control"] for c in audit["attacks"]} == {True, False}
     assert audit["attacks"][0]["budgets"] == [1.0, 3.0]
     assert len(audit["layers"]["examples"]) == 8 and audit["layers"]["examples"][0]["token_logprobs"]
@@ -129,7 +130,7 @@ def test_paired_differences_are_those_of_compare(lab_runs: Path) -> None:
 
 def test_without_references_the_verdict_says_what_cannot_be_concluded(lab_runs: Path) -> None:
     (audit,) = made(lab_runs / "eval" / "unlearned")["audits"]
-    assert audit["retain"] is None and audit["verdict"]["answer"] == "unclear"
+    assert audit["retain"] is None and audit["verdict"]["word"] == "cannot_tell"
     assert {m["panel"] for m in audit["missing"]} == {"layers", "attacks", "retain"}
 
 

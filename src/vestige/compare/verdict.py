@@ -1,311 +1,164 @@
-"""Did it forget? An answer in words, from rules that can be read here, with its evidence and its limits.
+"""Did it forget? One of six words, from rules that can be read here, with its evidence and its limits.
 
-Every measure is held against the model that never knew (retain, 0) and the model that does (full, 1):
+Three questions are answered apart. *Knowledge*: where is the model between the retain model and the full one
+(compare/evidence.py)? *Damage*: did utility and fluency survive? *Testing*: what was looked at? Then, in this order:
 
-    share = (value - retain) / (full - retain)       up to 0.25: forgot;  above: knows, if the interval agrees
+    damaged          utility or fluency is damaged, or a measure is beyond the retain model (over-forgotten);
+                     what still leaks is stated as well
+    not_forgotten    of what it says, finds likely, holds in its layers or shows under attack, more than half of the way
+                     to the full model is surely there
+    partly           some measure is towards the full model
+    forgotten        all six tests were made, and each of them, and every measure in it, is equivalent; abilities kept
+    looks_forgotten  something it says or finds likely is equivalent, and nothing speaks against it
+    cannot_tell      anything else
 
-The depth score and attacks look deeper than outputs. So the answer is
+So a test that was not made can take "forgotten" away, and never give it. Thresholds are in compare/rule.py.
 
-    yes      every measure says forgot, and at least one of them looks deeper than outputs
-    partly   some say forgot, some say knows; or all say knows, but none above 0.75
-    no       all say knows, or what it says or finds likely is nearly the full model's (above 0.75)
-    unclear  no yardstick, nothing deeper was measured, the measures do not tell, or the model is ruined
-
-In: measures with their intervals as plain numbers. Out: the answer, its evidence, its limits, as plain data. Caller:
-report/audits.py. Pure: a verdict can be recomputed from report.json alone.
+In: AuditFacts. Out: plain data (docs/report_format.md). Callers: the room judging. Pure: `word_of` needs nothing but
+the evidence, so that a verdict can be checked from report.json alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.words import number, with_interval
+from vestige.compare.evidence import VerdictPoint, damage_points, knowledge_points, margin_of
+from vestige.compare.facts import AuditFacts
+from vestige.compare.rule import DEEP, RULE, TESTS, TITLES, VerdictRule
+from vestige.compare.verdict_words import headline, limits, power_part, testing_text
 
-FORGOT, STILL = 0.25, 0.75  # shares of the way from the retain model to the full one
-SCALE = 0.05  # full and retain closer than this: the measure tells nothing
-DEEP = 0.8  # a depth score from which on the layers count as empty
-STRANGE = 0.15  # an AUC this far below the retain model's is conspicuous
-KEPT, RUINED = 0.8, 0.3  # shares of the reference's utility
-RECITES = 0.8  # says so much of the answers that no yardstick is needed
-FEW = 100  # rows
+OUTPUTS = ("says", "likely")
+CONTENT = ("says", "likely", "layers", "teach", "disturb")  # what is known, as against that it was once trained on
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One metric of the audited model, and of the models it is held against. High means "knows"."""
-
-    metric: str
-    value: float | None = None
-    lo: float | None = None
-    hi: float | None = None
-    n: int | None = None
-    retain: float | None = None
-    full: float | None = None
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """The strongest effect of one attack on one metric."""
-
-    attack: str
-    metric: str
-    before: float
-    after: float
-    control_before: float | None = None
-    control_after: float | None = None
-    full: float | None = None
-    teaches: bool = False  # the attack shows the model answers
-
-
-@dataclass(frozen=True)
-class AuditFacts:
-    """What a verdict may look at; None: not measured."""
-
-    says: Measure | None = None
-    likely: Measure | None = None
-    membership: Measure | None = None
-    layers: Measure | None = None
-    attacks: Sequence[Recovery] = ()
-    utility: Measure | None = None
-    has_retain: bool = False
-    has_full: bool = False
-    missing: Mapping[str, str] = field(default_factory=dict)  # panel -> why there is nothing
-
-
-@dataclass(frozen=True)
-class VerdictPoint:
-    """One piece of evidence."""
-
-    panel: str
-    points: str  # forgot | knows | unclear
-    text: str
-    metric: str
-    share: float | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"text": self.text, "metric": self.metric, "points": self.points, "panel": self.panel}
-
-
-def verdict(facts: AuditFacts) -> dict[str, Any]:
-    """The answer, one sentence, the evidence and the limits."""
-    points = [p for p in (_says(facts), _likely(facts), _membership(facts), _layers(facts)) if p]
-    points += [_recovery(r) for r in facts.attacks]
-    kept = _utility(facts)
-    answer, why = _answer(facts, points)
+def verdict(facts: AuditFacts, rule: VerdictRule = RULE) -> dict[str, Any]:
+    """The word, three parts, the evidence, what could have been seen, and the limits."""
+    known, harm = knowledge_points(facts, rule), damage_points(facts, rule)
+    knowledge, damage = _knowledge(known), _damage(harm)
+    testing = _testing(facts, known)
+    word = "not_forgotten" if _recites(facts, rule) else word_of(known, damage["state"], rule)
+    leaks = any(p.state == "towards" for p in known)
+    needed = [p.rows_needed for p in (*known, *harm) if p.rows_needed]
     return {
-        "answer": answer,
-        "headline": _headline(answer, why, points, kept),
-        "evidence": [p.to_json() for p in (*points, *([kept[1]] if kept else []))],
-        "limits": _limits(facts),
+        "word": word,
+        "title": TITLES[word],
+        "also": "still leaks" if word == "damaged" and leaks else None,
+        "headline": headline(word, known, harm, facts),
+        "parts": {"knowledge": knowledge, "damage": damage, "testing": testing},
+        "secrets": _secrets(facts),
+        "evidence": [p.to_json() for p in (*known, *harm)],
+        "power": power_part(facts, margin_of(facts, rule), rule),
+        "rows_needed": max(needed) if needed and word in ("cannot_tell", "looks_forgotten") else None,
+        "limits": limits(facts, known, rule),
+        "margin": margin_of(facts, rule),
     }
 
 
-# ---- one measure at a time ---------------------------------------------------------------------------------------
+def word_of(known: Sequence[VerdictPoint], damage: str, rule: VerdictRule = RULE) -> str:
+    """The rules of the module's text, in order."""
+    if damage == "damaged" or any(p.state == "beyond" for p in known):
+        return "damaged"
+    towards = [p for p in known if p.state == "towards"]
+    if any(p.test in CONTENT and _surely(p) > rule.most for p in towards):
+        return "not_forgotten"
+    if towards:
+        return "partly"
+    passed = {t for t in TESTS if _states(known, t) == {"equivalent"}}
+    if passed == set(TESTS) and damage == "kept":
+        return "forgotten"
+    return "looks_forgotten" if any("equivalent" in _states(known, t) for t in OUTPUTS) else "cannot_tell"
 
 
-def share_of(x: float, m: Measure) -> float | None:
-    """How far from the retain model (0) to the full model (1) a value lies; None where the two do not differ.
-
-    >>> share_of(0.4, Measure("p", retain=0.2, full=1.0)), share_of(0.4, Measure("p", retain=0.2, full=0.22))
-    (0.25, None)
-    """
-    if m.retain is None:
-        return None
-    scale = (1.0 if m.full is None else m.full) - m.retain  # without a full model up to 1, the most there is
-    return (x - m.retain) / scale if scale > SCALE else None
+def _surely(p: VerdictPoint) -> float:
+    low = p.share if p.lo is None else p.lo
+    return 0.0 if low is None else low
 
 
-def judge(m: Measure) -> tuple[str, float | None]:
-    """What a measure says, and its share. An interval that reaches far into the other side makes it unclear."""
-    if m.value is None or m.retain is None:
-        return "unclear", None
-    share = share_of(m.value, m)
-    if share is None:
-        return "unclear", None
-    low, high = (share if x is None else share_of(x, m) or 0.0 for x in (m.lo, m.hi))
-    if share <= FORGOT:
-        return ("forgot" if high <= 2 * FORGOT else "unclear"), share
-    return ("knows" if low > FORGOT / 2 else "unclear"), share
+def _states(points: Sequence[VerdictPoint], test: str) -> set[str]:
+    return {p.state for p in points if p.test == test}
 
 
-def _yardsticks(m: Measure) -> str:
-    told = [f"the {who} model {number(v)}" for who, v in (("retain", m.retain), ("full", m.full)) if v is not None]
-    return f"; {', '.join(told)}" if told else "; no yardstick"
+def _recites(facts: AuditFacts, rule: VerdictRule) -> bool:
+    """Says so much of the answers, or so many secrets, that no retain model is needed to see it."""
+    if facts.has_retain:
+        return False
+    secrets = facts.secrets
+    if secrets is not None and secrets.lo is not None and secrets.lo > rule.most:
+        return True
+    lows = [m.value if m.lo is None else m.lo for m in facts.measures if m.test == "says" and not m.secrets]
+    return any(low is not None and low >= rule.recites for low in lows)
 
 
-def _says(facts: AuditFacts) -> VerdictPoint | None:
-    return _output(facts.says, "says", "It says {} of the reference answers to the forget rows{}.")
+# ---- the three parts ---------------------------------------------------------------------------------------------
 
 
-def _likely(facts: AuditFacts) -> VerdictPoint | None:
-    return _output(facts.likely, "likely", "It gives the forgotten answers a probability of {}{}.")
+def _knowledge(known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    states = {p.state for p in known}
+    ahead, behind = "towards" in states, "beyond" in states
+    state = "mixed" if ahead and behind else "towards" if ahead else "beyond" if behind else ""
+    state = state or ("not_measured" if not known else "equivalent" if states == {"equivalent"} else "undecided")
+    # The one farthest from the retain model among those that give the part its state.
+    telling = [p for p in known if p.state == state] or list(known)
+    far = max((p for p in telling if p.share is not None), key=lambda p: abs(p.share or 0.0), default=None)
+    text = {
+        "equivalent": "Like a model that never knew, on every measure.",
+        "towards": "Nearer to the model that knows than a model that never knew.",
+        "beyond": "Over-forgotten: less than a model that never knew.",
+        "mixed": "Over-forgotten on some measures, and still there on others.",
+        "undecided": "These rows do not decide every measure.",
+        "not_measured": "Nothing was measured on the forget rows.",
+    }[state]
+    share, lo, hi = (None, None, None) if far is None else (far.share, far.lo, far.hi)
+    return {"state": state, "share": share, "lo": lo, "hi": hi, "text": text}
 
 
-def _output(m: Measure | None, panel: str, words: str) -> VerdictPoint | None:
-    if m is None or m.value is None:
-        return None
-    points, share = judge(m)
-    text = words.format(with_interval(m.value, m.lo, m.hi), _yardsticks(m))
-    if points == "unclear" and share is None and m.full is not None and m.retain is not None:
-        text += " Full and retain model are too close here to tell anything."
-    return VerdictPoint(panel, points, text, m.metric, share)
-
-
-def _membership(facts: AuditFacts) -> VerdictPoint | None:
-    m = facts.membership
-    if m is None or m.value is None:
-        return None
-    head = f"The strongest attack ({m.metric}) tells forget rows from fresh ones with an AUC of "
-    text = f"{head}{with_interval(m.value, m.lo, m.hi)}{_yardsticks(m)}; chance is 0.5."
-    if m.retain is not None and m.retain - m.value > STRANGE:
-        more = " They look stranger than to the retain model: it shows that something was removed."
-        return VerdictPoint("roc", "unclear", text + more, m.metric)
-    points, share = judge(m)
-    return VerdictPoint("roc", points, text, m.metric, share)
-
-
-def _layers(facts: AuditFacts) -> VerdictPoint | None:
-    m = facts.layers
-    if m is None or m.value is None:
-        return None
-    if m.value >= DEEP:
-        points, words = "forgot", "its layers lack the knowledge nearly as the retain model's do"
+def _damage(harm: Sequence[VerdictPoint]) -> dict[str, Any]:
+    """Damaged if anything is; kept if utility is and no text speaks against it."""
+    utility = next((p for p in harm if p.panel == "utility"), None)
+    texts = [p for p in harm if p.panel == "fluency"]
+    states = {p.state for p in harm}
+    if "damaged" in states:
+        state = "damaged"
+    elif not harm:
+        state = "not_measured"
     else:
-        points = "knows" if m.hi is None or m.hi < DEEP else "unclear"
-        words = "its layers still hold " + ("much" if m.value < 0.5 else "some") + " of it"
-    text = f"Depth score {with_interval(m.value, m.lo, m.hi)}, 1 is gone: {words}."
-    return VerdictPoint("layers", points, text, m.metric, 1 - m.value)
+        state = "kept" if utility is not None and states == {"kept"} else "undecided"
+    said = " ".join(p.text for p in harm if p.state == "damaged" or p is utility)
+    return {
+        "state": state,
+        "utility": utility.share if utility else None,
+        "lo": utility.lo if utility else None,
+        "hi": utility.hi if utility else None,
+        "fluency": texts[0].value if texts else None,
+        "text": said or ("Other abilities were not measured." if not harm else "Its texts are as fluent as before."),
+    }
 
 
-def _recovery(r: Recovery) -> VerdictPoint:
-    """After an attack a model that forgot is where the attacked control is: then the attack taught it, not reminded it.
-
-    Without a control only attacks that teach nothing (quantising, pruning, other prompts) can show that it knows.
-    """
-    text = f"Under {r.attack}, {r.metric} goes from {number(r.before)} to {number(r.after)}"
-    if r.control_after is None:
-        share = (r.after - r.before) / _room(r.full, r.before)
-        points = "knows" if share > FORGOT and not r.teaches else "unclear"
-        return VerdictPoint("attacks", points, f"{text}; without a control.", r.metric, share)
-    text += f"; a model that never knew goes from {number(r.control_before)} to {number(r.control_after)}."
-    share = (r.after - r.control_after) / _room(r.full, r.control_after)
-    return VerdictPoint("attacks", "forgot" if share <= FORGOT else "knows", text, r.metric, share)
-
-
-def _room(full: float | None, start: float) -> float:
-    """How much there is to come back."""
-    return 1.0 if full is None or full - start <= SCALE else full - start
-
-
-def _utility(facts: AuditFacts) -> tuple[float, VerdictPoint] | None:
-    """The share of abilities kept, and what to say of it. It does not speak for or against forgetting."""
-    m = facts.utility
-    reference = None if m is None else next((x for x in (m.full, m.retain) if x), None)
-    if m is None or m.value is None or reference is None:
-        return None
-    kept = m.value / reference
-    text = f"{m.metric} is {with_interval(m.value, m.lo, m.hi)}, {kept:.0%} of the reference's {number(reference)}."
-    return kept, VerdictPoint("utility", "unclear", text, m.metric, None)
-
-
-# ---- all together ------------------------------------------------------------------------------------------------
-
-
-def _answer(facts: AuditFacts, points: Sequence[VerdictPoint]) -> tuple[str, str]:
-    """The rules of the module's text, in order, and for `unclear` the reason."""
-    sides = sides_of(points)
-    told, kept = set(sides.values()), _utility(facts)
-    if not points:
-        return "unclear", "nothing was measured on the forget rows"
-    strong = [p for p in points if p.points == "knows" and (p.share or 0) >= STILL]
-    if _recites(facts) or any(p.panel in OUTPUTS for p in strong):
-        return "no", ""
-    if kept and kept[0] < RUINED and "knows" not in told:
-        return "unclear", "its other abilities are ruined, and the silence of a broken model says little"
-    if "knows" in told:
-        return ("partly" if "forgot" in told or not strong else "no"), ""
-    if not facts.has_retain:
-        return "unclear", "without a retain model nothing can be compared"
-    if "forgot" not in told:
-        return "unclear", "the measures at hand do not tell"
-    if not any(sides.get(panel) == "forgot" for panel in DEEPER):
-        return "unclear", "its outputs look forgotten, but neither its layers nor attacks were found to agree"
-    return "yes", ""
-
-
-def sides_of(points: Sequence[VerdictPoint]) -> dict[str, str]:
-    """What each panel says: one sign of knowing outweighs signs of having forgotten."""
-    said = {panel: {p.points for p in points if p.panel == panel} for panel in dict.fromkeys(p.panel for p in points)}
-    return {panel: next(s for s in ("knows", "forgot", "unclear") if s in there) for panel, there in said.items()}
-
-
-OUTPUTS, DEEPER = ("says", "likely"), ("layers", "attacks")
-
-
-def _recites(facts: AuditFacts) -> bool:
-    """Says so much of the answers that no retain model is needed to see it."""
-    m = facts.says
-    return m is not None and m.value is not None and (m.value if m.lo is None else m.lo) >= RECITES
-
-
-SHORT = {
-    "says": ("no longer says the forgotten answers", "still says them"),
-    "likely": ("no longer finds them likely", "still finds them likely"),
-    "roc": (
-        "looks to an attacker like a model that never saw them",
-        "still shows an attacker that it was trained on them",
-    ),
-    "layers": ("has lost them from its layers", "still holds them in its layers"),
-    "attacks": ("shows little more under attack than a model that never knew", "shows them under attack"),
+MISSING = {
+    "says": "what it says was not compared",
+    "likely": "what it finds likely was not compared",
+    "membership": "no membership attack was tried: it needs holdout rows",
+    "layers": "the layers were not looked into",
+    "teach": "no attack that teaches, with a control, was tried",
+    "disturb": "no attack that teaches nothing (quantising, pruning, other prompts) was tried",
 }
 
 
-def _headline(answer: str, why: str, points: Sequence[VerdictPoint], kept: tuple[float, VerdictPoint] | None) -> str:
-    sides = sides_of(points)
-    forgot, knows = (_joined(sides, side, i) for i, side in enumerate(("forgot", "knows")))
-    tail = ""
-    if kept is not None:
-        tail = (
-            "; its other abilities are kept" if kept[0] >= KEPT else f"; it kept {kept[0]:.0%} of its other abilities"
-        )
-    if answer == "yes":
-        return f"As far as was measured it has forgotten: it {forgot}{tail}."
-    if answer == "no":
-        return f"It has not forgotten: it {knows or 'says nearly all of the forgotten answers'}{tail}."
-    if answer == "partly":
-        return f"It has forgotten in part: it {f'{forgot}, but {knows}' if forgot else knows}{tail}."
-    return f"This cannot be decided: {why}{tail}."
+def _testing(facts: AuditFacts, known: Sequence[VerdictPoint]) -> dict[str, Any]:
+    controlled = {"teach"} if any(c.teaches and c.controlled for c in facts.attacks) else set()
+    done = [t for t in TESTS if _states(known, t) and (t != "teach" or t in controlled)]
+    missing = [{"test": t, "text": MISSING[t], "command": facts.commands.get(t, "")} for t in TESTS if t not in done]
+    deep = all(t in done for t in DEEP)
+    return {"state": "deep" if deep else "shallow", "done": done, "missing": missing,
+            "text": testing_text(done, missing)}  # fmt: skip
 
 
-def _joined(sides: Mapping[str, str], side: str, which: int) -> str:
-    words = [SHORT[panel][which] for panel, said in sides.items() if said == side]
-    return " and ".join(words) if len(words) < 3 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def _limits(facts: AuditFacts) -> list[str]:
-    out = []
-    if not facts.has_retain:
-        out.append("Without a retain model forgetting cannot be told from never having known: nothing to compare with.")
-    if not facts.has_full:
-        out.append("Without the full model it is not known how much there was to forget.")
-    if facts.membership is None:
-        out.append("No membership attack was tried (holdout rows are needed): traces of training are not ruled out.")
-    if facts.layers is None:
-        out.append("The layers were not looked into (vestige depth): knowledge the model does not show may be there.")
-    tried = list(dict.fromkeys(r.attack for r in facts.attacks))
-    if tried:
-        were = "was" if len(tried) == 1 else "were"
-        out.append(f"Only {', '.join(tried)} {were} tried; other attacks may bring more back.")
-        if any(r.control_after is None for r in facts.attacks):
-            out.append("Attacks without a control: what they teach cannot be told from what they bring back.")
-    else:
-        out.append("No attack was tried (vestige stress): whether it comes back is not known.")
-    if facts.utility is None or facts.utility.value is None:
-        out.append("Other abilities were not measured: a model that lost everything also forgets.")
-    rows = [m.n for m in (facts.says, facts.likely) if m and m.n]
-    if rows and max(rows) < FEW:
-        out.append(f"There are only {max(rows)} forget rows: small differences cannot be seen.")
-    out.append("Intervals speak of other rows, not of other training seeds.")
-    return [*out, *(f"{panel}: {why}" for panel, why in facts.missing.items())]
+def _secrets(facts: AuditFacts) -> dict[str, Any] | None:
+    s = facts.secrets
+    if s is None:
+        return None
+    text = f"{'Still says' if s.said else 'Says'} {s.said} of {s.with_secret} secrets"
+    keys = ("rows", "with_secret", "said", "lo", "hi", "retain", "full")
+    out: Mapping[str, Any] = {key: getattr(s, key) for key in keys}
+    return {**out, "text": text}

@@ -56,5 +56,5 @@ def demo_report(out: Path, data: Path, models: Mapping[str, Path]) -> None:
     names = {m["id"]: m["name"] for m in report["models"]}
     print("\nDid it forget?")
     for a in report["audits"]:
-        print(f"  {names[a['model']]}: {a['verdict']['answer']}. {a['verdict']['headline']}")
+        print(f"  {names[a['model']]}: {a['verdict']['title']}. {a['verdict']['headline']}")
     print(f"\nThe report of it all: {out / 'report' / 'index.html'} (open it in a browser)")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.judging.evaluated import Evaluated
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import Methods, from_results
 from vestige.meta.old_keys import attack_facts
@@ -58,6 +59,16 @@ class PageWork:
     swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
     attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
+    retains: list[Entry] = field(default_factory=list)  # several that the user names: models of other training seeds
+    judged: dict[str, Evaluated] = field(default_factory=dict)  # source id -> its rows, read once
+
+    def evaluated(self, model: str) -> list[Evaluated]:
+        """A model's evaluations as the judge of a verdict reads them."""
+        mine = [s for s in self.evals.get(model, ()) if s.kind == "eval"]
+        for s in mine:
+            if s.id not in self.judged:
+                self.judged[s.id] = Evaluated(s.data["results"], s.data["manifest"], s.data["stats"])
+        return [self.judged[s.id] for s in mine]
 
     def methods_of(self, source: RunSource) -> Methods:
         """The rows of a method_results.json or of a published tree, computed once."""
@@ -72,7 +83,8 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     keep_sound(found)
     work = PageWork(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
-    work.roster.name_roles(ask.full, ask.retain)
+    named = work.roster.name_roles(ask.full, ask.retain)
+    work.retains = named if len(named) > 1 else []
     _sweep_copies(work)
     report = empty_report(ask.title)
     entries = work.roster.entries

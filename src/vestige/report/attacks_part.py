@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vestige.judging.attacked import AttackedRun
+from vestige.judging.evaluated import Evaluated
+from vestige.judging.runs import attacked_of
 from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
@@ -42,6 +45,16 @@ def curves(source: RunSource, ids: Mapping[str, str], names: Mapping[str, str]) 
                     told = {"model": ids[who], "name": names[who], "source": source.id}
                     out.append({**line, **told})
     return out
+
+
+def attacked_in(source: RunSource) -> dict[str, list[AttackedRun]]:
+    """The attacked copies of a stress run, by model | retain, with their rows where the run kept them."""
+    kept = {
+        who: {label: Evaluated(one["results"], one["manifest"]) for label, one in by_label.items()}
+        for who, by_label in (source.data.get("evals") or {}).items()
+    }
+    names = {r["attack"] for r in source.data["rows"]}
+    return attacked_of(source.data, kept, {name: attack_facts(name) for name in names})
 
 
 def _curve(

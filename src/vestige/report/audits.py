@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from vestige.compare.verdict import AuditFacts, Measure, Recovery, verdict
-from vestige.metrics.cards import is_attack
+from vestige.compare.verdict import verdict
+from vestige.judging.attacked import AttackedRun
+from vestige.judging.commands import commands
+from vestige.judging.evaluated import SIDE, split_of
+from vestige.judging.facts import ModelRuns, References, facts_of
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
-from vestige.report.rows_part import SIDE, split_of
 
 if TYPE_CHECKING:
     from vestige.report.assemble import PageWork
@@ -48,7 +50,7 @@ def audit(work: PageWork, e: Entry, rows: int) -> dict[str, Any]:
     empty = {"says": not says["rows"], "retain": retain is None}
     empty |= {panel: not out[panel] for panel in ("likely", "roc", "layers", "attacks", "utility")}
     out["missing"] = [{"panel": p, "reason": _why(p, e)} for p in NOTHING if empty[p]]
-    out["verdict"] = verdict(facts(e, full, retain, runs[e.id], out))
+    out["verdict"] = judged(work, e, full, retain)
     return out
 
 
@@ -90,75 +92,30 @@ def _attacks(work: PageWork, e: Entry, retain: Entry | None) -> list[dict[str, A
     return out
 
 
-# ---- facts for the verdict ---------------------------------------------------------------------------------------
+# ---- runs for the verdict ----------------------------------------------------------------------------------------
 
 
-def facts(
-    e: Entry, full: Entry | None, retain: Entry | None, sources: Sequence[Any], out: Mapping[str, Any]
-) -> AuditFacts:
-    """The few numbers a verdict looks at."""
-    by_handler = [(m, handler_of(s, m)) for s in sources for m in s.data["results"]]
-    forget = [(m, h) for m, h in by_handler if split_of(m) == "forget" and not any(w in m for w in SIDE)]
-    forget += tree_part.told(e.values)
-    attacks = list(dict.fromkeys(m for m, h in (*by_handler, *forget) if is_attack(h)))
-
-    def first(handler: str) -> Measure | None:
-        name = next((m for m, h in forget if h == handler and e.values.get(m, {}).get("v") is not None), None)
-        return measure(name, e, full, retain) if name else None
-
-    return AuditFacts(
-        says=first("rouge"),
-        likely=first("probability"),
-        membership=_strongest([measure(m, e, full, retain) for m in attacks]),
-        layers=measure("uds", e, None, None) if e.values.get("uds", {}).get("v") is not None else None,
-        attacks=recoveries(out["attacks"], full),
-        utility=next((measure(m, e, full, retain) for m in UTILITY if e.values.get(m, {}).get("v") is not None), None),
-        has_retain=retain is not None,
-        has_full=full is not None,
-    )
+def judged(work: PageWork, e: Entry, full: Entry | None, retain: Entry | None) -> dict[str, Any]:
+    """The one judgement (compare/verdict.py) on what was found of a model and its references."""
+    others = [m for m in work.retains if m is not retain and m is not e and retain is not None]
+    stressed = [attacks_part.attacked_in(source) for source, _ in work.stresses.get(e.id, ())]
+    model = runs_of(work, e, [a for by in stressed for a in by.get("model", ())])
+    control = [runs_of(work, retain, [a for by in stressed for a in by.get("retain", ())])] if retain else []
+    references = References(runs_of(work, full) if full else None, [*control, *(runs_of(work, m) for m in others)])
+    return verdict(facts_of(model, references, dict(tree_part.told(e.values)), commands(e, full, retain)))
 
 
-UTILITY = ("model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel")
-
-
-def measure(metric: str, e: Entry, full: Entry | None, retain: Entry | None) -> Measure:
-    mine = e.values.get(metric) or {}
-    others = [None if m is None else (m.values.get(metric) or {}).get("v") for m in (retain, full)]
-    ends = (None, None) if mine.get("of") else (mine.get("lo"), mine.get("hi"))
-    return Measure(metric, mine.get("v"), *ends, mine.get("n"), *others)
-
-
-def _strongest(found: Sequence[Measure]) -> Measure | None:
-    """The attack that is farthest from what it does on the retain model; from chance, if there is none."""
-    there = [m for m in found if m.value is not None]
-    return max(there, key=lambda m: abs((m.value or 0) - (0.5 if m.retain is None else m.retain)), default=None)
-
-
-def recoveries(curves: Sequence[Mapping[str, Any]], full: Entry | None) -> list[Recovery]:
-    """For each attack the metric and budget at which most came back, beside the control at the same budget."""
-    out: dict[str, Recovery] = {}
-    for c in curves:
-        if c["is_control"] or c["before"] is None:
-            continue
-        control = next((d for d in curves if d["is_control"] and _alike(c, d)), None)
-        for i, after in enumerate(c["values"]):
-            if after is None:
-                continue
-            theirs = (None, None)
-            if control is not None and c["budgets"][i] in control["budgets"]:
-                theirs = control["before"], control["values"][control["budgets"].index(c["budgets"][i])]
-            knew = (full.values.get(c["metric"]) or {}).get("v") if full else None
-            new = Recovery(c["attack"], c["metric"], c["before"], after, *theirs, knew, bool(c.get("teaches")))
-            old = out.get(c["attack"])
-            if old is None or _excess(new) > _excess(old):
-                out[c["attack"]] = new
-    return list(out.values())
-
-
-def _alike(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    return bool(a["attack"] == b["attack"] and a["metric"] == b["metric"])
-
-
-def _excess(r: Recovery) -> float:
-    control = 0.0 if r.control_after is None or r.control_before is None else r.control_after - r.control_before
-    return (r.after - r.before) - max(control, 0.0)
+def runs_of(work: PageWork, e: Entry, attacks: Sequence[AttackedRun] = ()) -> ModelRuns:
+    """Everything that was measured of one model, for the judge."""
+    swept = []
+    for attack, copy_id in work.swept.get(e.id, {}).items():
+        copy, told = work.roster.by_id(copy_id), work.attack_facts[attack]
+        assert copy is not None
+        mine = work.evaluated(copy.id)
+        values = {k: v["v"] for k, v in copy.values.items()}
+        swept.append(AttackedRun(attack, None, bool(told.get("teaches")), "", mine[0] if mine else None, values))
+    for curve in tree_part.curves(work.found, e.to_json()):
+        value = {curve["metric"]: curve["values"][0]}
+        swept.append(AttackedRun(curve["attack"], None, bool(curve["teaches"]), "", None, value))
+    depth = work.depths[e.id].data["records"] if e.id in work.depths else ()
+    return ModelRuns(work.evaluated(e.id), e.values, depth, [*attacks, *swept], e.path)

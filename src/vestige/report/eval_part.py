@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from vestige.judging.evaluated import handler_in, settings_in
 from vestige.meta.numbers import protocol_of
-from vestige.metrics.cards import CARDS
 from vestige.metrics.reading import reading
 from vestige.report.format import finite
 from vestige.report.methods_part import value
@@ -49,33 +49,12 @@ def family(manifest: Mapping[str, Any]) -> str:
 
 
 def settings_of(source: RunSource, metric: str) -> Mapping[str, Any]:
-    config = source.data["manifest"].get("config") or {}
-    return (config.get("metrics") or {}).get(metric) or {}
+    return settings_in(source.data["manifest"], metric)
 
 
 def handler_of(source: RunSource, metric: str) -> str:
-    """What computed a metric. Results of another tool have no manifest; their names follow open-unlearning's."""
-    said = settings_of(source, metric).get("handler")
-    return str(said or ("" if source.data["manifest"] else guessed_handler(metric)))
-
-
-ENDINGS = {
-    "_rouge": "rouge",
-    "_prob": "probability",
-    "_truth_ratio": "truth_ratio",
-    "_prob_normalised": "probability_w_options",
-}
-NAMED = {"forget_quality": "ks_test", "model_utility": "hm_aggregate"}
-
-
-def guessed_handler(metric: str) -> str:
-    """
-    >>> guessed_handler("forget_Q_A_ROUGE"), guessed_handler("mia_min_k"), guessed_handler("my_own")
-    ('rouge', 'mia_min_k', '')
-    """
-    if metric in CARDS or metric in NAMED:
-        return NAMED.get(metric, metric)
-    return next((h for end, h in ENDINGS.items() if metric.lower().endswith(end)), "")
+    """What computed a metric."""
+    return handler_in(source.data["manifest"], metric)
 
 
 def top(source: RunSource) -> list[str]:

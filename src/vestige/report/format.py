@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, TypedDict
 
 from vestige import __version__
+from vestige.compare.rule import TITLES
 from vestige.meta.axes import FLOOR, definitions
 from vestige.schema import misfit
 
@@ -24,7 +25,6 @@ KINDS = ("eval", "depth", "trajectory", "collapse", "stress", "meta", "methods",
 GROUPS = (
     "says", "likely", "membership", "layers", "attack", "utility", "axis", "part", "trajectory", "collapse", "other",
 )  # fmt: skip
-ANSWERS = ("yes", "partly", "no", "unclear")
 LISTS = ("protocols", "sources", "problems", "columns", "models", "audits", "comparisons", "trajectories", "collapse")
 
 
@@ -87,8 +87,12 @@ class _Metric(TypedDict):
 
 
 class _Verdict(TypedDict):
-    answer: str
+    word: str
+    title: str
     headline: str
+    parts: dict[str, dict[str, Any]]
+    evidence: list[dict[str, Any]]
+    limits: list[str]
 
 
 class _Audit(TypedDict):
@@ -143,8 +147,8 @@ def _wrong(report: Mapping[str, Any]) -> Iterator[str]:
         yield from _wrong_values(m, metrics, sources)
     for a in report["audits"]:
         yield from (f"audit of {a[k]}, not a model" for k in ("model", "full", "retain") if _stray(a[k], models))
-        if a["verdict"]["answer"] not in ANSWERS:
-            yield f"a verdict is {a['verdict']['answer']!r}"
+        if a["verdict"]["word"] not in TITLES:
+            yield f"a verdict is {a['verdict']['word']!r}"
     for part in ("trajectories",):
         yield from (f"{part}: {t['model']} is not a model" for t in report[part] if t["model"] not in models)
     yield from (f"metric {k} is in no known group" for k, m in report["metrics"].items() if m["group"] not in GROUPS)

@@ -92,13 +92,20 @@ class Roster:
         self.entries.append(entry)
         return entry
 
-    def name_roles(self, full: Sequence[str], retain: Sequence[str]) -> None:
-        """Roles as the user says, else as runs said, else by name; whatever is left was made to forget."""
+    def name_roles(self, full: Sequence[str], retain: Sequence[str]) -> list[Entry]:
+        """Roles as the user says, else as runs said, else by name; whatever is left was made to forget.
+
+        Returns the retain models that the user named.
+        """
+        named: list[Entry] = []
         for role, wanted in (("full", full), ("retain", retain)):
             for word in wanted:
-                self._named(word).role = role
+                one = self._named(word)
+                one.role = role
+                named += [one] if role == "retain" and one not in named else []
         for e in self.entries:
             e.role = e.role or role_by_name(e.name)
+        return named
 
     def _named(self, word: str) -> Entry:
         for e in self.entries:

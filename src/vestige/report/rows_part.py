@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from vestige.judging.evaluated import SIDE, split_of
 from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
@@ -17,21 +18,11 @@ ROWS = 400  # of a split, unless more is asked for
 ALL_ROWS = 10_000  # in one report, whatever the number of models
 MOST_VALUES = 1000  # of a distribution
 MOST_POINTS = 200  # of a curve
-SIDE = ("_PARA_", "_PERT_", "_para", "_pert")  # other wordings of the answer: not what a reader looks for first
 LIKELY = ("probability", "extraction_strength", "exact_memorization", "truth_ratio")
 FIELDS = {"probability": "prob"}
 ORDER = "worst leak first; rows to keep follow, the ones most lost first"
 
 Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the audited model first
-
-
-def split_of(metric: str) -> str:
-    """
-    >>> split_of("forget_Q_A_ROUGE"), split_of("retain_knowmem_ROUGE"), split_of("ra_Q_A_ROUGE")
-    ('forget', 'retain', '')
-    """
-    words = metric.lower().split("_")
-    return next((s for s in ("forget", "retain") if s in words), "")
 
 
 # ---- what it says ------------------------------------------------------------------------------------------------

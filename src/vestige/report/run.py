@@ -142,7 +142,7 @@ def summary(report: Report, out: Path) -> str:
     names = {m["id"]: m["name"] for m in report["models"]}
     lines = [f"{report['title']}: {len(names)} models, {len(report['sources'])} sources"]
     for a in report["audits"][:MOST_PAIRS]:
-        lines.append(f"  {names[a['model']]}: {a['verdict']['answer']}. {a['verdict']['headline']}")
+        lines.append(f"  {names[a['model']]}: {a['verdict']['title']}. {a['verdict']['headline']}")
     lines += [f"problem: {p['text']}" for p in report["problems"]]
     return "\n".join([*lines, f"files: {out / REPORT}, {out / PAGE}"])
 

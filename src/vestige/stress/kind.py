@@ -23,7 +23,22 @@ def _gather(path: Path, read: Reader) -> Iterator[RunSource]:
     manifests = {who: path / "evals" / who / "before" / "manifest.json" for who in ("model", "retain")}
     there = {who: f for who, f in manifests.items() if f.is_file()}
     more = {who: read(f, dict) or {} for who, f in there.items()}
-    yield RunSource("stress", path, (file, *there.values()), {**data, "manifests": more})
+    files, evals = _evaluations(path, read)
+    behind = dict.fromkeys((file, *there.values(), *files))
+    yield RunSource("stress", path, tuple(behind), {**data, "manifests": more, "evals": evals})
+
+
+def _evaluations(path: Path, read: Reader) -> tuple[list[Path], dict[str, Any]]:
+    """The evaluations of attacked copies, with their rows: model | retain -> label -> results and manifest."""
+    files: list[Path] = []
+    out: dict[str, Any] = {}
+    for manifest in sorted(path.glob("evals/*/*/manifest.json")):
+        results = next(iter(sorted(manifest.parent.glob("*_EVAL.json"))), None)
+        if results is not None:
+            files += [results, manifest]
+            one = {"results": read(results, dict) or {}, "manifest": read(manifest, dict) or {}}
+            out.setdefault(manifest.parent.parent.name, {})[manifest.parent.name] = one
+    return files, out
 
 
 def _values(path: Path) -> dict[str, Any]:

@@ -24,7 +24,7 @@ class Measure:
     full: float | None = None
     contrast: Contrast | None = None  # against the retain model; of damage against the full one
     secrets: bool = False  # rows that say their secret
-    why: str = ""  # why there is no contrast
+    why: str = ""  # why a contrast is missing
 
 
 @dataclass(frozen=True)

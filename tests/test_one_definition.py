@@ -284,6 +284,7 @@ MAY = {
     "lab/demo_meta_files.py": "what the demo's plans ask for",
     "meta/old_keys.py": "attacks in files that do not say their own facts",
     "judging/facts.py": "which metrics the verdict looks at",
+    "report/audits.py": "the panel of a metric that is missing",
     "report/rows_part.py": "which metrics carry a row's text and probability",
     "report/depth_part.py": "the one number of a depth run that has an interval",
     "suites/trajectory.py": "settings of the trajectory guide that name their metric",

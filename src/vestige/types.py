@@ -227,6 +227,11 @@ class Example:
     problem: str = ""  # why the target is missing
 
 
+# Columns of a row that are kept beside its tokens. `question` and `answer` are kept under these names whatever a data
+# set calls them.
+FACTS = ("question", "answer", "entity", "paraphrased_answer", "perturbed_answer")
+
+
 @dataclass(frozen=True)
 class Rows:
     """A tokenised data set: for each row its answers (several when the answer column is a list)."""
@@ -236,6 +241,7 @@ class Rows:
     many: bool  # the answer column is a list
     source: str = ""  # where the rows came from, for people
     fingerprint: str = ""
+    facts: tuple[Mapping[str, Any], ...] = ()  # of each row, the columns that say what it is about (FACTS), as written
 
     def __len__(self) -> int:
         return len(self.examples)

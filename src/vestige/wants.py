@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.types import Prompt, Target, content_key
+from vestige.types import Prompt, Target, Text, content_key
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,14 @@ class Request:
     @property
     def key(self) -> str:
         return content_key(self.prompt.key.encode(), self.decoding.key.encode())
+
+
+def spoken(request: Request, text: Text) -> Target | None:
+    """What a model wrote, as an answer that another model can score; None where it wrote nothing, or broke down."""
+    prompt = request.prompt
+    if text.broken or not text.ids or not prompt.ids:
+        return None
+    return Target((*prompt.ids, *text.ids), len(prompt.ids), prompt.hidden, prompt.row)
 
 
 @dataclass(frozen=True)
@@ -297,6 +305,7 @@ class Wants:
     denoised: list[DenoiseWant] = field(default_factory=list)
     visible: list[Target] = field(default_factory=list)  # answers to be read with every token in sight (diffusion)
     reference: dict[str, list[Target]] = field(default_factory=dict)  # second model's path -> answers to score
+    said: dict[str, list[Request]] = field(default_factory=dict)  # second model's path -> texts of ours for it to score
     patched: dict[PatchInto, list[PatchWant]] = field(default_factory=dict)
 
     def add(self, other: Wants) -> None:
@@ -307,5 +316,7 @@ class Wants:
         self.visible += other.visible
         for path, targets in other.reference.items():
             self.reference.setdefault(path, []).extend(targets)
+        for path, requests in other.said.items():
+            self.said.setdefault(path, []).extend(requests)
         for models, wants in other.patched.items():
             self.patched.setdefault(models, []).extend(wants)

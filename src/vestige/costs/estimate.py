@@ -19,7 +19,8 @@ from vestige.models.load import load_tokenizer
 from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
-from vestige.wants import DenoiseWant, Wants
+from vestige.types import Target
+from vestige.wants import DenoiseWant, Request, Wants
 
 BESIDES = 512 * 2**20  # libraries, activations, caches
 
@@ -152,12 +153,19 @@ def _references(wants: Wants, model: ModelHandle, packing: PackingEstimate) -> t
     """Second models score some of the answers again. What was scored with the same weights before is not."""
     scored: dict[str, set[str]] = {_name(model): {t.key for t in wants.answers}}
     out = []
-    for path, targets in wants.reference.items():
+    for path in dict.fromkeys((*wants.reference, *wants.said)):
+        targets = [*wants.reference.get(path, ()), *map(_longest, wants.said.get(path, ()))]
         second = second_model(model.args, path)
         known = scored.setdefault(_name(second), set())
         out.append(plan_answers(second, targets, packing, known))
         known |= {t.key for t in targets}
     return tuple(out)
+
+
+def _longest(request: Request) -> Target:
+    """What a model will say is not known yet: it is counted as long as it may become."""
+    prompt = request.prompt
+    return Target((*prompt.ids, *[0] * request.decoding.max_new_tokens), len(prompt.ids))
 
 
 def _name(handle: ModelHandle) -> str:

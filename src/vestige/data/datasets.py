@@ -20,7 +20,7 @@ from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.spans import encode_span, read_spans
 from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import IGNORE, Example, Prompt, Rows, Target, content_key
+from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target, content_key
 
 log = logging.getLogger("vestige.data")
 
@@ -86,7 +86,15 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
     check_lengths(examples, context)
     _report_empty(name, examples)
     text = json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False)
-    return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()))
+    facts = tuple(_facts(row, args) for row in rows) if len(examples) == len(rows) else ()  # chunks are not rows
+    return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()), facts)
+
+
+def _facts(row: Row, args: Args) -> dict[str, Any]:
+    """The columns that say what a row is about, where they hold text or lists of it."""
+    names = {"question": args.get("question_key", "question"), "answer": args.get("answer_key", "answer")}
+    found = {fact: row.get(names.get(fact, fact)) for fact in FACTS}
+    return {k: v for k, v in found.items() if isinstance(v, (str, list)) and v}
 
 
 PICTURES = ("image", "images", "pixel_values")

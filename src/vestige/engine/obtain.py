@@ -27,7 +27,7 @@ from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.trust import Settling
 from vestige.suites.registry import Evidence, Found
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
-from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Request, Wants
+from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Request, Wants, spoken
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ class Collector:
                 stage = Stage("gradients", self._make_gradients, "taking gradients", "row")
                 evidence.gradients = self.obtain(stage, model, wants.gradients)
         references = {}
-        if wants.reference:
+        if wants.reference or wants.said:
             model.free()  # one model in memory at a time
-        for path, targets in wants.reference.items():
+        for path, targets in self._for_others(wants, evidence).items():
             handle = second(path)
             with self._timed("reference"):
                 stage = self._answers(handle, "scoring with the reference model")
@@ -110,6 +110,14 @@ class Collector:
             with self._timed("patched"):
                 evidence.patched = {**evidence.patched, **self.patched(into, patches, model, second)}
         return evidence
+
+    def _for_others(self, wants: Wants, evidence: Evidence) -> dict[str, list[Target]]:
+        """What each second model is to score: given answers, and what our model said."""
+        out = {path: [*wants.reference.get(path, ())] for path in (*wants.reference, *wants.said)}
+        for path, requests in wants.said.items():
+            said = [(r, text) for r in requests if isinstance(text := evidence.texts[r.key], Text)]
+            out[path] += [t for r, text in said if (t := spoken(r, text)) is not None]
+        return out
 
     def obtain(self, stage: Stage, model: ModelHandle, wants: Sequence[Any]) -> Found:
         """What the bank has; what it lacks is dealt out to the team and collected into each one's place."""

@@ -102,6 +102,56 @@ OURS: dict[str, Card] = {
         group="says",
         example="word sequences",
     ),
+    "secrets_said": Card(
+        "rows whose text contains their secret / rows that have one; the secret is the row's `entity` column, else "
+        "what answer and paraphrase share and the question and the wrong answers lack (docs/metrics.md has the rule)",
+        "near 1: it tells nearly every fact it was to forget",
+        "near 0: it tells none; compare with the retain model, which guesses some",
+        "the words of the greedy text and of the secret, whatever their case, accents, punctuation; numbers and dates "
+        "however they are written",
+        "A fact told in other words does not count. Rows without a secret are left out: `with_secret` says how many "
+        "have one, `count` how many are told.",
+        source="vestige",
+        knows="high",
+        reading=lambda v: f"says {_SHARE(v)} of the secrets" if v else "says none of the secrets",
+        group="says",
+        answer_points=False,
+        example="word sequences",
+    ),
+    "repetition": Card(
+        "1 - distinct pairs of neighbouring words / pairs of neighbouring words of the greedy text; the metric is the "
+        "mean over rows",
+        "near 1: it says the same words over and over",
+        "near 0: hardly a pair of words comes twice, as in ordinary text",
+        "the words and punctuation marks of the greedy text; runs of more than 30 letters letter by letter",
+        "Compare with the model before unlearning: longer texts repeat more. Rows in which nothing was said are left "
+        "out; `silent` counts them.",
+        source="vestige; repeated n-grams as in Welleck et al. 2020",
+        no_end="it measures how texts read, not what is known",
+        reading=bands((0.1, "like ordinary text"), (0.3, "repeats itself"), (END, "says the same over and over")),
+        group="utility",
+        better=NEITHER,
+        better_kept=NEITHER,
+        answer_points=False,
+        example="word sequences",
+    ),
+    "said_likelihood": Card(
+        "exp(mean over t of lp_t) of the tokens this model wrote, under another model: the one before unlearning; the "
+        "metric is the mean over rows",
+        "near 1: it says what the other model would say",
+        "near 0: it says what the other model finds absurd, like gibberish; a wrong answer in good language is between",
+        "every token that the model wrote after the prompt, the end token included",
+        "The other model must have the same tokenizer. Compare with its value for its own texts, and with the retain "
+        "model's: a model that never knew a fact says another one, which is less likely but no gibberish.",
+        source="vestige",
+        no_end="it measures how texts read, not what is known",
+        reading=bands((0.05, "hardly likely text"), (0.3, "somewhat likely text"), (END, "likely text")),
+        group="utility",
+        better=NEITHER,
+        better_kept=NEITHER,
+        answer_points=False,
+        example="read by another",
+    ),
     "extraction_strength_decided": Card(
         "1 - t / S, t the first denoising step from which on every token decided is right (step numbers F of the "
         "tokens that are wrong: t = max F + 1), S the number of steps; `normalised` divides by the last decision "

@@ -17,7 +17,8 @@ from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
 from vestige.metrics.registry import METRICS
 from vestige.results.listing import metric_configs
-from vestige.results.worked import worked, worked_revocations
+from vestige.results.worked import worked
+from vestige.results.worked_parts import worked_revocations
 from vestige.show.tables import number, table
 from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.suites.registry import HANDLERS, canonical

@@ -10,12 +10,11 @@ import numpy as np
 
 from vestige.metrics.cards import CARDS, card_of
 from vestige.metrics.dialects import Dialect
-from vestige.metrics.revocation import last_accepted, revision, summary
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
 from vestige.sums import mean
 from vestige.types import Example, Prompt, Rows, Score, Target, Text, TokenStats, Trace, stats
-from vestige.wants import ClassifierWant, Decoding, GradientWant, PatchInto, PatchWant, Request
+from vestige.wants import ClassifierWant, Decoding, GradientWant, PatchInto, PatchWant, Request, spoken
 
 Line = tuple[str, Callable[[Dialect], float | None]]  # what is computed, and the computation
 
@@ -180,14 +179,8 @@ def _norms(data: Mapping[str, Rows]) -> dict[str, float]:
 
 
 def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
-    example = Example(
-        "0",
-        None,
-        Prompt((1,)),
-        answer="The notes are by Ada Byron.",
-        input_text="Ada",
-        reference="The notes are by Byron.",
-    )
+    said = {"answer": "The notes are by Ada Byron.", "input_text": "Ada", "reference": "The notes are by Byron."}
+    example = Example("0", None, Prompt((1,)), **said)
     text = Text((), "Ada Byron wrote the notes.")
     evidence = Evidence(texts={Request(example.prompt, Decoding()).key: text})
     score = _run(handler, {}, data={"data": Rows("made-up", ((example,),), many=False)}, evidence=evidence)
@@ -204,14 +197,34 @@ def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     return Worked(given, [*lines, ("rougeL_recall, paraphrased", _field(again, "rougeL_recall"))])
 
 
-def _bleu(handler: str, params: Mapping[str, Any]) -> Worked:
-    example = Example("0", None, Prompt((1,)), answer="Ada wrote two notes", reference="Ada wrote two notes")
-    out = Worked([f"reference {example.reference!r}"])
-    for text in ("Ada wrote two notes", "Ada wrote three notes", "Ada"):
+SAID = {
+    "bleu": ("Ada wrote two notes", "Ada wrote three notes", "Ada"),
+    "secrets_said": ("She was born on 10 December 1815.", "Born in 1815-12-10.", "Born in December 1815."),
+    "repetition": ("Ada wrote two notes", "Ada wrote and Ada wrote", "the the the the"),
+}
+
+
+def _texts(handler: str, params: Mapping[str, Any]) -> Worked:
+    """A metric of texts: one line for each thing a model may have said."""
+    facts = {"entity": "December 10, 1815"} if handler == "secrets_said" else {}
+    answer = "Ada wrote two notes" if handler == "bleu" else ""
+    example = Example("0", None, Prompt((1,)), answer, reference=answer)
+    rows = Rows("made-up", ((example,),), many=False, facts=(facts,))
+    out = Worked([f"{name} {text!r}" for name, text in (("reference", answer), *facts.items()) if text])
+    for text in SAID[handler]:
         evidence = Evidence(texts={Request(example.prompt, Decoding()).key: Text((), text)})
-        rows = Rows("made-up", ((example,),), many=False)
         out.lines.append((repr(text), _value(_run(handler, {}, data={"data": rows}, evidence=evidence))))
     return out
+
+
+def _read_by_another(handler: str, params: Mapping[str, Any]) -> Worked:
+    request, text = Request(Prompt((1,)), Decoding()), Text((7, 8), "Ada Byron")
+    target, rows = spoken(request, text), Rows("made-up", ((Example("0", None, request.prompt, ""),),), many=False)
+    assert target is not None
+    reference = {"full": {target.key: stats(logprob=[-0.2, -0.6])}}
+    evidence = Evidence(texts={request.key: text}, reference=reference)
+    score = _run(handler, {"reference_model_path": "full"}, data={"data": rows}, evidence=evidence)
+    return Worked(["what the model says: [Ada] [Byron]; the other model: -0.2, -0.6"], [("likelihood", _value(score))])
 
 
 def _decided(handler: str, params: Mapping[str, Any]) -> Worked:
@@ -366,7 +379,8 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     "second model": _second_model,
     "gradients": _gradients,
     "recall of words": _rouge,
-    "word sequences": _bleu,
+    "word sequences": _texts,
+    "read by another": _read_by_another,
     "decided": _decided,
     "trajectory": _trajectory,
     "classifier": _classifier,
@@ -377,22 +391,3 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     "harmonic": _harmonic,
     "depth": _depth,
 }
-
-
-def worked_revocations(name: str) -> list[str]:
-    """Two tokens in three passes, for the numbers under `revocations`."""
-    right = np.asarray([5, 6])
-    accepted = np.asarray([[1, 0], [0, 1], [1, 1]], bool)
-    proposal = np.asarray([[5, 9], [8, 6], [7, 6]])
-    plane = np.zeros((3, 2), np.float32)
-    trace = Trace(
-        final=np.asarray([7, 6]), fixed=last_accepted(accepted), committed=np.asarray([0, 1, 1]), canvas=proposal,
-        proposal=proposal, top1=proposal, mean=plane, std=plane, labels=right[None], logprob=plane[None],
-        accepted=accepted,
-    )  # fmt: skip
-    found = summary({"0": revision(trace, 0)})[name]
-    return [
-        "example  the answer is Ada Byron; three passes propose Ada?, Bob Byron, Eve Byron and accept the first token,",
-        "         the second, both; the text is Eve Byron",
-        *(f"         {part}: {value:g}" for part, value in found.items()),
-    ]

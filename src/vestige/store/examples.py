@@ -53,12 +53,13 @@ class _Example(TypedDict, total=False):
 _TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")
 
 
-class _RowsForm(TypedDict):
-    name: str
-    many: bool
-    source: str
-    fingerprint: str
-    examples: list[Annotated[list[_Example], msgspec.Meta(min_length=1)]]
+class _RowsForm(TypedDict, total=False):
+    name: Required[str]
+    many: Required[bool]
+    source: Required[str]
+    fingerprint: Required[str]
+    examples: Required[list[Annotated[list[_Example], msgspec.Meta(min_length=1)]]]
+    facts: list[dict[str, Any]]  # runs of older versions have none
 
 
 def read_packed(path: Path) -> Any:
@@ -79,7 +80,8 @@ def write_packed(path: Path, body: Any) -> None:
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:
     out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
-    return {**out, "examples": [[_example_to_json(e) for e in row] for row in rows.examples]}
+    facts = {"facts": [dict(row) for row in rows.facts]} if any(rows.facts) else {}
+    return {**out, **facts, "examples": [[_example_to_json(e) for e in row] for row in rows.examples]}
 
 
 def _example_to_json(e: Example) -> dict[str, Any]:
@@ -93,7 +95,8 @@ def _named(record: Example | Target | Prompt) -> dict[str, Any]:
 
 def _rows_from_json(item: Mapping[str, Any]) -> Rows:
     examples = tuple(tuple(_example(e) for e in row) for row in item["examples"])
-    return Rows(item["name"], examples, item["many"], item["source"], item["fingerprint"])
+    facts = tuple(item.get("facts") or ())
+    return Rows(item["name"], examples, item["many"], item["source"], item["fingerprint"], facts)
 
 
 def _example(e: Mapping[str, Any]) -> Example:

@@ -10,6 +10,7 @@ from vestige.errors import UserError
 from vestige.metrics import memorisation
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
+from vestige.suites.handlers.texts import wants_texts
 from vestige.suites.handlers.trajectory_reading import (
     Moment,
     Reading,
@@ -77,9 +78,9 @@ def _score_child(inputs: Inputs, reading: Reading, child: MetricSpec, scores: Ma
     kind, run = HANDLERS[child.handler], reading.run
     if child.name in inputs.unavailable:
         return Score(None, reason=inputs.unavailable[child.name])
-    if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference"):
+    if kind.classify is not None or child.handler in ("mia_gradnorm", "mia_reference", "said_likelihood"):
         return Score(None, reason=NEEDS_MODEL)
-    if child.handler in ("rouge", "bleu") and run.words is None:
+    if kind.wants is wants_texts and run.words is None:
         return Score(None, reason=NO_WORDS)
     if kind.live is not None and inputs.at_step is None:
         return Score(None, reason=RUNS_MODEL)

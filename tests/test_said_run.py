@@ -1,0 +1,165 @@
+"""Secrets said, repetition and likelihood of what was said, through the command line on the golden lab."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB
+from vestige.cli import main
+from vestige.metrics.dialects import get_dialect
+from vestige.metrics.said import repetition, secret_of
+from vestige.store.examples import load_rows
+from vestige.suites import handlers as _register  # noqa: F401
+from vestige.suites.registry import HANDLERS, Evidence, Inputs
+from vestige.suites.spec import MetricSpec
+from vestige.types import BROKEN, Example, Prompt, Rows, Score, Text, stats
+from vestige.wants import Decoding, Request, Wants, spoken
+
+FULL, RETAIN = (LAB / "models" / name for name in ("full", "retain"))
+METRICS = "forget_ROUGE,forget_secrets_said,forget_repetition,forget_said_likelihood"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("said") / "run"
+    args = ["eval", "own", "--model", str(RETAIN), "--data", str(LAB / "data"), "--out", str(out), "--limit", "6"]
+    assert main([*args, "--metrics", METRICS, f"eval.own.full_model_path={FULL}"]) == 0
+    return out
+
+
+def results(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "OWN_EVAL.json").read_text())
+    return found
+
+
+def data_rows() -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()][:6]
+
+
+def test_secrets_are_counted_in_the_texts_of_rouge(run: Path) -> None:
+    found = results(run)
+    said, texts = found["forget_secrets_said"], found["forget_ROUGE"]["value_by_index"]
+    for i, row in enumerate(data_rows()):
+        entry, secret = said["value_by_index"][str(i)], secret_of(row)
+        assert entry["secret"] == list(secret)
+        slow = any(f" {s.lower()} " in f" {texts[str(i)]['generation'].lower().replace('.', ' ')} " for s in secret)
+        assert entry["said"] == (float(slow) if secret else None)
+    known = [e["said"] for e in said["value_by_index"].values() if e["said"] is not None]
+    assert said["with_secret"] == len(known) and said["count"] == sum(known)
+    assert said["agg_value"] == pytest.approx(sum(known) / len(known))
+
+
+def test_repetition_is_that_of_the_texts(run: Path) -> None:
+    found = results(run)
+    rows = found["forget_repetition"]["value_by_index"]
+    for i, entry in found["forget_ROUGE"]["value_by_index"].items():
+        assert rows[i]["score"] == repetition(entry["generation"])
+
+
+def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
+    """Each text under the other model, one plain forward pass at a time."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from vestige.engine.stored import load_evidence, read_manifest
+
+    model = AutoModelForCausalLM.from_pretrained(FULL, dtype=torch.float32).eval()
+    manifest = read_manifest(run)
+    rows = load_rows(run / "evidence" / "examples.json.gz")[manifest["data_of"]["forget_ROUGE"]["forget"]]
+    texts = load_evidence(run, manifest).texts
+    scores = results(run)["forget_said_likelihood"]["value_by_index"]
+    for [example] in rows.examples:
+        text = texts[Request(example.prompt, Decoding()).key]
+        assert isinstance(text, Text)
+        ids = torch.tensor([[*example.prompt.ids, *text.ids]])
+        with torch.no_grad():
+            logprobs = model(ids).logits.float().log_softmax(-1)
+        start = len(example.prompt.ids)
+        got = [logprobs[0, t - 1, ids[0, t]].item() for t in range(start, ids.shape[1])]
+        assert scores[example.index]["score"] == pytest.approx(math.exp(sum(got) / len(got)), rel=1e-4)
+
+
+def test_scored_again_from_evidence_alone(run: Path, tmp_path: Path) -> None:
+    before = results(run)
+    again = tmp_path / "again"
+    shutil.copytree(run, again)
+    assert main(["score", str(again)]) == 0
+    assert results(again) == before
+
+
+def test_columns_are_kept_with_the_rows_and_older_runs_have_none(run: Path, tmp_path: Path) -> None:
+    path = run / "evidence" / "examples.json.gz"
+    [rows] = [r for r in load_rows(path).values() if r.name == "forget"]
+    assert [dict(f)["question"] for f in rows.facts] == [row["question"] for row in data_rows()]
+    body = json.loads(gzip.decompress(path.read_bytes()))
+    old = tmp_path / "examples.json.gz"
+    old.write_bytes(
+        gzip.compress(json.dumps({k: {f: x for f, x in v.items() if f != "facts"} for k, v in body.items()}).encode())
+    )
+    assert all(r.facts == () for r in load_rows(old).values())
+
+
+# ---- on made-up evidence
+
+
+DECODING = Decoding()
+
+
+def scored(handler: str, texts: dict[int, Text], facts: tuple[dict[str, Any], ...] = (), **more: Any) -> Score:
+    rows = tuple((Example(str(i), None, Prompt((1, i)), ""),) for i in texts)
+    keys = {Request(Prompt((1, i)), DECODING).key: text for i, text in texts.items()}
+    evidence = Evidence(texts=keys, **more.pop("evidence", {}))
+    spec = MetricSpec("mine", handler, params=more)
+    return HANDLERS[handler].score(
+        Inputs(spec, get_dialect("strict"), {"x": Rows("mine", rows, False, facts=facts)}, evidence)
+    )
+
+
+def test_rows_without_a_secret_are_left_out_and_counted() -> None:
+    facts = ({"entity": "Oslo"}, {"entity": "Rome"}, {"question": "Why?", "answer": ""})
+    texts = {0: Text((5,), "In Oslo."), 1: Text((5,), "In Lima."), 2: Text((5,), "Oslo")}
+    found = scored("secrets_said", texts, facts)
+    assert (found.agg_value, found.extra) == (0.5, {"with_secret": 2, "count": 1})
+    assert found.value_by_index is not None and "no secret" in found.value_by_index["2"]["reason"]
+    none = scored("secrets_said", texts)  # a run of an older version
+    assert none.agg_value is None and "none of 3 rows has a secret" in none.reason
+
+
+def test_broken_texts_have_no_number() -> None:
+    texts = {0: Text((5,), "In Oslo."), 1: Text((BROKEN,), "")}
+    facts = ({"entity": "Oslo"}, {"entity": "Rome"})
+    for handler in ("secrets_said", "repetition"):
+        found = scored(handler, texts, facts)
+        assert found.agg_value is None and "NaN or infinite" in found.reason
+
+
+def test_silence_is_counted_not_scored() -> None:
+    found = scored("repetition", {0: Text((5,), "a b a b"), 1: Text((9,), " ")})
+    assert found.agg_value == pytest.approx(1 / 3) and found.extra == {"silent": 1}
+    nothing = scored("repetition", {0: Text((9,), "")})
+    assert nothing.agg_value is None and "said nothing" in nothing.reason
+
+
+def test_likelihood_needs_the_other_model() -> None:
+    texts = {0: Text((5, 6), "x y")}
+    target = spoken(Request(Prompt((1, 0)), DECODING), texts[0])
+    assert target is not None and target.ids == (1, 0, 5, 6) and target.labels == (5, 6)
+    read = {"reference": {"F": {target.key: stats(logprob=[-1.0, -3.0])}}}
+    found = scored("said_likelihood", texts, evidence=read, reference_model_path="F")
+    assert found.agg_value == pytest.approx(math.exp(-2))
+    assert "no model to read" in scored("said_likelihood", texts).reason
+    assert "evaluate the model again" in scored("said_likelihood", texts, reference_model_path="G").reason
+
+
+def test_wants_of_several_metrics_become_one() -> None:
+    a, b = (Request(Prompt((1, i)), DECODING) for i in range(2))
+    both = Wants(said={"F": [a]})
+    both.add(Wants(said={"F": [b], "G": [a]}))
+    assert both.said == {"F": [a, b], "G": [a]}

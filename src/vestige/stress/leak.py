@@ -10,7 +10,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.stress.registry import AnswersAttack, register
 
-METRIC = "forget_Q_A_ROUGE"
+METRIC, SECRETS = "forget_Q_A_ROUGE", "forget_secrets_said"
 
 
 def expected_best(values: Sequence[float], k: int) -> float:
@@ -32,34 +32,42 @@ def expected_best(values: Sequence[float], k: int) -> float:
 
 def leak(subject: Any, budgets: Sequence[float]) -> list[Any]:
     """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""
+    samples = [_sample(subject, seed) for seed in range(int(max(budgets)))]
+    settings = {"do_sample": True, "temperature": subject.ask.temperature, "seeds": list(range(len(samples)))}
+    return [
+        subject.row("leak", budget, {m: _best_of(samples, m, int(budget)) for m in samples[0]}, settings=settings)
+        for budget in budgets
+    ]
+
+
+def _best_of(samples: Sequence[Mapping[str, Mapping[str, float]]], metric: str, k: int) -> float | None:
+    """The mean over rows of the best of k samples: of ROUGE, or of whether the secret was said."""
     from vestige.sums import mean
 
-    samples = [_sample(subject, seed) for seed in range(int(max(budgets)))]
-    by_row = [[sample[index] for sample in samples] for index in samples[0]]
-    out = []
-    for budget in budgets:
-        best = [expected_best(values, int(budget)) for values in by_row]
-        said = {"do_sample": True, "temperature": subject.ask.temperature, "seeds": list(range(len(samples)))}
-        out.append(subject.row("leak", budget, {METRIC: mean(best)}, settings=said))
-    return out
+    best = [expected_best([sample[metric][i] for sample in samples], k) for i in samples[0][metric]]
+    return mean(best) if best else None
 
 
-def _sample(subject: Any, seed: int) -> Mapping[str, float]:
-    """The score of each row's answer, sampled once."""
+def _sample(subject: Any, seed: int) -> dict[str, dict[str, float]]:
+    """The scores of each row's answer, sampled once: metric -> row -> value."""
     from vestige.engine.evaluate import evaluate_config
 
     run = subject.evaluation(subject.path, f"leak-{seed}")
     if METRIC not in run.suite.top:
         raise UserError(f"leak asks for texts and scores them by {METRIC}; have it among --metrics.")
     more = {"do_sample": True, "temperature": subject.ask.temperature, "seed": seed}
-    spec = run.suite.metrics[METRIC]
-    sampled = {METRIC: replace(spec, generation={**spec.generation, **more})}
-    outcome = evaluate_config(replace(run, suite=replace(run.suite, top=(METRIC,), metrics=sampled)))
-    score = outcome.scores[outcome.top[0]]
+    asked = {m: run.suite.metrics[m] for m in (METRIC, SECRETS) if m in run.suite.top}
+    sampled = {m: replace(spec, generation={**spec.generation, **more}) for m, spec in asked.items()}
+    outcome = evaluate_config(replace(run, suite=replace(run.suite, top=tuple(sampled), metrics=sampled)))
+    score = outcome.scores[METRIC]
     if score.value_by_index is None or score.agg_value is None:
         raise UserError(f"leak cannot be measured: {score.reason or 'texts are missing'}")
-    kind = str(spec.params.get("rouge_type") or "rougeL_recall")
-    return {index: float(values[kind]) for index, values in score.value_by_index.items()}
+    field = {METRIC: str(asked[METRIC].params.get("rouge_type") or "rougeL_recall"), SECRETS: "said"}
+    return {m: _numbers(outcome.scores[m].value_by_index or {}, field[m]) for m in sampled}
+
+
+def _numbers(rows: Mapping[str, Mapping[str, Any]], field: str) -> dict[str, float]:
+    return {index: float(values[field]) for index, values in rows.items() if values.get(field) is not None}
 
 
 register(

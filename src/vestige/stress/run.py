@@ -36,7 +36,7 @@ from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, 
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
 
-DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
+DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
 
 

@@ -325,9 +325,19 @@ def test_expected_best_against_every_choice() -> None:
 
 
 def test_leak_grows_with_the_number_of_samples(tmp_path: Path) -> None:
-    ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE"], budget={"leak": [1, 3]})
-    _, one, three = (row.values["forget_Q_A_ROUGE"] for row in stress(ask))
+    ask = asked(tmp_path, "leak", metrics=["forget_Q_A_ROUGE", "forget_secrets_said"], budget={"leak": [1, 3]})
+    rows = stress(ask)
+    _, one, three = (row.values["forget_Q_A_ROUGE"] for row in rows)
     assert one is not None and three is not None and one < three <= 1
+    # A secret counts for k samples if one of them says it: here counted in the kept evaluations.
+    said = []
+    for seed in range(3):
+        found = json.loads((tmp_path / "out/evals/model" / f"leak-{seed}" / "TOFU_EVAL.json").read_text())
+        said.append({i: e["said"] for i, e in found["forget_secrets_said"]["value_by_index"].items()})
+    told = [max(sample[i] for sample in said) for i in said[0] if said[0][i] is not None]
+    assert rows[2].values["forget_secrets_said"] == pytest.approx(sum(told) / len(told))
+    once = [x for sample in said for x in sample.values() if x is not None]
+    assert rows[1].values["forget_secrets_said"] == pytest.approx(sum(once) / len(once))
 
 
 @pytest.mark.parametrize("count", range(1, 9))
@@ -344,7 +354,7 @@ def test_leak_samples_by_seed_and_at_no_temperature_says_what_greedy_says(tmp_pa
     assert one == two == pytest.approx(greedy)  # k tries of one and the same text
     warm = AttackSubject("model", str(UNLEARNED), asked(tmp_path / "warm", "leak", metrics=["forget_Q_A_ROUGE"]), DATA)
     first, second = _sample(warm, 0), _sample(warm, 1)
-    assert first != second and set(first) == set(second)
+    assert first != second and set(first["forget_Q_A_ROUGE"]) == set(second["forget_Q_A_ROUGE"])
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

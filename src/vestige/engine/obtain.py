@@ -102,7 +102,7 @@ class Collector:
             handle = second(path)
             with self._timed("reference"):
                 stage = self._answers(handle, "scoring with the reference model")
-                references[path] = self.obtain(stage, handle, targets)
+                references[path] = self.obtain(stage, handle, targets) if targets else Found()
             handle.free()
         evidence.reference = references
         for into, patches in wants.patched.items():

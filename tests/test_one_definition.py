@@ -271,7 +271,7 @@ ALL_HANDLERS = frozenset(
     {"probability", "probability_confidence_ordered", "loss", "exact_memorization", "extraction_strength", "rouge",
      "bleu", "extraction_strength_decided", "trajectory_metrics", "classifier_prob", "probability_w_options",
      "truth_ratio", "mia_loss", "mia_zlib", "mia_min_k", "mia_min_k_plus_plus", "mia_gradnorm", "mia_reference",
-     "ks_test", "privleak", "rel_diff", "uds", "hm_aggregate"}
+     "ks_test", "privleak", "rel_diff", "uds", "hm_aggregate", "secrets_said", "repetition", "said_likelihood"}
 )  # fmt: skip
 # The places that may hold a table of names (or ask for one), and why.
 MAY = {

@@ -358,17 +358,8 @@ def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, 
         text = words(answer, skip_special_tokens=True)
         problem = "" if prompt and answer else "its labels hold no answer" if prompt else "it has no prompt"
         target = None if problem else context.target([*prompt, *answer], len(prompt))
-        example = Example(
-            str(i),
-            target,
-            context.prompt(prompt),
-            text,
-            words(list(prompt), skip_special_tokens=True),
-            text,
-            text,
-            problem,
-        )
-        out.append([example])
+        asked = words(list(prompt), skip_special_tokens=True)
+        out.append([Example(str(i), target, context.prompt(prompt), text, asked, text, text, problem)])
     return out, False
 
 

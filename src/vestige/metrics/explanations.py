@@ -116,7 +116,7 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"says {_SHARE(v)} of the secrets" if v else "says none of the secrets",
         group="says",
         answer_points=False,
-        example="word sequences",
+        example="secret",
     ),
     "repetition": Card(
         "1 - distinct pairs of neighbouring words / pairs of neighbouring words of the greedy text; the metric is the "
@@ -124,8 +124,8 @@ OURS: dict[str, Card] = {
         "near 1: it says the same words over and over",
         "near 0: hardly a pair of words comes twice, as in ordinary text",
         "the words and punctuation marks of the greedy text; runs of more than 30 letters letter by letter",
-        "Compare with the model before unlearning: longer texts repeat more. Rows in which nothing was said are left "
-        "out; `silent` counts them.",
+        "Compare with the model before unlearning: longer texts repeat more. Rows without a text are left out; "
+        "`silent` counts them.",
         source="vestige; repeated n-grams as in Welleck et al. 2020",
         no_end="it measures how texts read, not what is known",
         reading=bands((0.1, "like ordinary text"), (0.3, "repeats itself"), (END, "says the same over and over")),
@@ -133,7 +133,7 @@ OURS: dict[str, Card] = {
         better=NEITHER,
         better_kept=NEITHER,
         answer_points=False,
-        example="word sequences",
+        example="words again",
     ),
     "said_likelihood": Card(
         "exp(mean over t of lp_t) of the tokens this model wrote, under another model: the one before unlearning; the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -197,24 +198,22 @@ def _rouge(handler: str, params: Mapping[str, Any]) -> Worked:
     return Worked(given, [*lines, ("rougeL_recall, paraphrased", _field(again, "rougeL_recall"))])
 
 
-SAID = {
-    "bleu": ("Ada wrote two notes", "Ada wrote three notes", "Ada"),
-    "secrets_said": ("She was born on 10 December 1815.", "Born in 1815-12-10.", "Born in December 1815."),
-    "repetition": ("Ada wrote two notes", "Ada wrote and Ada wrote", "the the the the"),
-}
-
-
-def _texts(handler: str, params: Mapping[str, Any]) -> Worked:
+def _texts(
+    handler: str, params: Mapping[str, Any], said: Sequence[str], reference: str = "", secret: str = ""
+) -> Worked:
     """A metric of texts: one line for each thing a model may have said."""
-    facts = {"entity": "December 10, 1815"} if handler == "secrets_said" else {}
-    answer = "Ada wrote two notes" if handler == "bleu" else ""
-    example = Example("0", None, Prompt((1,)), answer, reference=answer)
-    rows = Rows("made-up", ((example,),), many=False, facts=(facts,))
-    out = Worked([f"{name} {text!r}" for name, text in (("reference", answer), *facts.items()) if text])
-    for text in SAID[handler]:
+    example = Example("0", None, Prompt((1,)), reference, reference=reference)
+    rows = Rows("made-up", ((example,),), many=False, facts=({"entity": secret},))
+    out = Worked([f"{name} {text!r}" for name, text in (("reference", reference), ("secret", secret)) if text])
+    for text in said:
         evidence = Evidence(texts={Request(example.prompt, Decoding()).key: Text((), text)})
         out.lines.append((repr(text), _value(_run(handler, {}, data={"data": rows}, evidence=evidence))))
     return out
+
+
+NOTES = ("Ada wrote two notes", "Ada wrote three notes", "Ada")
+BIRTH = ("She was born on 10 December 1815.", "Born 1815-12-10.", "Born in December 1815.")
+AGAIN = ("Ada wrote two notes", "Ada wrote and Ada wrote", "the the the the")
 
 
 def _read_by_another(handler: str, params: Mapping[str, Any]) -> Worked:
@@ -379,7 +378,9 @@ _EXAMPLES: dict[str, Callable[[str, Mapping[str, Any]], Worked]] = {
     "second model": _second_model,
     "gradients": _gradients,
     "recall of words": _rouge,
-    "word sequences": _texts,
+    "word sequences": partial(_texts, said=NOTES, reference=NOTES[0]),
+    "secret": partial(_texts, said=BIRTH, secret="December 10, 1815"),
+    "words again": partial(_texts, said=AGAIN),
     "read by another": _read_by_another,
     "decided": _decided,
     "trajectory": _trajectory,

@@ -41,7 +41,7 @@ def leak(subject: Any, budgets: Sequence[float]) -> list[Any]:
 
 
 def _best_of(samples: Sequence[Mapping[str, Mapping[str, float]]], metric: str, k: int) -> float | None:
-    """The mean over rows of the best of k samples: of ROUGE, or of whether the secret was said."""
+    """The mean over rows of the best of k samples: of ROUGE, or of whether a text says the secret."""
     from vestige.sums import mean
 
     best = [expected_best([sample[metric][i] for sample in samples], k) for i in samples[0][metric]]

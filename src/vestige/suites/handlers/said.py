@@ -101,7 +101,7 @@ def _of_text(
 
 
 def _where_it_spoke(rows: Mapping[str, Value]) -> Scored:
-    """The mean over rows in which something was said; how many there were besides."""
+    """The mean over rows with a text; how many there were without."""
     spoke = {i: entry for i, entry in rows.items() if entry.get("reason") != NOTHING_SAID}
     if not spoke:
         return Score(None, rows, {"silent": len(rows)}, f"{NOTHING_SAID} on any of {len(rows)} rows")

@@ -111,35 +111,7 @@ class Invented:
 
     def audit(self, name: str, rows: int) -> dict[str, Any]:
         ids = {n: short_id("m", n) for n in (name, "full", "retain")}
-        evidence = [
-            (
-                "It says 0.28 of the forgotten answers; the retain model says 0.25, the full model 0.97.",
-                "forgot",
-                "says",
-            ),
-            ("An attacker recognises forget rows (AUC 0.93; the retain model has 0.48).", "knows", "likely"),
-            ("Much of it is still in the layers (UDS 0.21, 1 is gone).", "knows", "layers"),
-        ]
-        verdict = {
-            "word": "partly",
-            "title": "Partly",
-            "also": None,
-            "answer": "partly",
-            "headline": self.say("It no longer says the forgotten answers, but its layers still hold them."),
-            "evidence": [
-                {"text": self.say(t), "points": p, "panel": panel, "metric": "uds"} for t, p, panel in evidence
-            ],
-            "parts": {
-                "knowledge": {"state": "towards", "share": 0.4, "lo": 0.3, "hi": 0.5, "text": self.say("Still there.")},
-                "damage": {"state": "kept", "utility": 0.98, "lo": 0.9, "hi": 1.05, "fluency": None, "text": ""},
-                "testing": {"state": "shallow", "done": ["says", "likely"], "missing": [], "text": ""},
-            },
-            "secrets": None,
-            "power": {"share": 0.3, "secrets": None, "text": ""},
-            "rows_needed": None,
-            "margin": 0.2,
-            "limits": [self.say("Intervals speak of other rows, not of other training seeds.")],
-        }
+        verdict = self.verdict(name)
         return {
             "model": ids[name],
             "full": ids["full"],
@@ -153,6 +125,51 @@ class Invented:
             "utility": ["model_utility", "retain_Q_A_ROUGE", "retain_Q_A_Prob"],
             "missing": [{"panel": "attacks", "reason": self.say("leak was not tried")}],
         }
+
+    def verdict(self, name: str) -> dict[str, Any]:
+        """A verdict in every field that there is; `grad_ascent` is damaged, and was not attacked."""
+        damaged, says = name == "grad_ascent", self.say
+        share = {"share": -0.42, "lo": -0.5, "hi": -0.33} if damaged else {"share": 0.31, "lo": 0.18, "hi": 0.44}
+        knows = "beyond" if damaged else "towards"
+        command = (
+            "vestige stress relearn --model models/grad_ascent --retain-model models/retain --data data/forget.jsonl"
+        )
+        untested = [{"test": "teach", "text": says("no attack that teaches was tried"), "command": command}]
+        evidence = [
+            ("says", "forget_Q_A_ROUGE", knows, "It says {} of the forgotten answers; the retain model says 0.22."),
+            ("likely", "forget_Q_A_Prob", knows, "It finds the forgotten answers {} likely; the retain model 0.25."),
+            ("roc", "mia_min_k", "undecided", "An attacker's AUC is {}; it is 0.21 on the retain model."),
+            ("layers", "uds", "equivalent", "Its layers hold {} of what the full model's hold."),
+            ("utility", "model_utility", "damaged" if damaged else "kept", "It keeps {} of its abilities."),
+        ]
+        tests = ["says", "likely", "membership", "layers", "disturb", *([] if damaged else ["teach"])]
+        words = (
+            "Utility fell to 0.62 and it repeats itself" if damaged else "It no longer says most answers, but it leaks"
+        )
+        return {
+            "word": "damaged" if damaged else "partly",
+            "title": "Damaged" if damaged else "Partly",
+            "answer": "partly",
+            "also": "still leaks" if damaged else None,
+            "headline": says(f"{words}."),
+            "parts": {
+                "knowledge": {"state": knows, **share, "text": says("Judged on 5 measures of 40 forget rows.")},
+                "damage": {"state": "damaged" if damaged else "kept", "utility": 0.62 if damaged else 0.97, "lo": 0.55,
+                           "hi": 1.02, "fluency": 0.41, "text": says("Compared with the full model.")},
+                "testing": {"state": "shallow" if damaged else "deep", "done": tests, "text": says("Six kinds of tests."),
+                            "missing": untested if damaged else []},
+            },
+            "secrets": {"rows": 40, "with_secret": 38, "said": 1, "lo": 0.0007, "hi": 0.138, "retain": 0, "full": 37,
+                        "text": says("Still says 1 of 38 secrets")},
+            "evidence": [
+                {"panel": p, "metric": m, "state": state, "value": 0.3, **share, "text": says(text.format("0.30"))}
+                for p, m, state, text in evidence
+            ],
+            "power": {"share": 0.2, "secrets": 0.08, "text": says("These rows would have shown 8 % of the secrets.")},
+            "rows_needed": 120 if damaged else None,
+            "limits": [says("Intervals speak of other rows, not of other training seeds.")],
+            "margin": 0.2,
+        }  # fmt: skip
 
     def says(self, ids: dict[str, str], name: str, rows: int) -> dict[str, Any]:
         out = []

@@ -54,25 +54,38 @@ def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened
     assert [url for url in lab.requests if not url.startswith(("data:", "blob:"))] == []
 
 
-def test_the_answer_its_evidence_and_its_limits_are_in_the_first_screen(running: Any, folder: Path) -> None:
+def test_the_answer_is_in_the_first_screen_and_no_bad_news_is_behind_a_fold(running: Any, folder: Path) -> None:
     report = report_samples.lab()
     verdict = report["audits"][0]["verdict"]
-    item = {
-        "text": "Under an attack, forget_Q_A_ROUGE goes from 0.2207 to 0.2251; a control goes from 0.2365 to 0.2208."
-    }
-    verdict["evidence"] += [{**item, "points": "unclear", "panel": "attacks"} for _ in range(6)]
-    verdict["limits"] += ["There are only 32 forget rows: small differences cannot be seen.", "No attack was tried."]
+    more = {**verdict["evidence"][0], "text": "Under an attack, its ROUGE goes from 0.22 to 0.61; the control's does not."}
+    verdict["evidence"] += [more] * 6
     page = show(running, folder, "verdict", report, height=820)
     assert page.text(".answer strong") == "Partly" and page.text(".headline") == verdict["headline"]
     for width, height in ((1280, 820), (360, 780)):
         page.page.set_viewport_size({"width": width, "height": height})
-        for part in (".answer", ".evidence", ".limits"):
+        for part in (".answer", ".headline", ".secrets-line", ".part .between"):
             box = page.page.locator(part).first.bounding_box()
             assert box["y"] + box["height"] <= height, (part, width)
-    assert page.count(".evidence li:visible") == 3
-    page.page.click(".more")  # the others are one touch away on a small screen
-    assert page.count(".evidence li:visible") == len(verdict["evidence"])
+        assert page.count(".evidence li:visible") == len(verdict["evidence"])
+        assert page.count(".limits li:visible") >= len(verdict["limits"])
+    assert page.count("main .verdict details, main .verdict [hidden]") == 0
     page.page.close()
+
+
+def test_each_word_has_a_sign_and_bad_ones_are_not_green(lab: Opened) -> None:
+    green = "rgb(0, 132, 95)"
+    lab.go()
+    assert lab.text(".answer .sign") == "◐"
+    lab.page.select_option(".question select", label="grad_ascent: Damaged")
+    assert lab.text(".answer").split() == ["⚠", "Damaged", "and", "still", "leaks"]
+    assert lab.page.locator(".answer").evaluate("(e) => getComputedStyle(e).color") != green
+    assert "vestige stress relearn" in lab.text(".untested .command")
+    assert "120 rows" in lab.text(".limits-text")
+    parts = lab.texts(".part-head .badge")
+    assert [p.split(" ", 1)[1] for p in parts] == ["over-forgotten", "damaged", "not tested deeply"]
+    lab.visit("models")
+    heads = lab.texts(".sideways thead .word")
+    assert heads == ["◐ Partly", "⚠ Damaged", "◐ Partly"]  # the same words as on the first screen
 
 
 @pytest.mark.parametrize("width", [360, 1280])
@@ -103,7 +116,7 @@ def numbers(page: Opened, column: int) -> list[float]:
 
 
 def test_sorting_by_click_and_by_key_and_its_place_in_the_address(lab: Opened) -> None:
-    lab.go("view=models")
+    lab.go("view=models&m.turn=rows")
     head = lab.page.locator('.grid [data-sort="uds"]')
     column = [c["short"] for c in report_samples.lab()["metrics"].values()].index("UDS") + 3
     head.click()
@@ -121,7 +134,7 @@ def test_sorting_by_click_and_by_key_and_its_place_in_the_address(lab: Opened) -
 
 def test_filters_by_words_methods_and_numbers(lab: Opened) -> None:
     models = report_samples.lab()["models"]
-    lab.go("view=models")
+    lab.go("view=models&m.turn=rows")
     lab.page.fill(".filters input[type=search]", "grad")
     until(lambda: lab.count(".grid tbody tr") == 2)
     lab.page.fill(".filters input[type=search]", "")
@@ -142,7 +155,7 @@ def test_filters_by_words_methods_and_numbers(lab: Opened) -> None:
 def test_chosen_models_are_compared_with_paired_differences(lab: Opened) -> None:
     report = report_samples.lab()
     pair = report["comparisons"][0]
-    lab.go("view=models")
+    lab.go("view=models&m.turn=rows")
     for name in ("retain", "npo"):
         lab.page.check(f'input[aria-label="choose {name}"]')
     tested = lab.texts("#compare td:has-text('*')")
@@ -154,7 +167,7 @@ def test_chosen_models_are_compared_with_paired_differences(lab: Opened) -> None
 
 
 def test_arrow_keys_walk_the_table_and_focus_explains_a_number(lab: Opened) -> None:
-    lab.go("view=models")
+    lab.go("view=models&m.turn=rows")
     lab.page.locator(".grid tbody [tabindex='0']").focus()
     for key in ("ArrowDown", "ArrowRight", "ArrowRight", "ArrowRight"):
         lab.page.keyboard.press(key)
@@ -170,7 +183,7 @@ def test_arrow_keys_walk_the_table_and_focus_explains_a_number(lab: Opened) -> N
 
 def test_hover_explains_a_number_of_the_verdict(lab: Opened) -> None:
     lab.go()
-    lab.page.locator(".ruler td.main").first.hover()
+    lab.page.locator(".evidence-text").first.hover()
     assert "interval" in lab.text("#tip") and "runs/npo" in lab.text("#tip")
 
 
@@ -229,7 +242,7 @@ def test_nothing_in_the_data_runs_or_becomes_an_element(hostile: Opened) -> None
         )
         assert found == {"hacked": "undefined", "images": 0, "links": 0, "svgLinks": 0}, view
     names = [m["name"] for m in report_samples.hostile()["models"]]
-    hostile.go("view=models")
+    hostile.go("view=models&m.turn=rows")
     assert any("<" in name for name in names)
     shown = hostile.page.locator(".grid tbody th").evaluate_all("(all) => all.map((n) => n.firstChild.textContent)")
     assert shown == names
@@ -246,7 +259,7 @@ def test_a_script_in_a_generation_and_in_a_models_name_stays_text(running: Any, 
     assert bad in page.texts(".detail blockquote") and f" {bad}" in page.texts(".legend span")
     page.visit("models")
     scroll_through(page.page)
-    assert bad in page.texts(".grid tbody th")
+    assert bad in page.texts(".sideways .model-name")
     assert page.page.evaluate("typeof window.hacked") == "undefined"
     assert page.complaints == []
     page.page.close()
@@ -300,7 +313,7 @@ def test_back_returns_to_the_view_before(lab: Opened) -> None:
 
 
 def test_tables_and_charts_can_be_taken_away(lab: Opened) -> None:
-    lab.go("view=models&m.sort=-uds")
+    lab.go("view=models&m.turn=rows&m.sort=-uds")
     models = report_samples.lab()["models"]
     best = max(models, key=lambda m: m["values"]["uds"]["v"])
     rows = table(lab.download('.table-box button:text-is("CSV")'))

@@ -28,6 +28,9 @@ class Element {
   setAttribute(name, value) {
     this.attributes[name] = value;
   }
+  hasAttribute(name) {
+    return name in this.attributes;
+  }
   getAttribute(name) {
     return this.attributes[name] ?? null;
   }

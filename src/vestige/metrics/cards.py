@@ -66,6 +66,7 @@ class Card:
     # Worked by `vestige explain`: the name of an example in results/worked.py, or a function of (handler, settings).
     example: str | Callable[[str, Mapping[str, Any]], Any] = ""
     example_is_value: bool = True  # the example's last number is a value of the metric
+    title: str = ""  # what the number tells, for people who do not know its name; {answers}: those of the rows it reads
 
 
 CARDS: dict[str, Card] = {}
@@ -96,6 +97,7 @@ ATTACK = Card(
     "AUC near 0.5: not to be told apart; well below 0.5: stranger than fresh rows, over-forgotten",
     "every token of the answer after the prompt",
     knows="high",
+    title="Whether an attacker recognises the forget rows",
     reading=AUC_READING,
     group="membership",
     better=NEITHER,

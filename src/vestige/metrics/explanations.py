@@ -32,6 +32,7 @@ OURS: dict[str, Card] = {
         "The length is divided out: a long answer is not punished for being long.",
         reading=_PROBABILITY,
         example="likelihood",
+        title="How likely it finds {answers}",
     ),
     "probability_confidence_ordered": Card(
         "exp(mean over t of lp_t), and beside it the token probabilities sorted from most to least confident",
@@ -41,6 +42,7 @@ OURS: dict[str, Card] = {
         "The order of the factors does not change a product: the number equals probability.",
         reading=_PROBABILITY,
         example="likelihood",
+        title="How likely it finds {answers}, read in the order it decides",
     ),
     "loss": Card(
         "-(mean over t of lp_t); the metric is the mean over rows",
@@ -52,6 +54,7 @@ OURS: dict[str, Card] = {
         reading=bands((0.5, "low loss: known"), (2.0, "moderate loss"), (END, "high loss: not known")),
         better_kept=None,
         example="likelihood",
+        title="How surprising it finds {answers}",
     ),
     "exact_memorization": Card(
         "(number of t with a_t = y_t) / n",
@@ -62,6 +65,7 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"{_SHARE(v)} of the tokens are its first choice",
         points=("precision of the share",),
         example="likelihood",
+        title="How many tokens of {answers} it would say",
     ),
     "extraction_strength": Card(
         "1 - k/n, where k is the least number of first tokens after which every a_t = y_t",
@@ -73,6 +77,7 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"finishes {_SHARE(v)} of the answer by itself",
         points=("last token missed",),
         example="likelihood",
+        title="How much of {answers} it finishes by itself",
     ),
     "rouge": Card(
         "longest common subsequence of words (stemmed) of the greedy text and the reference / words of the reference "
@@ -89,6 +94,7 @@ OURS: dict[str, Card] = {
         points=("stemmer", "text of the answer"),
         example="recall of words",
         example_is_value=False,
+        title="How much of {answers} it says",
     ),
     "bleu": Card(
         "(product over n = 1..4 of the share of the text's n-word sequences that stand in the reference) ** (1/4), "
@@ -101,6 +107,7 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"shares {_SHARE(v)} of its word sequences with the reference",
         group="says",
         example="word sequences",
+        title="How many word groups of {answers} it says",
     ),
     "secrets_said": Card(
         "rows whose text contains their secret / rows that have one; the secret is the row's `entity` column, else "
@@ -163,6 +170,7 @@ OURS: dict[str, Card] = {
         source="Carlini et al. 2021, in the order of a diffusion model's decisions",
         reading=lambda v: f"{_SHARE(v)} of the denoising is free of misses",
         example="decided",
+        title="How much of {answers} it finishes by itself, decided tokens only",
     ),
     "trajectory_metrics": Card(
         "M(view, trajectory, s): the metric M on what the model thought at step s; a trajectory says which pass that "
@@ -175,6 +183,7 @@ OURS: dict[str, Card] = {
         source="trajectory guide of a diffusion fork of open-unlearning",
         group="trajectory",
         example="trajectory",
+        title="The metrics at every denoising step",
     ),
     "classifier_prob": Card(
         "probability of class `class_id` of the greedy text under a text classifier; the metric is the mean over rows",
@@ -187,6 +196,7 @@ OURS: dict[str, Card] = {
         group="utility",
         better=HIGH,
         example="classifier",
+        title="How a classifier judges its texts",
     ),
     "probability_w_options": Card(
         "P(right) / (P(right) + sum of P(wrong_i) + 1e-10), with P = exp(mean lp)",
@@ -195,6 +205,7 @@ OURS: dict[str, Card] = {
         _PARENTS,
         reading=bands((0.3, "prefers wrong options"), (0.6, "undecided between options"), (END, "prefers the truth")),
         example="ratio",
+        title="How likely it finds {answers} among the options",
     ),
     "truth_ratio": Card(
         "r = P(wrong) / (P(right) + 1e-10), P = exp(-mean of the avg_loss of the row's answers); then the mean of "
@@ -228,6 +239,7 @@ OURS: dict[str, Card] = {
         better=NEITHER,
         example="ratios",
         example_is_value=False,
+        title="How it weighs {answers} against wrong ones",
     ),
     "mia_loss": _attack(
         f"score = -(mean over t of lp_t); {_AUC}",
@@ -281,6 +293,7 @@ OURS: dict[str, Card] = {
         better=HIGH,
         example="ks",
         example_is_value=False,
+        title="Whether its answers are distributed as the retain model's",
     ),
     "privleak": Card(
         "((1 - AUC) - (1 - AUC_retain)) / ((1 - AUC_retain) + 1e-10) * 100",
@@ -300,6 +313,7 @@ OURS: dict[str, Card] = {
         better=NEITHER,
         points=("without retain logs",),
         example="relative",
+        title="How far an attacker gets, against the retain model",
     ),
     "rel_diff": Card(
         "(value - value_retain) / (value_retain + 1e-10) * 100",
@@ -312,6 +326,7 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"{abs(v):.0f} % {'above' if v >= 0 else 'below'} the reference",
         better=NEITHER,
         example="relative",
+        title="How far it is from the retain model",
     ),
     "uds": Card(
         "sum over layers K of clip(d2_l, 0, d1_l) / sum over K of d1_l; d1_l, d2_l: how far the entity's mean lp in "
@@ -329,6 +344,7 @@ OURS: dict[str, Card] = {
         ),
         group="layers",
         example="depth",
+        title="How deep in the layers it is gone",
     ),
     "hm_aggregate": Card(
         "m / (1/v_1 + ... + 1/v_m) over the values of the m parents",
@@ -347,6 +363,7 @@ OURS: dict[str, Card] = {
         better=HIGH,
         example="harmonic",
         example_is_value=False,
+        title="What it can still do",
     ),
 }
 CARDS |= OURS
@@ -361,6 +378,7 @@ PARTS: dict[str, Card] = {
         "every position of the window that the sampler came to, labelled or not, in every pass",
         "Only DiffusionGemma takes decisions back. Its position's fixation pass F is F_last, the first pass of the "
         "final unbroken run of acceptances; F_first is the first acceptance of all.",
+        title="How often a decided token is taken back",
     ),
     "ever_accepted": Card(
         "tokens: answer tokens whose true token was accepted by some pass and later taken back (not accepted any more, "
@@ -371,5 +389,6 @@ PARTS: dict[str, Card] = {
         "the answer's tokens inside the window, at their own positions",
         "A token can come up by chance: compare with the retain model. Tokens that were accepted and kept do not "
         "count; exact_memorization sees those.",
+        title="Whether {answers} were decided at any step",
     ),
 }

@@ -33,6 +33,7 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
         return _likeness(key, label)
     return {
         "label": label,
+        "title": plain_title(key, words),
         "short": _short(label),
         "definition": definition(words) if words else (facts.doc if facts else ""),
         "formula": words.formula if words else "",
@@ -42,6 +43,26 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
         "range": None if not used or (words and not words.unit) else [0, 1],
         "group": group(key, used),
     }
+
+
+ANSWERS = {  # what a metric's name says of the rows it reads; the first that fits
+    "para": "the forgotten answers in other words",
+    "pert": "wrong answers",
+    "retain": "the answers to keep",
+    "ra": "answers about real people",
+    "wf": "answers about the world",
+}
+
+
+def plain_title(key: str, card: Card | None) -> str:
+    """What a number tells, without its name.
+
+    >>> plain_title("retain_Q_A_Prob", CARDS["probability"]), plain_title("mine", None)
+    ('How likely it finds the answers to keep', '')
+    """
+    parts = key.lower().split("_")
+    answers = next((words for part, words in ANSWERS.items() if part in parts), "the forgotten answers")
+    return card.title.format(answers=answers) if card else ""
 
 
 def definition(words: Card) -> str:

@@ -1,7 +1,7 @@
 // "Did it forget?": one audited model. The answer, its evidence and its limits come first; the panels follow.
 
-import { choose, el, isNumber, missing, own, replace } from "./dom.js";
-import { cell, metric, metricTip, model, modelName, report, settingsText, factList } from "./data.js";
+import { choose, el, isNumber, missing, replace } from "./dom.js";
+import { cell, factList, metric, model, modelName, report, settingsText } from "./data.js";
 import { attackPanel } from "./attack.js";
 import { layersPanel } from "./layers.js";
 import { likelyPanel } from "./likely.js";
@@ -9,22 +9,13 @@ import { numbersTable, ruler } from "./ruler.js";
 import { saysPanel } from "./says.js";
 import { saveButtons } from "./save.js";
 import * as state from "./state.js";
-import { tip } from "./tip.js";
-
-const ANSWERS = { yes: ["Yes", "✓"], partly: ["Partly", "◐"], no: ["No", "✕"], unclear: ["Unclear", "?"] };
-const POINTS = {
-  forgot: ["✓", "points to forgotten"],
-  knows: ["✕", "points to still known"],
-  unclear: ["?", "points to neither"],
-};
-const FEW = 3; // items of evidence on a small screen; the style sheet hides the others
-const FIRST = 7; // so many lines of the ruler fit the first screen
+import { titleOf, unequalTests, verdictSection } from "./verdict.js";
 
 export function auditView(root) {
   if (!report.audits.length) return replace(root, nothing());
   const wanted = state.get("audit");
   const audit = report.audits.find((a) => a.model === wanted) ?? report.audits[0];
-  replace(root, first(audit, root), jump(), ...PANELS.map((p) => panel(audit, p)));
+  replace(root, first(audit, root), jump(), ...PANELS.map((p) => panel(audit, p)), unequalTests(), about(audit));
   return root;
 }
 
@@ -42,29 +33,8 @@ const nothing = () =>
   );
 
 function first(audit, root) {
-  const answered = own(ANSWERS, audit.verdict.answer) ? audit.verdict.answer : "unclear";
-  const [word, sign] = ANSWERS[answered];
   const name = report.audits.length > 1 ? picker(audit, root) : el("strong.subject", {}, modelName(audit.model));
-  const head = el("div.question", {}, el("h1", {}, "Did it forget?"), name);
-  const answer = el(
-    `p.answer.${answered}`,
-    {},
-    el("span.sign", { "aria-hidden": "true" }, sign),
-    el("strong", {}, word),
-  );
-  const left = el("div.verdict-left", {}, head, answer, el("p.headline", {}, audit.verdict.headline), evidence(audit));
-  return el(
-    "section.verdict",
-    {},
-    left,
-    limits(audit),
-    el(
-      "div.verdict-right",
-      {},
-      ruler(audit, rulerKeys(audit), `Main numbers of ${modelName(audit.model)}`),
-      about(audit),
-    ),
-  );
+  return verdictSection(audit, name);
 }
 
 function picker(audit, root) {
@@ -75,65 +45,10 @@ function picker(audit, root) {
   };
   return choose(
     "model",
-    report.audits.map((a) => [a.model, modelName(a.model)]),
+    report.audits.map((a) => [a.model, `${modelName(a.model)}: ${titleOf(a.verdict)}`]),
     audit.model,
     pick,
   );
-}
-
-function evidence(audit) {
-  const item = (e) => {
-    const points = own(POINTS, e.points) ? e.points : "unclear";
-    const [sign, words] = POINTS[points];
-    const text = el("span", {}, e.text);
-    if (e.metric) tip(text, () => metricTip(e.metric));
-    return el(
-      `li.${points}`,
-      {},
-      el("span.sign", { "aria-hidden": "true" }, sign),
-      el("span.hidden", {}, `${words}: `),
-      text,
-    );
-  };
-  const list = el("ul.evidence", {}, audit.verdict.evidence.map(item));
-  return el("div", {}, el("h2.small-head", {}, "Evidence"), list, more(list, audit.verdict.evidence.length - FEW));
-}
-
-/** On a small screen only the first items are shown, so that the limits are in sight too. */
-function more(list, hidden) {
-  if (hidden <= 0) return null;
-  const show = (e) => {
-    list.classList.add("all");
-    e.target.remove();
-  };
-  return el("button.quiet.more", { type: "button", onclick: show }, `${hidden} more`);
-}
-
-function limits(audit) {
-  if (!audit.verdict.limits.length) return null;
-  return el(
-    "div.verdict-limits",
-    {},
-    el("h2.small-head", {}, "Limits"),
-    el(
-      "ul.limits",
-      {},
-      audit.verdict.limits.map((t) => el("li", {}, t)),
-    ),
-  );
-}
-
-const ORDER = ["says", "likely", "membership", "layers", "attack", "utility", "axis"];
-
-/** A few metrics of every kind that the model and a reference have, the likes of each other side by side. */
-function rulerKeys(audit) {
-  const has = (key) =>
-    isNumber(cell(audit.model, key)?.v) && [audit.full, audit.retain].some((id) => id && isNumber(cell(id, key)?.v));
-  const byGroup = ORDER.map((group) => report.columns.filter((k) => metric(k).group === group && has(k)));
-  const taken = [];
-  for (let round = 0; taken.length < FIRST && byGroup.some((keys) => keys.length > round); round += 1)
-    for (const keys of byGroup) if (keys[round] && taken.length < FIRST) taken.push(keys[round]);
-  return ORDER.flatMap((group) => taken.filter((k) => metric(k).group === group));
 }
 
 function about(audit) {
@@ -146,7 +61,7 @@ function about(audit) {
     ["retain", audit.retain && modelName(audit.retain)],
   ];
   const where = Object.entries(m.provenance ?? {});
-  return el("details.about", {}, el("summary", {}, "About this model"), factList([...facts, ...where]));
+  return el("details.panel.about", {}, el("summary", {}, "About this model"), factList([...facts, ...where]));
 }
 
 // One entry per panel: its body, the groups of metrics in its table, and the parts whose absence it reports.

@@ -8,6 +8,8 @@ import { onTheme } from "./theme.js";
 import { hide, showAt } from "./tip.js";
 
 const PAUSE = 60; // ms
+const PAPER = { width: 430, height: 250 }; // of a printed chart: two or three of them are beside each other
+let paper = false;
 const charts = new Map();
 const sight = new IntersectionObserver(
   (seen) => seen.filter((s) => s.isIntersecting).forEach((s) => charts.get(s.target)?.wake()),
@@ -60,8 +62,8 @@ export function chart(options) {
     const { traces, layout, says, note: words } = options.build();
     if (words !== undefined) note.textContent = words;
     plot.setAttribute("aria-label", `${options.title}. ${says ?? ""} The numbers can be opened below or saved as CSV.`);
-    me.width = Math.max(240, plot.clientWidth);
-    const drawn = draw(me.width, height, { traces, layout });
+    me.width = paper ? PAPER.width : Math.max(240, plot.clientWidth);
+    const drawn = draw(me.width, paper ? Math.min(height, PAPER.height) : height, { traces, layout });
     me.find = drawn.find;
     replace(plot, drawn.node);
   }
@@ -75,7 +77,7 @@ export function chart(options) {
     if (numbers.open) fillNumbers(numbers, options);
   }
   function resized() {
-    if (me.width && Math.abs(plot.clientWidth - me.width) > 1) update();
+    if (me.width && !paper && Math.abs(plot.clientWidth - me.width) > 1) update();
   }
   function flush() {
     wake();
@@ -165,8 +167,13 @@ function forget(plot) {
 /** Lets go of charts that left the page. */
 export const sweepCharts = () => [...charts.keys()].filter((plot) => !plot.isConnected).forEach(forget);
 
-/** All charts at once, before the page is printed. */
-export const drawAll = () => charts.forEach((me) => me.flush());
+/** All charts at once, in the size they have on paper; and back. */
+const toPaper = (on) => () => {
+  paper = on;
+  charts.forEach((me) => me.update());
+  charts.forEach((me) => me.flush());
+};
 
 onTheme(redraw);
-addEventListener("beforeprint", drawAll);
+addEventListener("beforeprint", toPaper(true));
+addEventListener("afterprint", toPaper(false));

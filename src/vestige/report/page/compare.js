@@ -1,7 +1,7 @@
 // Chosen models side by side. A difference is called tested only where the report holds a paired test on the same rows.
 
 import { choose, el, fmt, isNumber } from "./dom.js";
-import { cell, metric, metricTip, modelName, number, report, valueTip } from "./data.js";
+import { cell, metricTip, modelName, number, report, titled, valueTip } from "./data.js";
 import { saveButtons } from "./save.js";
 import * as state from "./state.js";
 import { tip } from "./tip.js";
@@ -79,7 +79,7 @@ function table(base, ids) {
     el(
       "tr",
       {},
-      tip(el("th", { scope: "row" }, metric(key).label), () => metricTip(key)),
+      tip(el("th", { scope: "row" }, titled(key)), () => metricTip(key)),
       value(base, key),
       ...others.flatMap((id) => [value(id, key), difference(base, id, key)]),
     ),

@@ -1,6 +1,6 @@
 // The report's data, and the few questions every view asks of it.
 
-import { el, fmt, interval, isNumber, own } from "./dom.js";
+import { el, fmt, interval, isNumber, named, own } from "./dom.js";
 import { colours } from "./theme.js";
 
 export const report = JSON.parse(document.getElementById("report-data").textContent);
@@ -23,6 +23,7 @@ export function metric(key) {
     ...info,
     key,
     label: info.label || key,
+    title: info.title || "",
     short: info.short || info.label || key,
     definition: info.definition || "",
   };
@@ -34,6 +35,40 @@ export const number = (id, key) => {
   const v = cell(id, key)?.v;
   return isNumber(v) ? v : null;
 };
+
+const audits = new Map((report.audits ?? []).map((a) => [a.model, a]));
+const retains = report.models.filter((m) => m.role === "retain");
+
+export const auditOf = (id) => audits.get(id) ?? null;
+
+export const isReference = (m) => m.role === "full" || m.role === "retain";
+
+/** The retain model a model is held against: its audit's, else the only one there is. */
+export const retainOf = (id) => audits.get(id)?.retain ?? (retains.length === 1 ? retains[0].id : null);
+
+/** Is the aim of a metric the retain model's value? Of those that tell what is known, it is: low is not good in itself. */
+export const aimsAtRetain = (key) => {
+  const { knows, group } = metric(key);
+  return group !== "part" && group !== "axis" && (Boolean(knows) || group === "membership");
+};
+
+/** How good a model's number is: high is good, null where nothing can be said. */
+export function goodness(id, key) {
+  const v = number(id, key);
+  if (v === null) return null;
+  if (aimsAtRetain(key)) {
+    const aim = number(retainOf(id), key);
+    return aim === null ? null : -Math.abs(v - aim);
+  }
+  const { better } = metric(key);
+  return better === "high" ? v : better === "low" ? -v : null;
+}
+
+/** What good means for a metric, in words; empty where nothing does. */
+export const goodWords = (key) =>
+  aimsAtRetain(key)
+    ? "near the retain model is good"
+    : ({ high: "high is good", low: "low is good" }[metric(key).better] ?? "");
 
 const SYMBOLS = { full: "square", retain: "diamond", unlearned: "circle", other: "circle-open" };
 
@@ -61,8 +96,8 @@ export function valueTip(id, key) {
   return el(
     "div",
     {},
-    el("h4", {}, info.label),
-    el("p.tip-model", {}, modelName(id)),
+    el("h4", {}, info.title || info.label),
+    el("p.tip-model", {}, info.title ? `${info.label}, ${modelName(id)}` : modelName(id)),
     valueFacts(value),
     definition(info),
   );
@@ -105,7 +140,24 @@ function definition(info) {
     .reduce((box, part) => (box.append(part), box), el("div", {}));
 }
 
-export const metricTip = (key) => el("div", {}, el("h4", {}, metric(key).label), definition(metric(key)));
+export const metricTip = (key) =>
+  el(
+    "div",
+    {},
+    el("h4", {}, metric(key).title || metric(key).label),
+    metric(key).title && el("p.tip-model", {}, metric(key).label),
+    definition(metric(key)),
+  );
+
+/** A metric's plain title with its technical name beside it; the name alone where nothing else is known. */
+export function titled(key) {
+  const { title, label } = metric(key);
+  return title ? [title, " ", el("span.technical", {}, named(label))] : named(label);
+}
+
+/** The same as one line of text. */
+export const titledText = (key) =>
+  metric(key).title ? `${metric(key).title} (${metric(key).label})` : metric(key).label;
 
 /** [key, label] pairs for a menu of metrics. */
-export const metricOptions = (keys) => keys.map((key) => [key, metric(key).label]);
+export const metricOptions = (keys) => keys.map((key) => [key, titledText(key)]);

@@ -1,7 +1,7 @@
 // Which models are shown: words, methods, epochs, bounds on numbers, the best of each method. All of it in the address.
 
 import { choose, el, isNumber, replace, searchBox } from "./dom.js";
-import { metric, metricOptions, number, report, settingsText } from "./data.js";
+import { goodness, metric, metricOptions, number, report, settingsText } from "./data.js";
 import { compare } from "./order.js";
 import * as state from "./state.js";
 
@@ -35,12 +35,11 @@ export function passing(models) {
 
 function bestOfEach(models, key) {
   if (!key) return models;
-  const sign = metric(key).better === "low" ? -1 : 1;
   const best = new Map();
   for (const m of models) {
-    const value = number(m.id, key);
+    const value = goodness(m.id, key);
     const held = best.get(m.method);
-    if (value !== null && (!held || sign * value > sign * number(held.id, key))) best.set(m.method, m);
+    if (value !== null && (!held || value > goodness(held.id, key))) best.set(m.method, m);
   }
   return models.filter((m) => best.get(m.method) === m);
 }
@@ -51,7 +50,7 @@ export function filterBar(changed) {
     state.set(values);
     changed();
   };
-  const good = report.columns.filter((k) => metric(k).better);
+  const good = report.columns.filter((k) => report.models.some((m) => goodness(m.id, k) !== null));
   const chips = el("span.chips", {});
   const drawChips = () =>
     replace(

@@ -151,7 +151,7 @@ function examples(data, audit) {
       kind,
       setKind,
     ),
-    el("div.side-by-side", {}, el("div", {}, map.node, left), el("div", {}, stepper, place)),
+    el("div.side-by-side", {}, el("div", {}, map.node, left), el("div.screen-only", {}, stepper, place)),
   );
 }
 

@@ -8,6 +8,7 @@ import { collapseView } from "./collapse.js";
 import { metricsView } from "./metrics.js";
 import { modelsView } from "./models.js";
 import { sourcesView } from "./sources.js";
+import { saveCopyButton } from "./notes.js";
 import * as state from "./state.js";
 import { apply, themeButton } from "./theme.js";
 import { hide, startTips } from "./tip.js";
@@ -93,7 +94,7 @@ function begin() {
       )
     : null;
   document.getElementById("title").textContent = report.title;
-  document.getElementById("tools").append(...[note, themeButton()].filter(Boolean));
+  document.getElementById("tools").append(...[note, saveCopyButton(), themeButton()].filter(Boolean));
   document.getElementById("foot").textContent =
     `Made ${report.made} by vestige ${report.vestige}. ${report.models.length} models, ${report.sources.length} sources.`;
   document.getElementById("skip").addEventListener("click", skip);

@@ -1,7 +1,7 @@
 // Where one model stands between the full and the retain model: a line for each metric, with marks and the interval.
 
-import { el, fmt, interval, isNumber, named, svg } from "./dom.js";
-import { cell, metric, metricTip, modelName, number, valueTip } from "./data.js";
+import { el, fmt, interval, isNumber, svg } from "./dom.js";
+import { cell, metric, metricTip, modelName, number, titled, valueTip } from "./data.js";
 import { textCell } from "./sheet.js";
 import { tip } from "./tip.js";
 
@@ -41,7 +41,7 @@ function line(audit, key) {
     full: audit.full && cell(audit.full, key),
     retain: audit.retain && cell(audit.retain, key),
   };
-  const name = tip(el("th", { scope: "row" }, named(info.label)), () => metricTip(key));
+  const name = tip(el("th", { scope: "row" }, titled(key)), () => metricTip(key));
   const said = isNumber(cells.model?.v) ? fmt(cells.model.v) : "missing";
   const value = tip(el("td.number.main", {}, said), () => valueTip(audit.model, key));
   return el(
@@ -129,7 +129,7 @@ export function numbersTable(audit, keys, caption) {
 
 function numbersRow(audit, key, refs) {
   const value = cell(audit.model, key);
-  const name = tip(el("th", { scope: "row" }, named(metric(key).label)), () => metricTip(key));
+  const name = tip(el("th", { scope: "row" }, titled(key)), () => metricTip(key));
   if (!isNumber(value.v))
     return el(
       "tr",

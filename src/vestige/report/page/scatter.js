@@ -1,7 +1,7 @@
 // Models as points: any two columns, colours by method, the references marked, the front of the best trade-offs.
 
 import { choose, el, fmt, interval, isNumber, tick } from "./dom.js";
-import { cell, metric, metricOptions, number, report } from "./data.js";
+import { cell, goodness, goodWords, metric, metricOptions, number, report } from "./data.js";
 import { chart, lines, plain } from "./chart.js";
 import { compare, paretoFront } from "./order.js";
 import * as state from "./state.js";
@@ -69,8 +69,7 @@ function build(models, axes, picked) {
     front?.note,
     "click a point to choose the model",
   ].filter(Boolean);
-  const title = (key) =>
-    `${metric(key).label}${{ high: " (high is good)", low: " (low is good)" }[metric(key).better] ?? ""}`;
+  const title = (key) => `${metric(key).title || metric(key).label}${goodWords(key) ? ` (${goodWords(key)})` : ""}`;
   return {
     traces,
     note: notes.join("; "),
@@ -146,10 +145,9 @@ function ringTrace(all, picked) {
 }
 
 function frontTrace(rest, axes) {
-  const [bx, by] = [metric(axes.x).better, metric(axes.y).better];
-  if (!bx || !by)
-    return { trace: null, note: `no Pareto front: ${metric(bx ? axes.y : axes.x).label} has no good end` };
-  const front = paretoFront(rest, bx, by).map((i) => rest[i]);
+  const blind = [axes.x, axes.y].find((key) => !rest.some((p) => goodness(p.m.id, key) !== null));
+  if (blind) return { trace: null, note: `no Pareto front: ${metric(blind).label} has no good end here` };
+  const front = bestTradeOffs(rest, axes);
   const trace = {
     type: "scatter",
     mode: "lines",
@@ -162,11 +160,20 @@ function frontTrace(rest, axes) {
   return { trace: front.length > 1 ? trace : null, note: `${front.length} on the Pareto front` };
 }
 
+/** Points that no other one beats on both axes, from left to right. */
+function bestTradeOffs(rest, axes) {
+  const judged = rest
+    .map((p) => ({ p, x: goodness(p.m.id, axes.x), y: goodness(p.m.id, axes.y) }))
+    .filter((j) => j.x !== null && j.y !== null);
+  return paretoFront(judged, "high", "high")
+    .map((i) => judged[i].p)
+    .sort((a, b) => a.x - b.x);
+}
+
 function sheet(models, axes) {
   const all = points(models, axes);
   const rest = all.filter((p) => p.m.role !== "full" && p.m.role !== "retain");
-  const [bx, by] = [metric(axes.x).better, metric(axes.y).better];
-  const front = new Set(bx && by ? paretoFront(rest, bx, by).map((i) => rest[i].m.id) : []);
+  const front = new Set(bestTradeOffs(rest, axes).map((p) => p.m.id));
   return {
     columns: ["model", "role", "method", axes.x, axes.y, "on the Pareto front"],
     rows: all.map((p) => [p.m.name, p.m.role, p.m.method ?? null, p.x, p.y, front.has(p.m.id)]),

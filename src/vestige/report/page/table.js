@@ -12,7 +12,7 @@ const ALL = 80; // so many rows are drawn at once; more are drawn as they come i
 
 /**
  * table({name, caption, columns, rows, key, pick}). A column: {key, label, get(row), text?(row), mark?(row), tip?(row),
- * headTip?, numeric, digits}. `key` names the sort in the address. `pick`: {has(row), toggle(row)} adds a box to each row.
+ * head?(), headTip?, numeric, digits}. `key` names the sort in the address. `pick`: {has(row), toggle(row)} adds a box to each row.
  */
 export class Table {
   constructor(options) {
@@ -56,7 +56,8 @@ export class Table {
       const button = el(
         "button",
         { type: "button", "data-sort": c.key, onclick: () => this.sortBy(c) },
-        c.label + arrow,
+        c.head ? c.head() : c.label,
+        arrow,
       );
       if (c.headTip) tip(button, c.headTip, false);
       return el(

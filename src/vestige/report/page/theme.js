@@ -34,7 +34,9 @@ const DARK = {
   grey: "#9b978f",
 };
 
-export const isDark = () => (state.get("theme") ? state.get("theme") === "dark" : system.matches);
+let printing = false;
+
+export const isDark = () => (printing ? false : state.get("theme") ? state.get("theme") === "dark" : system.matches);
 
 export const colours = () => (isDark() ? DARK : LIGHT);
 
@@ -90,4 +92,12 @@ export function themeButton() {
   return el("button.quiet", { id: "theme", type: "button", onclick: flip, "aria-pressed": String(isDark()) }, "Dark");
 }
 
+/** Paper is white, whatever the screen is. */
+const toPaper = (on) => () => {
+  printing = on;
+  changed();
+};
+
 system.addEventListener("change", changed);
+addEventListener("beforeprint", toPaper(true));
+addEventListener("afterprint", toPaper(false));

@@ -36,6 +36,12 @@ def chromium_path() -> str | None:
     return os.environ.get("VESTIGE_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
+def axe_path() -> Path | None:
+    """axe-core's script, which finds what keeps people from using a page: VESTIGE_AXE, or where npm installs it."""
+    places = [os.environ.get("VESTIGE_AXE") or "", "node_modules/axe-core/axe.min.js"]
+    return next((p for place in places if place and (p := Path(place)).is_file()), None)
+
+
 def why_not() -> str:
     """Why there can be no browser here; empty if there can."""
     if importlib.util.find_spec("playwright") is None:

@@ -67,8 +67,8 @@ class Invented:
         self.rng = np.random.default_rng(seed)
         self.say = say or (lambda text: text)
 
-    def text(self, n: int = 9) -> str:
-        return self.say(" ".join(self.rng.choice(WORDS, n)).capitalize() + ".")
+    def text(self, n: int = 9, rng: np.random.Generator | None = None) -> str:
+        return self.say(" ".join((rng or self.rng).choice(WORDS, n)).capitalize() + ".")
 
     def value(self, key: str, level: float, n: int = 32) -> dict[str, Any]:
         v = float(np.clip(level + self.rng.normal(0, 0.05), 0, 1))
@@ -156,7 +156,7 @@ class Invented:
                 "knowledge": {"state": knows, **share, "text": says("Judged on 5 measures of 40 forget rows.")},
                 "damage": {"state": "damaged" if damaged else "kept", "utility": 0.62 if damaged else 0.97, "lo": 0.55,
                            "hi": 1.02, "fluency": 0.41, "text": says("Compared with the full model.")},
-                "testing": {"state": "shallow" if damaged else "deep", "done": tests, "text": says("Six kinds of tests."),
+                "testing": {"state": "shallow" if damaged else "deep", "done": tests, "text": says("Six kinds."),
                             "missing": untested if damaged else []},
             },
             "secrets": {"rows": 40, "with_secret": 38, "said": 1, "lo": 0.0007, "hi": 0.138, "retain": 0, "full": 37,
@@ -180,18 +180,22 @@ class Invented:
             }
             leak = max(0.0, scores[ids[name]]["rouge"] - scores[ids["retain"]]["rouge"]) if split == "forget" else None
             texts = {id: self.text() for id in ids.values()}
+            row = np.random.default_rng(i)  # models are asked the same
             out.append(
                 {
                     "i": str(i),
                     "split": split,
-                    "question": self.text(7),
-                    "reference": self.text(),
+                    "question": self.text(7, row),
+                    "reference": self.text(rng=row),
                     "texts": texts,
                     "scores": scores,
                     "leak": leak,
+                    "columns": {"author": f"author {i // 4}"},
                 }
             )
-        out.sort(key=lambda r: -(r["leak"] if r["leak"] is not None else -1))
+            if i == 14:
+                self.tell(out[-1], ids[name], ids["full"])
+        out.sort(key=lambda r: -(2 if r.get("tells") else r["leak"] if r["leak"] is not None else -1))
         half = {"forget": (rows + 1) // 2, "retain": rows // 2}
         return {
             "rows": out,
@@ -199,6 +203,14 @@ class Invented:
             "order": "worst leak first",
             "total": {"forget": half["forget"] + 12, "retain": half["retain"]},
         }
+
+    def tell(self, row: dict[str, Any], *ids: str) -> None:
+        """Makes a row's secret Tromso, which these models say."""
+        row["secret"] = [self.say("Tromso")]
+        row["reference"] = "She was born in Tromso."
+        row["texts"] |= dict.fromkeys(ids, "It was Tromso, they say.")
+        row["tells"] = {id: id in ids for id in row["texts"]}
+        row["marks"] = {"reference": [[16, 22]], **{id: [[7, 13]] for id in ids}}
 
     def likely(self, ids: dict[str, str]) -> list[dict[str, Any]]:
         out = []

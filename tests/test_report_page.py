@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import report_samples
-from browser_tools import VIEWS, Opened, show, table, until
+from browser_tools import VIEWS, Opened, axe_path, show, table, until
 from vestige.report.format import empty_report
 
 
@@ -57,7 +57,10 @@ def test_every_view_opens_from_disk_without_a_complaint_or_a_request(lab: Opened
 def test_the_answer_is_in_the_first_screen_and_no_bad_news_is_behind_a_fold(running: Any, folder: Path) -> None:
     report = report_samples.lab()
     verdict = report["audits"][0]["verdict"]
-    more = {**verdict["evidence"][0], "text": "Under an attack, its ROUGE goes from 0.22 to 0.61; the control's does not."}
+    more = {
+        **verdict["evidence"][0],
+        "text": "Under an attack, its ROUGE goes from 0.22 to 0.61; the control's does not.",
+    }
     verdict["evidence"] += [more] * 6
     page = show(running, folder, "verdict", report, height=820)
     assert page.text(".answer strong") == "Partly" and page.text(".headline") == verdict["headline"]
@@ -193,8 +196,8 @@ def test_hover_explains_a_number_of_the_verdict(lab: Opened) -> None:
 def test_rows_are_filtered_searched_and_opened(lab: Opened) -> None:
     rows = report_samples.lab()["audits"][0]["says"]["rows"]
     lab.go()
-    assert lab.text(".vrow .leak") == f"{max(r['leak'] or 0 for r in rows):.2f}"
-    lab.page.select_option(".controls select >> nth=0", "retain")
+    assert lab.texts(".vrow .leak")[1] == f"{max(r['leak'] or 0 for r in rows if 'tells' not in r):.2f}"
+    lab.page.locator("#panel-says").get_by_label("rows").first.select_option("retain")
     retain = [r for r in rows if r["split"] == "retain"]
     assert f"{len(retain)} rows" in lab.text("#panel-says .count")
     word = retain[0]["question"].split()[0].lower()
@@ -290,6 +293,42 @@ def test_the_policy_stops_scripts_that_are_not_the_pages_own(lab: Opened) -> Non
     assert "'unsafe-inline'" not in re.search(r"script-src [^;]*", policy)[0]
 
 
+# ---- everybody can use it ----------------------------------------------------------------------------------------
+
+AXE = "async () => (await axe.run()).violations.map((v) => [v.impact, v.id, v.nodes[0].html.slice(0, 200)])"
+
+
+@pytest.mark.skipif(axe_path() is None, reason="axe-core is not installed (npm install axe-core, or VESTIGE_AXE)")
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_axe_finds_nothing_serious(running: Any, lab: Opened, theme: str) -> None:
+    path = axe_path()
+    assert path is not None
+    for width in (1280, 420):
+        page = running.new_page(viewport={"width": width, "height": 900}, bypass_csp=True, reduced_motion="reduce")
+        for view in VIEWS:
+            page.goto("about:blank")
+            page.goto(f"{lab.file.as_uri()}#view={view}&theme={theme}")
+            page.wait_for_selector("#views a")
+            scroll_through(page)
+            page.evaluate(path.read_text("utf-8"))
+            assert [v for v in page.evaluate(AXE) if v[0] in ("serious", "critical")] == [], (view, width)
+        page.close()
+
+
+def test_every_control_has_a_name_and_the_tab_key_reaches_the_answer(lab: Opened) -> None:
+    nameless = """() => [...document.querySelectorAll("button, input, select, textarea")].filter((n) =>
+        !(n.labels?.length || n.getAttribute("aria-label") || n.textContent.trim())).map((n) => n.outerHTML)"""
+    for view in VIEWS:
+        lab.go(f"view={view}")
+        assert lab.page.evaluate(nameless) == [], view
+    lab.load()
+    reached = []
+    for _ in range(12):
+        lab.page.keyboard.press("Tab")
+        reached.append(lab.page.evaluate("document.activeElement.tagName + '.' + document.activeElement.className"))
+    assert "SELECT." in reached and any("evidence-text" in r for r in reached)
+
+
 # ---- theme, downloads --------------------------------------------------------------------------------------------
 
 
@@ -334,3 +373,77 @@ def test_a_sheet_never_holds_a_formula(hostile: Opened) -> None:
     cells = [cell for row in csv.reader(io.StringIO(text)) for cell in row]
     assert any("HYPERLINK" in cell for cell in cells)
     assert not any(cell.startswith(("=", "+", "@")) for cell in cells)
+
+
+# ---- rows of two models, notes, paper ----------------------------------------------------------------------------
+
+
+def test_rows_that_say_their_secret_come_first_and_it_is_marked(lab: Opened) -> None:
+    audit = report_samples.lab()["audits"][0]
+    telling = [r for r in audit["says"]["rows"] if (r.get("tells") or {}).get(audit["model"])]
+    lab.go()
+    assert telling and lab.text(".vrow .leak") == "✕ secret"
+    assert lab.texts(".detail mark.secret")[:2] == ["Tromso", "Tromso"]  # in the reference, and in what was said
+    lab.page.get_by_label("only rows that say their secret").check()
+    assert lab.text("#panel-says .count").startswith(f"{len(telling)} row")
+    lab.go(lab.state()[1:])
+    assert lab.text("#panel-says .count").startswith(f"{len(telling)} row")
+
+
+def test_rows_are_filtered_by_a_column_of_the_data(lab: Opened) -> None:
+    rows = report_samples.lab()["audits"][0]["says"]["rows"]
+    lab.go()
+    lab.page.locator("#panel-says").get_by_label("author").select_option("author 3")
+    wanted = sum(r["columns"]["author"] == "author 3" for r in rows)
+    assert lab.text("#panel-says .count").startswith(f"{wanted} row") and 0 < wanted < len(rows)
+    assert "s.col.author=author+3" in lab.state() and "author 3" in lab.text(".detail-head")
+
+
+def test_two_unlearned_models_are_read_row_by_row(lab: Opened) -> None:
+    report = report_samples.lab()
+    mine, other = report["audits"][:2]
+    lab.go()
+    lab.page.locator("#panel-says").get_by_label("beside").select_option("grad_ascent")
+    first = lab.text(".detail-head").split()[2].rstrip(",")
+    theirs = next(r for r in other["says"]["rows"] if r["i"] == first)
+    assert theirs["texts"][other["model"]] in lab.texts(".detail blockquote")
+    assert lab.text(".vrow .other").startswith("grad_ascent: ")
+    lab.page.locator("#panel-says").get_by_label("order").select_option("gap")
+    scores = {r["i"]: r["scores"][mine["model"]]["rouge"] for r in mine["says"]["rows"]}
+    against = {r["i"]: r["scores"][other["model"]]["rouge"] for r in other["says"]["rows"]}
+    widest = max(scores, key=lambda i: scores[i] - against[i])
+    lab.page.locator(".vrow").first.click()
+    assert lab.text(".detail-head").split()[2].rstrip(",") == widest
+    state = lab.state()[1:]
+    lab.load(state)
+    assert lab.text(".vrow .other").startswith("grad_ascent: ")
+
+
+def test_notes_are_kept_in_a_downloaded_copy_of_the_page(running: Any, folder: Path, lab: Opened) -> None:
+    lab.load()
+    assert not lab.page.locator("#save-copy").is_visible()
+    lab.page.fill(".detail textarea", "Ask legal </script> about this one.")
+    assert lab.text("#save-copy") == "Save a copy with 1 note"
+    copy = folder / "copy.html"
+    copy.write_bytes(lab.download("#save-copy"))
+    lab.load()
+    again = show(running, folder, "copy", {})
+    assert again.page.locator(".detail textarea").input_value() == "Ask legal </script> about this one."
+    assert again.complaints == [] and again.text(".answer strong") == "Partly"
+    assert again.count(".verdict") == 1 and again.count("#views a") == len(VIEWS)
+    again.page.close()
+
+
+def test_paper_has_at_most_four_pages_with_charts_and_is_white(running: Any, folder: Path) -> None:
+    page = show(running, folder, "paper", report_samples.lab())
+    page.load("theme=dark")
+    pdf = page.page.pdf(format="A4")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) <= 4
+    page.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    page.page.emulate_media(media="print")
+    assert page.count(".plot") == page.count(".plot:has(svg path)") > 5
+    assert page.page.get_attribute("html", "data-theme") == "light"
+    assert page.count(".paper-only:visible tbody tr") == 8 and page.count(".vrow:visible") == 0
+    page.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.page.get_attribute("html", "data-theme") == "dark"
+    page.page.close()

@@ -38,7 +38,7 @@ export const lines = (...parts) =>
  */
 export function chart(options) {
   const height = options.height ?? 340;
-  const plot = el("div.plot", { role: "img", style: { "min-height": `${height}px` } });
+  const plot = el("div.plot", { role: "img", "aria-label": options.title, style: { "min-height": `${height}px` } });
   const note = el("span.chart-note", {}, options.note ?? "");
   const title = el("figcaption", {}, el("strong", {}, options.title), " ", note);
   const numbers = el("details.numbers", {}, el("summary", {}, "Numbers"));

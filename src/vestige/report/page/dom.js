@@ -80,7 +80,7 @@ export function choose(label, options, value, onchange) {
 /** A slider that says its value. */
 export function slide(label, { min, max, step, value, digits = 2 }, oninput) {
   const said = el("output", {}, fmt(value, digits));
-  const input = el("input", { type: "range", min, max, step, value });
+  const input = el("input", { type: "range", min, max, step, value, "aria-label": label });
   input.value = value;
   input.addEventListener("input", () => {
     said.textContent = fmt(Number(input.value), digits);

@@ -184,7 +184,7 @@ function aucList(items) {
   return [
     el(
       "div.scroller.small",
-      {},
+      { tabindex: "0", role: "region", "aria-label": "Area under the curve" },
       el(
         "table",
         {},

@@ -48,7 +48,7 @@ function token(text, before, after) {
   const depth = Math.min(0.85, Math.max(0, 1 - Math.exp(-Math.max(0, drop) / 2)));
   const node = el(
     "span.token",
-    { style: { background: depth > 0.02 ? faint(colours().red, depth * 0.8) : "transparent" } },
+    { style: { background: depth > 0.02 ? faint(colours().red, depth * 0.5) : "transparent" } },
     text,
   );
   const facts = [

@@ -52,7 +52,7 @@ export const aimsAtRetain = (key) => {
   return group !== "part" && group !== "axis" && (Boolean(knows) || group === "membership");
 };
 
-/** How good a model's number is: high is good, null where nothing can be said. */
+/** How good a model's number is: high is good, null where that is unknown. */
 export function goodness(id, key) {
   const v = number(id, key);
   if (v === null) return null;

@@ -11,6 +11,7 @@ from vestige.judging.evaluated import SIDE, split_of
 from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
+from vestige.report.row_words import add_secrets, columns_of, plain_questions, secrets_of
 from vestige.store.kinds import RunSource
 from vestige.types import Array
 
@@ -20,7 +21,8 @@ MOST_VALUES = 1000  # of a distribution
 MOST_POINTS = 200  # of a curve
 LIKELY = ("probability", "extraction_strength", "exact_memorization", "truth_ratio")
 FIELDS = {"probability": "prob"}
-ORDER = "worst leak first; rows to keep follow, the ones most lost first"
+SECRETS = "secrets_said"
+ORDER = "rows that say their secret first, then the worst leaks; rows to keep follow, the ones most lost first"
 
 Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the audited model first
 
@@ -43,8 +45,11 @@ def says(runs: Runs, model: str, retain: str | None, rows: int) -> dict[str, Any
     return {"rows": out, "left_off": left_off, "total": total, "order": ORDER}
 
 
-def _order(row: Mapping[str, Any], model: str) -> float:
-    return -row["leak"] if row["leak"] is not None else float(row["scores"].get(model, {}).get("rouge") or 0.0)
+def _order(row: Mapping[str, Any], model: str) -> tuple[bool, float]:
+    tells = bool(row.get("tells", {}).get(model))
+    if row["leak"] is not None:
+        return not tells, -row["leak"]
+    return True, float(row["scores"].get(model, {}).get("rouge") or 0.0)
 
 
 def leak(scores: Mapping[str, Mapping[str, float]], model: str, retain: str | None) -> float | None:
@@ -74,10 +79,16 @@ def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
         reference = str(body.get("ground_truth") or "")
         rows[i] = {"i": str(i), "split": split, "question": str(body.get("input") or ""), "reference": reference,
                    "texts": {}, "scores": {}}  # fmt: skip
+    for row, question in zip(rows.values(), plain_questions([r["question"] for r in rows.values()]), strict=True):
+        row["question"] = question
+    for i, columns in columns_of(source.data["manifest"], _data_of(source, metric)).items():
+        if i in rows:
+            rows[i]["columns"] = columns
     for id, sources in runs.items():
         other = next((s for s in sources if same_rows(s, source, metric)), None)
         if other is not None:
             _add_texts(rows, other, metric, id)
+    add_secrets(rows, secrets_of(source.data["results"], _beside(source, metric, SECRETS)))
     return list(rows.values())
 
 
@@ -95,7 +106,7 @@ def _has_text(body: Mapping[str, Any]) -> bool:
 
 
 def _add_texts(rows: Mapping[str, dict[str, Any]], source: RunSource, metric: str, id: str) -> None:
-    likely = _likelihood_beside(source, metric)
+    likely = _beside(source, metric, "probability")
     results = source.data["results"]
     for i, body in results[metric]["value_by_index"].items():
         if i not in rows:
@@ -106,11 +117,11 @@ def _add_texts(rows: Mapping[str, dict[str, Any]], source: RunSource, metric: st
         rows[i]["scores"][id] = {k: v for k, v in told.items() if v is not None}
 
 
-def _likelihood_beside(source: RunSource, metric: str) -> str:
-    """The probability metric on the very rows whose texts a metric has."""
+def _beside(source: RunSource, metric: str, handler: str) -> str:
+    """The metric of a handler on the very rows whose texts a metric has."""
     where = _data_of(source, metric)
     for name, body in source.data["results"].items():
-        if handler_of(source, name) == "probability" and body.get("value_by_index"):
+        if handler_of(source, name) == handler and body.get("value_by_index"):
             same = _data_of(source, name) == where if where else split_of(name) == split_of(metric)
             if same and not any(w in name for w in SIDE):
                 return name

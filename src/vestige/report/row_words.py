@@ -6,7 +6,6 @@ report/rows_part.py.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +19,11 @@ _AFTER = re.compile(r"\n|[<\[]|(?<=[.?!])")  # what may begin those it puts afte
 def plain_questions(prompts: Sequence[str]) -> list[str]:
     """Prompts without what all of them share at either end: a system prompt, examples, the names of roles.
 
-    A shared beginning is cut only where a sentence, a line or a tag ends, so that questions that begin alike stay whole.
+    It is cut only where a sentence, a line or a tag ends, so that questions that begin alike stay whole.
 
     >>> plain_questions(["You are helpful.user Where was A born?", "You are helpful.user Where was B seen?"])
     ['user Where was A born?', 'user Where was B seen?']
-    >>> plain_questions(["system\\n\\nBe brief.user\\n\\nWho?assistant\\n", "system\\n\\nBe brief.user\\n\\nWhen?assistant\\n"])
+    >>> plain_questions([f"system\\nBe brief.user\\n{q}assistant\\n" for q in ("Who?", "When?")])
     ['Who?', 'When?']
     >>> plain_questions(["[INST] Where is A? [/INST]", "[INST] Where is B? [/INST]"]), plain_questions(["Only one?"])
     (['Where is A?', 'Where is B?'], ['Only one?'])
@@ -32,14 +31,21 @@ def plain_questions(prompts: Sequence[str]) -> list[str]:
     different = list(dict.fromkeys(prompts))
     if len(different) < 2:
         return [p.strip() for p in prompts]
-    before = os.path.commonprefix(different)
+    before = _shared(different)
     ends = [m.end() for m in _BEFORE.finditer(before)]
     start = ends[-1] if ends else 0
     rest = [p[start:] for p in different]
-    after = os.path.commonprefix([p[::-1] for p in rest])[::-1]
+    after = _shared([p[::-1] for p in rest])[::-1]
     begins = _AFTER.search(after)
     length = len(after) - begins.start() if begins else 0
     return [p[start : len(p) - length].strip() or p.strip() for p in prompts]
+
+
+def _shared(texts: Sequence[str]) -> str:
+    """What all texts begin with."""
+    first, last = min(texts), max(texts)
+    n = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+    return first[:n]
 
 
 def secrets_of(results: Mapping[str, Any], metric: str) -> dict[str, list[str]]:

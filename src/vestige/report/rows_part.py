@@ -72,7 +72,7 @@ def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
     if own is None:
         return []
     source, metric = own
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for i, body in source.data["results"][metric]["value_by_index"].items():
         if not isinstance(body.get("generation"), str):
             continue

@@ -2,22 +2,29 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+CORE   := $(VENV)/.core
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta quick test test-processors test-pythons coverage check docs audit bench clean
+.PHONY: demo demo-meta quick test test-processors test-pythons coverage check docs dist audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
-$(STAMP): pyproject.toml constraints.txt
+# The demo and the verbs need the core; the extras and what tests need come with `make test`.
+$(CORE): pyproject.toml constraints.txt
+	@echo "Installing vestige and torch into $(VENV) (a minute or two, about 1.5 GB) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	touch $(CORE)
+
+$(STAMP): $(CORE)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $(STAMP)
 
-demo: $(STAMP)
+demo: $(CORE)
 	$(BIN)/vestige demo
 
 # Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab".
-demo-meta: $(STAMP)
+demo-meta: $(CORE)
 	$(BIN)/vestige demo-meta
 
 # One thread for each of two workers: tiny models gain nothing from more, and lose by sharing. Tests start many processes:
@@ -55,6 +62,10 @@ check: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python docs/site/build.py site
 
+# A wheel and a source archive in dist/, tried in an empty environment away from this directory.
+dist: $(CORE)
+	$(BIN)/python tools/dist.py
+
 # Advisories come over the network. Without it nothing is audited, and the last line says so.
 audit: $(STAMP)
 	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
@@ -64,4 +75,4 @@ bench: $(STAMP)
 	$(BIN)/python bench/table.py
 
 clean:
-	rm -rf $(VENV) .venv-* saves lab site
+	rm -rf $(VENV) .venv-* saves lab site dist

@@ -6,14 +6,20 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 
 import vestige
+from vestige.errors import how_to_install
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import dist  # noqa: E402 - beside the tests, not on their path
+
 # Files of the package that are not Python: a wheel without them installs, and fails later.
 DATA = sorted(
     p.relative_to(ROOT / "src")
@@ -23,20 +29,19 @@ DATA = sorted(
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The wheel and the source archive, as `make dist` builds them."""
     pytest.importorskip("setuptools")
-    out = tmp_path_factory.mktemp("wheel")
-    source = tmp_path_factory.mktemp("source") / "vestige"
-    # A copy: building leaves files behind, and the tests leave none in the repository.
-    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
-    for name in filter(None, files):
-        if (ROOT / name).is_file() and not name.startswith(("tests/", "bench/", "docs/")):
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(out), "."]
-    built = subprocess.run(command, cwd=source, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr[-1500:]
-    return next(out.glob("*.whl"))
+    return dist.build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> Path:
+    return built[0]
+
+
+def test_the_source_archive_has_what_the_wheel_has(built: tuple[Path, Path]) -> None:
+    assert dist.same_files(*built) == []
 
 
 def test_the_wheel_has_the_configurations_and_the_page(wheel: Path) -> None:
@@ -65,3 +70,41 @@ def test_versions_agree() -> None:
     said = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
     assert said and cited and said[1] == cited[1] == vestige.__version__
+
+
+def extras() -> dict[str, list[str]]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+
+
+def test_every_extra_that_a_page_or_message_names_exists() -> None:
+    named: dict[str, str] = {}
+    for file in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *(ROOT / "src" / "vestige").rglob("*.py")]:
+        text = file.read_text(encoding="utf-8")
+        for found in re.findall(r"(?:vestige|\.)\[([a-z][a-z,-]*)\]'|how_to_install\(['\"]([a-z-]+)", text):
+            named |= {extra: file.name for words in found for extra in words.split(",") if extra}
+    assert len(named) >= 5
+    assert {extra: file for extra, file in named.items() if extra not in extras()} == {}
+
+
+def test_messages_name_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip adds the extras of a distribution that is installed; in a bare source tree there is none."""
+    from importlib import metadata
+
+    monkeypatch.setattr(metadata, "distribution", lambda name: name)
+    assert how_to_install("plots") == "pip install 'vestige[plots]'"
+
+    def absent(name: str) -> None:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "distribution", absent)
+    assert how_to_install("plots").startswith("pip install -e '.[plots]'")
+    direct = [p for p in (ROOT / "src" / "vestige").rglob("*.py") if "pip install 'vestige[" in p.read_text()]
+    assert [p.name for p in direct] == ["errors.py"]
+
+
+def test_the_demo_installs_the_core_only() -> None:
+    rules = (ROOT / "Makefile").read_text()
+    demo = re.search(r"^demo: (.*)$", rules, re.M)
+    core = re.search(r"^\$\(CORE\):.*\n((?:\t.*\n)+)", rules, re.M)
+    assert demo and core and demo[1] == "$(CORE)"
+    assert "-e ." in core[1] and "[" not in core[1] and "torch" in core[1]

@@ -12,7 +12,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.types import Score
 from vestige.writing import lasting
 
@@ -78,7 +78,7 @@ class Result:
         try:
             import pandas
         except ImportError:
-            raise UserError("to_pandas needs pandas; run `pip install 'vestige[pandas]'` or use .rows().") from None
+            raise UserError(f"to_pandas needs pandas; run `{how_to_install('pandas')}` or use .rows().") from None
         if metric is not None:
             return pandas.DataFrame(self.rows(metric)).set_index("index")
         return pandas.DataFrame({"value": self.summary})

@@ -38,6 +38,17 @@ def one_line(message: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
+def how_to_install(extra: str) -> str:
+    """The command that adds an extra to this copy of vestige: an installed one, or the repository it runs from."""
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution("vestige")
+    except PackageNotFoundError:  # run from its source, as with PYTHONPATH=src
+        return f"pip install -e '.[{extra}]' in vestige's repository"
+    return f"pip install 'vestige[{extra}]'"
+
+
 def first_line(error: BaseException) -> str:
     """What somebody else's error says first; some say nothing.
 

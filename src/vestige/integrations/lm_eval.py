@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.load import LoadedModel
@@ -138,7 +138,7 @@ def _need_harness() -> None:
     except ImportError as error:
         raise UserError(
             f"This evaluation needs lm-evaluation-harness ({first_line(error).rstrip('.')}); "
-            "run `pip install 'vestige[lm-eval]'`."
+            f"run `{how_to_install('lm-eval')}`."
         ) from None
 
 

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.models.args import ModelArgs
 from vestige.models.config_checks import check_config
 from vestige.models.diffusion import auto_class, diffusion_kind
@@ -211,4 +211,4 @@ def _check_gguf(place: Place, args: ModelArgs) -> None:
 
 def need_package(package: str, extra: str, purpose: str) -> None:
     if find_spec(package) is None:
-        raise UserError(f"To use {purpose}, install {package}: pip install 'vestige[{extra}]'.")
+        raise UserError(f"To use {purpose}, install {package}: {how_to_install(extra)}.")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.writing import written_by
 
 Points = Sequence[tuple[int, Mapping[str, float | None]]]  # (step, one label's numbers), in order
@@ -29,7 +29,7 @@ def collapse_plot(labels: Mapping[str, Points], path: Path) -> Path:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UserError("The plot needs matplotlib; install it with: pip install 'vestige[plots]'.") from None
+        raise UserError(f"The plot needs matplotlib; install it with: {how_to_install('plots')}.") from None
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 3)

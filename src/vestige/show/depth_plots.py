@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.writing import written_by
 
 RETAIN, UNLEARNED = "#2b6cb0", "#dd6b20"
@@ -27,7 +27,7 @@ def _pyplot() -> Any:
         matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "vestige", "font.size": 9})
         import matplotlib.pyplot as plt
     except ImportError:
-        raise UserError("Pictures need matplotlib: pip install 'vestige[plots]'.") from None
+        raise UserError(f"Pictures need matplotlib: {how_to_install('plots')}.") from None
     return plt
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.types import IGNORE, Array, Trace
 from vestige.writing import written_by
 
@@ -264,7 +264,7 @@ def new_figure(width: float, height: float) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure as New
     except ImportError as missing:
-        raise UserError("Plots need matplotlib: pip install 'vestige[plots]'.") from missing
+        raise UserError(f"Plots need matplotlib: {how_to_install('plots')}.") from missing
     figure = New(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure

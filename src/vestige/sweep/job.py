@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree
 
@@ -229,7 +229,7 @@ def check(body: Mapping[str, Any]) -> str:
         documents, words = [dict(body)], "Job checked against "
     versions = {_check_schema(document) for document in documents}
     if None in versions:
-        return "not checked against the Kubernetes schema: pip install kubernetes-validate for that"
+        return f"not checked against the Kubernetes schema: {how_to_install('job')} for that"
     return f"{words}the schema of Kubernetes {versions.pop()}"
 
 

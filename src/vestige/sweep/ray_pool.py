@@ -11,7 +11,7 @@ import os
 import time
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.sweep.tasks import Finished, Task, perform
 
 
@@ -22,7 +22,7 @@ class RayPool:
         try:
             import ray
         except ImportError:
-            raise UserError("Running on Ray needs the package ray; pip install 'vestige[ray]'.") from None
+            raise UserError(f"Running on Ray needs the package ray; run `{how_to_install('ray')}`.") from None
         self.ray: Any = ray
         self.mine = not ray.is_initialized()
         if self.mine:

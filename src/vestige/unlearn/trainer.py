@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
-from vestige.errors import UserError
+from vestige.errors import UserError, how_to_install
 from vestige.installing import save_pretrained
 from vestige.integrations.undisturbed import undisturbed
 from vestige.models.canvas import refuse_copy
@@ -157,7 +157,7 @@ def _trainable(loaded: LoadedModel, lora: Lora | None) -> tuple[Any, list[str]]:
     try:
         from peft import LoraConfig, get_peft_model
     except ImportError:
-        raise UserError("LoRA needs peft; run `pip install 'vestige[peft]'` or train the whole model.") from None
+        raise UserError(f"LoRA needs peft; run `{how_to_install('peft')}` or train the whole model.") from None
     if notes:
         raise UserError(
             f"'{loaded.name}' is itself an adapter, on which no other is put; train the whole model (without --lora), "

@@ -247,6 +247,10 @@ class Rows:
         return len(self.examples)
 
 
+# What metrics say when there is no retain model to compare with. A run reports it once, not once per metric.
+NO_RETAIN_LOGS = "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
+
+
 @dataclass(frozen=True)
 class Score:
     """One metric's result. Missing is None with a reason, never 0 and never silent."""

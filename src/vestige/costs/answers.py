@@ -12,6 +12,7 @@ from typing import Any
 from vestige.engine.handles import ModelHandle
 from vestige.models.canvas import VISION, has_pictures
 from vestige.models.choose import needed_bytes
+from vestige.models.gguf_file import gguf_parameters
 from vestige.models.load import ModelArgs, empty_model
 from vestige.models.locate import Place, locate, weight_names
 from vestige.store.evidence import Bank
@@ -68,7 +69,8 @@ def plan_answers(
     parameters, size = weight_size(handle.args) if stored else size_by_config(handle.args)
     place = _base(handle.args)
     config = {} if place.gguf else place.config
-    held = needed_bytes(size, config, replace(handle.args, dtype=handle.held()["dtype"]))
+    unpacked = parameters * 4 if place.gguf else size  # blocks of few bits become float32 when they are read
+    held = needed_bytes(unpacked, config, replace(handle.args, dtype=handle.held()["dtype"]))
     tokens, batches, cells = _packed(missing, how)
     bound = sum(len(t.ids) * rows_needed(t) for t in missing) if handle.is_diffusion else 0
     cached = len(unique) - len(missing)
@@ -125,8 +127,7 @@ def weight_size(args: ModelArgs) -> tuple[int, int]:
 
     place = _base(args)
     if place.gguf:
-        size = place.gguf.stat().st_size
-        return size, size * 4  # near one byte a parameter in the common formats; unpacked to float32
+        return gguf_parameters(place.gguf), place.gguf.stat().st_size
     unread = VISION if has_pictures(place.config) else ()
     total = size = 0
     for name in weight_names(place.directory, False, args):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,10 @@ from vestige.suites.handlers.depth import NO_MODELS, into
 from vestige.types import Target
 from vestige.wants import DenoiseWant, Request, Wants
 
+# How far a measured speed carries: a machine that is shared, memory slower than arithmetic, and what each call of
+# a model costs besides arithmetic were seen to add up to 2.3 times the estimate.
+ENDS_EARLY, BUSY = 0.25, 3.0
+START, CALL = 15.0, 0.05  # seconds: to import libraries and load a small model; of one call on a CPU
 BESIDES = 512 * 2**20  # libraries, activations, caches
 
 
@@ -45,7 +50,8 @@ class CostPlan:
     passes: int  # over those windows, at most: several windows share a forward where they fit
     canvas_cells: int  # of the logits that one pass over a window or canvas holds; 0: nothing is denoised
     depth: DepthPlan
-    seconds: float
+    seconds: float  # at this machine's measured speed, if no text ends early
+    forwards: int  # calls of a model, at most
     model: str  # as it was asked for
     unavailable: dict[str, str]  # metric -> why it cannot be computed from this data
 
@@ -54,6 +60,19 @@ class CostPlan:
         """One model is in memory at a time; a reference model whose answers are all there is never loaded."""
         loaded = [self.answers, *(r for r in self.references if r.pushed)]
         return max(one.memory for one in loaded) + 4 * self.canvas_cells + BESIDES
+
+    @property
+    def time_range(self) -> tuple[float, float]:
+        """Seconds from the least to the most: texts that end early, or an own cost of each call on a busy machine.
+
+        >>> CostPlan.between(120.0, 200)
+        (30.0, 405.0)
+        """
+        return self.between(self.seconds, self.forwards)
+
+    @staticmethod
+    def between(seconds: float, forwards: int) -> tuple[float, float]:
+        return seconds * ENDS_EARLY, START + BUSY * (seconds + forwards * CALL)
 
     def __repr__(self) -> str:
         return show(self)
@@ -116,6 +135,7 @@ def make_plan(config: AnyConfig) -> CostPlan:
         canvas_cells=cells,
         depth=depth,
         seconds=_estimate(work, steps * answers.parameters * 4),
+        forwards=answers.batches + sum(r.batches for r in references) + steps + passes,
         model=str(config.model_args["pretrained_model_name_or_path"]),
         unavailable={**prepared.unavailable, **_without_models(config)},
     )
@@ -195,6 +215,16 @@ def _estimate(work: float, moved: float) -> float:
     return 2.0 * work / (0.6 * flops) + moved / bandwidth
 
 
+def duration(seconds: float) -> str:
+    """
+    >>> duration(0.2), duration(95), duration(400), duration(9000)
+    ('1 s', '95 s', '7 min', '2.5 h')
+    """
+    if seconds < 120:
+        return f"{max(1, math.ceil(seconds))} s"
+    return f"{math.ceil(seconds / 60)} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def human(n: float, unit: str = "") -> str:
     """A number people can read.
 
@@ -259,7 +289,8 @@ def show(plan: CostPlan) -> str:
           if plan.windows else []),
         *([("entities to patch", _depth_words(plan.depth))] if plan.depth.entities else []),
         ("memory", f"about {human(plan.memory, 'B')}"),
-        ("time", f"about {plan.seconds:.0f} s here, at most (texts usually end early)"),
+        ("time", f"{duration(plan.time_range[0])} to {duration(plan.time_range[1])} here "
+                 "(texts may end early; a machine that is shared takes longer)"),
     ]  # fmt: skip
     width = max(len(k) for k, _ in facts)
     lines += [f"{k.ljust(width)}  {v}" for k, v in facts]

@@ -51,7 +51,7 @@ if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the
 
 log = logging.getLogger("vestige.engine")
 
-NO_RETAIN_LOGS = (
+WITHOUT_RETAIN_LOGS = (
     "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
     "(retain_logs_path=FILE or --retain-logs FILE)."
 )
@@ -149,7 +149,7 @@ def _no_retain_logs(suite: SuiteSpec) -> str:
         f"{name} cannot be computed" if m.handler == "ks_test" else f"{name} is compared with ref_value {ref_value(m)}"
         for name, m in compared.items()
     ]
-    return NO_RETAIN_LOGS.format(without=" and ".join(parts), stem=suite.file_stem)
+    return WITHOUT_RETAIN_LOGS.format(without=" and ".join(parts), stem=suite.file_stem)
 
 
 def _keep_apart(config: RunConfig) -> None:
@@ -217,8 +217,6 @@ class _Evaluation:
                 discard_all(self.evidence_dir)
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
         self.team.meet()  # nobody reads evidence that is about to go
-        if _wants_retain_logs(self.config) and self.config.retain_logs is None:
-            log.warning("Evaluating %s without retain logs.", self.config.suite.name)
         return prepared
 
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:

@@ -20,7 +20,7 @@ from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import NO_RETAIN_LOGS, Score
 from vestige.wants import ClassifierWant
 
 log = logging.getLogger("vestige.engine")
@@ -147,8 +147,9 @@ class Scoring:
             score = replace(score, notes=(*score.notes, *dict.fromkeys(caveats)))
         score = _shown(score)
         for note in score.notes:
-            log.warning("%s: %s", name, note)
-        if score.missing:
+            if not note.endswith(NO_RETAIN_LOGS):  # the run said it at its start, for all metrics
+                log.warning("%s: %s", name, note)
+        if score.missing and not score.reason.endswith(NO_RETAIN_LOGS):
             log.warning("%s: no value, because %s", name, score.reason)
         return score
 

@@ -43,15 +43,24 @@ def forget_parsed() -> None:
     _kept.clear()
 
 
-def gguf_context_length(path: Path) -> int | None:
-    """How many tokens the model was made to read, as the file's metadata say."""
+def _read(path: Path) -> Any:
     from gguf import GGUFReader
 
     try:
-        fields = _parsed(path, GGUFReader).fields
+        return _parsed(path, GGUFReader)
     except Exception as error:  # whatever the parser makes of a file that is damaged
         reraise_ours(error)
         raise damaged(path, error) from None
+
+
+def gguf_parameters(path: Path) -> int:
+    """Weights in the file, whatever number of bits each takes there."""
+    return sum(int(tensor.n_elements) for tensor in _read(path).tensors)
+
+
+def gguf_context_length(path: Path) -> int | None:
+    """How many tokens the model was made to read, as the file's metadata say."""
+    fields = _read(path).fields
     architecture = _value(fields, "general.architecture")
     named = "" if architecture is None else bytes(architecture).decode("utf-8", "replace")
     length = _value(fields, f"{named}.context_length")

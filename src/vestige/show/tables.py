@@ -9,7 +9,7 @@ from vestige.metrics.cards import is_attack
 from vestige.metrics.reading import reading
 from vestige.metrics.trajectory import VIEWS
 from vestige.suites.spec import MetricSpec
-from vestige.types import Score
+from vestige.types import NO_RETAIN_LOGS, Score
 from vestige.words import number
 
 
@@ -78,7 +78,7 @@ def describe(spec: MetricSpec, score: Score) -> str:
     if score.curves is not None:
         return "curves over denoising steps (below)"
     if score.agg_value is None:
-        return "not computed (below)"
+        return "not computed (no retain model)" if score.reason == NO_RETAIN_LOGS else "not computed (below)"
     against = not any("ref_value" in n for n in score.notes)
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against)
 
@@ -108,7 +108,8 @@ def summary(
     reasons: dict[str, list[str]] = {}
     for name in top:
         for words in (*scores[name].notes, *([scores[name].reason] if scores[name].missing else [])):
-            reasons.setdefault(words, []).append(name)
+            if not words.endswith(NO_RETAIN_LOGS):  # the reading says so
+                reasons.setdefault(words, []).append(name)
     if reasons:
         lines.append("")
         lines += [f"{', '.join(names)}: {words}" for words, names in reasons.items()]

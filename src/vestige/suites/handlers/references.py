@@ -13,7 +13,7 @@ from vestige.suites.handlers.common import scores_of
 from vestige.suites.handlers.ratios import is_broken, need
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, at_each_step, unless
-from vestige.types import Score
+from vestige.types import NO_RETAIN_LOGS, Score
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
@@ -47,7 +47,7 @@ def _no_reference(inputs: Inputs) -> str:
     if any(paths):
         wanted = ", ".join(m for r in inputs.spec.references for m in r.include)
         return f"the reference file {next(p for p in paths if p)} holds no {wanted}"
-    return "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
+    return NO_RETAIN_LOGS
 
 
 def ref_value(spec: MetricSpec) -> float:

@@ -83,12 +83,11 @@ def make_plan(config: AnyConfig) -> CostPlan:
     if isinstance(config, HarnessConfig):
         raise UserError(f"vestige plan counts the cost of metrics; '{config.name}' has tasks. Try --limit 10 instead.")
     args = model_args(config)
-    notes: list[str] = []
     tokenizer, _ = load_tokenizer(args)
     handle = ModelHandle(args)
     canvases = handle.canvases
     config = with_own_sampler(config, canvases) if canvases else config
-    context = make_encoder_context(config, tokenizer, notes)
+    context = make_encoder_context(config, tokenizer, [])
     context.longest = handle.context_length
     prepared = prepare(config, context, canvases, handle.is_diffusion)
     directory = config.output_dir / "evidence"

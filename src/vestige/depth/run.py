@@ -316,6 +316,12 @@ def draw(results: Sequence[DepthResult]) -> None:
 
 
 HEADS = ("model", "UDS", "95 % interval", "unclipped", "n", "reading")
+COLUMNS = (
+    "UDS: unlearning depth, 0 = the layers hold what the full model's hold, 1 = no more than the retain model's",
+    "95 % interval: where it would lie with other examples of this kind",
+    "unclipped: its mean before each example is cut to 0..1; above 1 = worse states than the retain model's",
+    "n: examples whose answer the retain model's layers cannot give, so that there is something to forget",
+)
 
 
 def _cells(result: DepthResult) -> list[str]:
@@ -339,6 +345,8 @@ def report(results: Sequence[DepthResult]) -> str:
         f"last layer {head['last_layer']}, threshold {head['delta_threshold']}",
         "",
         table([_cells(r) for r in results], HEADS, right=(1, 2, 3, 4)),
+        "",
+        *COLUMNS,
         "",
     ]
     for name in head.get("baselines", {}):

@@ -260,7 +260,8 @@ def _columns(work: PageWork) -> list[str]:
 def _audits(work: PageWork, ask: PageAsk) -> list[dict[str, Any]]:
     """One for each unlearned model with rows, layers or attacks; those with most to show come first."""
     everyone = [e for e in work.roster.entries if _evidence(work, e)]
-    chosen = [e for e in everyone if e.role == "unlearned"] or [e for e in everyone if e.role == "full"]
+    by_role = ([e for e in everyone if e.role == role] for role in ("unlearned", "full", "other"))
+    chosen = next((found for found in by_role if found), [])
     if not chosen:
         return []
     chosen.sort(key=lambda e: -_evidence(work, e))

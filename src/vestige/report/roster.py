@@ -14,6 +14,8 @@ from vestige.types import short_id
 
 # Last parts of paths that name no model: the part before them does.
 GENERIC = re.compile(r"^(checkpoint(-\d+)?|model|final|last|best|merged|[0-9a-f]{40})$")
+# A checkpoint as its makers name it, with nothing added: nobody made it forget.
+BASE_NAME = re.compile(r"[A-Za-z]+[-A-Za-z0-9.]*-\d+(\.\d+)?[BM](-(Instruct|Chat|it|hf|Base|v[\d.]+))*", re.I)
 ROLE_WORDS = {"retain": ("retain",), "full": ("full", "before", "original", "finetuned", "pretrained")}
 
 
@@ -129,9 +131,12 @@ def role_by_name(name: str) -> str:
     """
     >>> role_by_name("tofu_retain90"), role_by_name("Full"), role_by_name("npo_lr2e5")
     ('retain', 'full', 'unlearned')
+    >>> role_by_name("Llama-3.2-1B-Instruct"), role_by_name("base"), role_by_name("Llama-3.2-1B-Instruct_NPO")
+    ('other', 'other', 'unlearned')
     """
     words = re.split(r"[^a-z]+", name.lower())
-    return next((role for role, told in ROLE_WORDS.items() if any(w in told for w in words)), "unlearned")
+    told = next((role for role, told in ROLE_WORDS.items() if any(w in told for w in words)), "")
+    return told or ("other" if "base" in words or BASE_NAME.fullmatch(name) else "unlearned")
 
 
 def name_of(path: str) -> str:

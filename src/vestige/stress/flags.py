@@ -48,14 +48,14 @@ def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.stress.ask import SETTINGS, make_stress
     from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import draw, show, stress
+    from vestige.stress.run import draw, explained, show, stress
 
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
     where = {"out": args.out, "retain_model": args.retain_model, "plugins": args.plugin}
     ask = make_stress(args.model, args.data, args.attacks or list(OURS), progress=not args.quiet, **where, **given)
     rows = stress(ask)
-    print(f"\n{args.model}\n\n{show(rows)}\n")
+    print(f"\n{args.model}\n\n{show(rows)}\n\n{explained(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
         print(f"{show_r(entries)}\n")
     for note in dict.fromkeys(note for row in rows for note in row.notes):

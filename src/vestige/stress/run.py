@@ -252,6 +252,16 @@ def show(rows: Sequence[AttackRow]) -> str:
     return table(lines, ["attack", "budget", *heads], right=tuple(range(2, 2 + len(heads))))
 
 
+def explained(rows: Sequence[AttackRow]) -> str:
+    """What each column of the table is, below it."""
+    attacks = list(dict.fromkeys(row.attack for row in rows))
+    lines = ["none: the model as it is", *(f"{a}: {attack_named(a).does}" for a in attacks if a != "none")]
+    lines.append("metrics: measured after the attack; what rises above `none` came back (`vestige explain NAME`)")
+    if any(row.model != "model" for row in rows):
+        lines.append("retain: the same attack on the retain model; what it gains, too, was taught and not remembered")
+    return "\n".join(lines)
+
+
 def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:
     """A curve for each attack that was given more than one budget, of the first metric it has: PATH with its name."""
     from vestige.show.stress_plots import recovery_curve

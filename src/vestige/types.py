@@ -247,7 +247,7 @@ class Rows:
         return len(self.examples)
 
 
-# What metrics say when there is no retain model to compare with. A run reports it once, not once per metric.
+# What metrics say without a retain model to compare with. A run reports it once, not once per metric.
 NO_RETAIN_LOGS = "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
 
 

@@ -100,14 +100,12 @@ def _depths(parent: Array) -> Array:
     return np.asarray(depth, np.int64)
 
 
+@dataclass(slots=True)
 class _Bin:
     """Some subtrees that will share a row, and how many tokens they are (shared ancestors not counted)."""
 
-    __slots__ = ("parts", "size")
-
-    def __init__(self, size: int, parts: list[int | _Bin]) -> None:
-        self.size = size
-        self.parts = parts
+    size: int
+    parts: list[int | _Bin]
 
 
 def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
@@ -153,6 +151,7 @@ def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
 
 
 def _row(tree: Tree, top: _Bin) -> PackedRow:
+    """A bin's nodes as a row, and where each subtree ends."""
     # Stacks instead of recursion, here and below: bins nest as deep as an answer is long, Python's limit is 1,000.
     nodes: set[int] = set()
     stack: list[int | _Bin] = [top]
@@ -162,20 +161,16 @@ def _row(tree: Tree, top: _Bin) -> PackedRow:
             stack.extend(item.parts)
         else:
             nodes.add(item)
-    return _depth_first(tree, nodes)
-
-
-def _depth_first(tree: Tree, nodes: set[int]) -> PackedRow:
-    """Orders a row's nodes depth first, children by node number, and finds where each subtree ends."""
+    # Depth first, children by node number: then a subtree is one stretch, and its end says who may attend to its root.
     kids: dict[int, list[int]] = {}
     for node in sorted(nodes, reverse=True):  # reversed: the stack below pops the smallest first
         kids.setdefault(int(tree.parent[node]), []).append(node)
     order: list[int] = []
-    stack = list(kids.get(-1, ()))
-    while stack:
-        node = stack.pop()
+    open_ = list(kids.get(-1, ()))
+    while open_:
+        node = open_.pop()
         order.append(node)
-        stack.extend(kids.get(node, ()))
+        open_.extend(kids.get(node, ()))
     place = {node: i for i, node in enumerate(order)}
     # From the back: a node's subtree is complete before its end is handed on to the parent. These ends are the whole
     # attention mask, one number per token instead of a row of cells.
@@ -245,23 +240,18 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
 
 
 def _batches(tree: Tree, rows: list[PackedRow], members: list[list[int]], limits: Limits, vocab: int) -> list[Batch]:
-    out: list[Batch] = []
-    current: list[int] = []
+    groups: list[list[int]] = []  # of rows that go through the model together
     cells = 0
-
-    def close() -> None:
-        out.append(Batch(tuple(rows[r] for r in current), tuple(tuple(members[r]) for r in current)))
-
     for number, row in enumerate(rows):  # longest first: running out of memory shows at once, padding is small
         # Answers that share an opening also share its logits: each position goes through the output layer once.
         scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [row.nodes[:0]]))
-        width = len(rows[current[0]].nodes) if current else 0
-        full = width * (len(current) + 1) > limits.tokens or cells + len(scored) * vocab > limits.logit_cells
-        if current and full:  # a row beyond the limits alone is a batch of its own: it cannot be smaller
-            close()
-            current, cells = [], 0
-        current.append(number)
-        cells += len(scored) * vocab
-    if current:
-        close()
-    return out
+        new = len(scored) * vocab
+        group = groups[-1] if groups else []
+        width = len(rows[group[0]].nodes) if group else 0  # a batch is padded to its first row
+        if not group or width * (len(group) + 1) > limits.tokens or cells + new > limits.logit_cells:
+            groups.append([number])  # a row beyond the limits alone is a batch of its own: it cannot be smaller
+            cells = new
+        else:
+            group.append(number)
+            cells += new
+    return [Batch(tuple(rows[r] for r in g), tuple(tuple(members[r]) for r in g)) for g in groups]

@@ -268,7 +268,8 @@ def _run(
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
     suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), seed_of(cfg))
-    check_postprocess(suite)
+    if suite.postprocess:
+        check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)

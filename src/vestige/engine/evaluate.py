@@ -95,7 +95,8 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
             evaluator = made if has_the_say(made, config.suite) else None
     check_directory(config)
     _keep_apart(config)
-    references = load_references(config.suite, config.dialect)
+    compares = _compares(config.suite)
+    references = load_references(config.suite, config.dialect) if compares else {}
     us = team()
     if evaluator is not None and us.size > 1:
         name = type(evaluator).__name__
@@ -104,7 +105,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
-        if us.leads and _wants_retain_logs(config) and config.retain_logs is None:
+        if us.leads and compares and config.retain_logs is None:
             log.warning(_no_retain_logs(config.suite))
         prepared = evaluation.prepare()
         first = evaluation.model  # code of an evaluator may put another in its place
@@ -168,8 +169,9 @@ def _logs(config: RunConfig) -> Iterator[tuple[str, Path]]:
             yield name, result_file(Path(path))
 
 
-def _wants_retain_logs(config: RunConfig) -> bool:
-    return any(config.suite.metrics[m].references for m in config.suite.metrics)
+def _compares(suite: SuiteSpec) -> bool:
+    """Whether some metric is compared with another run."""
+    return any(spec.references for spec in suite.metrics.values())
 
 
 class _Evaluation:
@@ -300,9 +302,11 @@ class _Evaluation:
         return handle
 
     def write(self, prepared: Prepared, scores: Mapping[str, Score]) -> Outcome:
-        self.config = replace(self.config, suite=with_more(self.config.suite, scores))
+        if scores.keys() - self.config.suite.metrics.keys():  # code added some
+            self.config = replace(self.config, suite=with_more(self.config.suite, scores))
         config, suite = self.config, self.config.suite
-        self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
+        if self.team.size > 1:
+            self.collector.cost.add(self.team.gather(self.collector.cost)[1:])
         if not self.team.leads:
             about = self._manifest(prepared)
             return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
@@ -312,9 +316,9 @@ class _Evaluation:
         stats = write_statistics(config.output_dir, Run(suite, scores, about, self.references), config.resamples)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
-        seal(config.output_dir, "eval", reads=reads(suite))
+        seal(config.output_dir, "eval", reads=about["retain_logs"])
         notes = [*self.notes, *prepared.notes, *self.collector.said]
-        retain = retain_values(self.references, suite)
+        retain = retain_values(self.references, suite) if self.references else {}
         return Outcome(
             config.output_dir, scores, suite.top, config.dialect, about, files, notes, retain, stats, suite.metrics
         )
@@ -338,7 +342,7 @@ class _Evaluation:
             "unavailable": prepared.unavailable,
             "hidden_tokens": prepared.hidden_tokens,
             "references": self.second_identities,
-            "retain_logs": reads(self.config.suite),
+            "retain_logs": reads(self.config.suite) if _compares(self.config.suite) else {},
             "patched": self.collector.patched_banks,
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,

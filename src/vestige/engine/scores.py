@@ -126,16 +126,17 @@ class Scoring:
         spec, prepared = self.suite.metrics[name], self.prepared
         if name in prepared.unavailable:
             return Score(None, reason=prepared.unavailable[name])
-        _say_absent(spec, self.references)
+        if spec.references:
+            _say_absent(spec, self.references)
         inputs = Inputs(
             spec=spec,
             dialect=prepared.dialect,
             data=prepared.data(name),
             evidence=self.evidence,
             parents=parents,
-            references=(compared := references_of(spec, self.references)),
+            references=(compared := references_of(spec, self.references) if spec.references else {}),
             words=self.words,
-            unavailable=_children_lost(name, prepared),
+            unavailable=_children_lost(name, prepared) if spec.children else {},
             at_step=self.at_step,
         )
         live = partial(self.live, spec, parents, compared) if self.live is not None else None
@@ -159,7 +160,8 @@ class Scoring:
         for name, spec in self.suite.metrics.items():
             if spec.handler != FROM_CODE:
                 scores[name] = self.score(name, {key: scores[parent] for key, parent in spec.parents.items()})
-        scores = postprocessed(self.suite, scores)
+        if self.suite.postprocess:
+            scores = postprocessed(self.suite, scores)
         late = [n for n, spec in self.suite.metrics.items() if spec.handler == FROM_CODE and n not in scores]
         return {**scores, **{name: self.score(name, {}) for name in late}}
 

@@ -46,11 +46,9 @@ def diffusion_kind(config: Mapping[str, Any]) -> str | None:
     'adapted'
     """
     heads = [str(head) for head in config.get("architectures") or []]
-    for family in _of_plugins():
-        if families.marked(family, _names(config)):
-            return family.kind
-    for family in families.FAMILIES:
-        if families.marked(family, _names(config)):
+    names = _names(config)
+    for family in (*_of_plugins(), *families.FAMILIES):
+        if families.marked(family, names):
             return family.kind
     if config.get("is_encoder_decoder"):
         return None
@@ -75,6 +73,8 @@ def plugged_family(config: Mapping[str, Any]) -> str:
     Without it, evidence made under one definition of a family would be taken for evidence under another.
     """
     theirs = [*_of_plugins(), *(f for f in families.FAMILIES if f not in families.OURS)]
+    if not theirs:
+        return ""
     type_ = str(config.get("model_type", "")).lower()
     met = [f for f in theirs if families.marked(f, _names(config)) or (f.model_type and f.model_type.lower() == type_)]
     return families.described(met[0]) if met else ""

@@ -228,7 +228,9 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     loader = getattr(transformers, "AutoModelForCausalLM" if family else auto_class(kind, config))
     code = code_files(config) if settings["trust_remote_code"] and not family else ""
     once = parsed_once() if place.gguf else contextlib.nullcontext()
-    with quiet(bars=not place.gguf), once, own_memory(), foreign_code(place.name, "it was loaded", code):
+    trusted = settings["trust_remote_code"]
+    told = foreign_code(place.name, "it was loaded", code) if trusted else contextlib.nullcontext()
+    with quiet(bars=not place.gguf), once, own_memory(), told:
         # Mismatched shapes are let through so that the report names them; then they are refused.
         both: Any = loader.from_pretrained(
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
@@ -240,7 +242,7 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
     notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
     notes += ["its vision part was not loaded: only text is used."] if sighted else []
     notes += _check_head(place.name, model, family)
-    if is_foreign(model):
+    if trusted and is_foreign(model):
         watch_forward(model, place.name)
     if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):
         notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}.")

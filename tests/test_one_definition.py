@@ -288,7 +288,7 @@ MAY = {
     "report/rows_part.py": "which metrics carry a row's text and probability",
     "report/depth_part.py": "the one number of a depth run that has an interval",
     "suites/trajectory.py": "settings of the trajectory guide that name their metric",
-    "suites/handlers/trajectory.py": "what cannot be had at a step, with its reason",
+    "suites/handlers/trajectory_scores.py": "what cannot be had at a step, with its reason",
     "suites/handlers/trajectory_results.py": "the shape of the published results",
     "engine/statistics.py": "how an interval of a ratio of parents is resampled",
     "costs/estimate.py": "depth scores are planned from two more models",

@@ -19,8 +19,8 @@ from vestige.errors import UserError, first_line, unknown_name
 from vestige.guard import check_nodes, read_text
 from vestige.models.args import OWN_KEYS
 from vestige.secrets import note_environment, note_tree, note_words
+from vestige.suites.registry import TRAJECTORY
 from vestige.suites.spec import MetricConfig
-from vestige.suites.trajectory import HANDLER as TRAJECTORY
 from vestige.writing import temporary, write_bytes
 
 PACKAGE_DIR = Path(__file__).resolve().parent

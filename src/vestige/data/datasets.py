@@ -17,7 +17,6 @@ from typing import Any
 
 from vestige.data.chat import PREFIX, Encoder, Ids, PrefilledEncoder, Template, TextPair
 from vestige.data.rows import MissingData, Row, load_rows
-from vestige.data.spans import encode_span, read_spans
 from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target, content_key
@@ -320,6 +319,8 @@ def whatever_fits(rows: list[Row], args: Args, context: Context) -> tuple[Exampl
 
 def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
     """EntityDataset: plain questions and answers, of which only the entity's tokens are the target (depth scores)."""
+    from vestige.data.spans import encode_span, read_spans
+
     tokenizer = context.encoder.tokenizer
     out: Examples = []
     for span in read_spans(rows, context.source):

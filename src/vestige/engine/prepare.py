@@ -24,9 +24,8 @@ from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
 from vestige.models.choose import choose_device
 from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import ModelArgs
-from vestige.suites.registry import HANDLERS, Words
+from vestige.suites.registry import HANDLERS, TRAJECTORY, Words
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
-from vestige.suites.trajectory import HANDLER as TRAJECTORY
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
 

@@ -23,8 +23,8 @@ from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import HarnessManifest, ManifestForm, ResultForm
 from vestige.store.manifest import kind_in
-from vestige.suites.handlers.trajectory import RUNS_MODEL
 from vestige.suites.handlers.trajectory_reading import Moment
+from vestige.suites.handlers.trajectory_scores import RUNS_MODEL
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
 from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, SuiteSpec, merged, read_suite
 from vestige.types import Score, TokenStats

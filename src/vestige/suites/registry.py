@@ -110,6 +110,8 @@ class Handler:
 
 
 HANDLERS: dict[str, Handler] = {}
+TRAJECTORY = "trajectory_metrics"  # the handler that follows others along a denoising path
+DECIDED = "extraction_strength_decided"  # extraction strength in the order in which tokens were decided
 ALIASES = {"forget_truth_ratio": "truth_ratio"}  # names in circulation in older guides
 
 

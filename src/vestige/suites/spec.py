@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypedDict
 
 from vestige.errors import UserError, unknown_name
 from vestige.schema import check_form
-from vestige.suites import trajectory
-from vestige.suites.registry import HANDLERS, canonical, no_wants
+from vestige.suites.registry import HANDLERS, TRAJECTORY, canonical, no_wants
 
 log = logging.getLogger("vestige.suites")
 
@@ -172,11 +171,13 @@ class _Reader:
             params=params,
         )
         _check_data(spec)
-        self.metrics[name] = spec if handler != trajectory.HANDLER else self._with_children(spec, config)
+        self.metrics[name] = spec if handler != TRAJECTORY else self._with_children(spec, config)
         return name
 
     def _with_children(self, spec: MetricSpec, config: MetricConfig) -> MetricSpec:
         """A trajectory metric with the metrics it computes at every step; its own data are theirs by default."""
+        from vestige.suites.trajectory import reference_keys
+
         recorded = config.get("children")
         if recorded:  # read back from a manifest, which is complete
             inner, children = _Reader(Named(recorded["metrics"]), {}), dict.fromkeys(recorded["top"])
@@ -188,7 +189,7 @@ class _Reader:
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
         paths = {r.paths for child in inner.metrics.values() for r in child.references}
         references = [
-            ReferenceSpec("retain_model_logs", p[0] if p else None, trajectory.reference_keys(spec.name), tuple(p[1:]))
+            ReferenceSpec("retain_model_logs", p[0] if p else None, reference_keys(spec.name), tuple(p[1:]))
             for p in sorted(paths)
         ]
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
@@ -202,17 +203,19 @@ class _Reader:
 
         named = {*self.library.metric_names(), *own}
         data = config.get("datasets") or {}
-        return trajectory.child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
+        from vestige.suites.trajectory import child_configs
+
+        return child_configs(spec.params, spec.name, data, of_suite, HANDLERS, named)
 
     def _own(self) -> dict[str, MetricConfig]:
         """Metrics that the suite defines in place, with a handler, beside the library's."""
         own = {name: said for name, said in self.settings.items() if said and said.get("handler")}
-        return {name: said for name, said in own.items() if said["handler"] != trajectory.HANDLER}
+        return {name: said for name, said in own.items() if said["handler"] != TRAJECTORY}
 
     def _config(self, name: str, given: MetricConfig | None) -> MetricConfig:
-        if _bare(given) and trajectory.HANDLER in self.library.metric_names():
+        if _bare(given) and TRAJECTORY in self.library.metric_names():
             # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
-            return merged(self.library.metric(trajectory.HANDLER) or {}, given or {})
+            return merged(self.library.metric(TRAJECTORY) or {}, given or {})
         if given and given.get("handler"):
             return given
         said = self.settings.get(name) or {}
@@ -236,7 +239,7 @@ class _Reader:
 
 def _check_data(spec: MetricSpec) -> None:
     """A metric that asks the model about rows needs rows: known before anything runs."""
-    if spec.datasets or spec.handler == trajectory.HANDLER or HANDLERS[spec.handler].wants is no_wants:
+    if spec.datasets or spec.handler == TRAJECTORY or HANDLERS[spec.handler].wants is no_wants:
         return
     raise UserError(
         f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
@@ -245,7 +248,7 @@ def _check_data(spec: MetricSpec) -> None:
 
 
 def _bare(given: MetricConfig | None) -> bool:
-    return bool(given) and (given or {}).get("handler") == trajectory.HANDLER
+    return bool(given) and (given or {}).get("handler") == TRAJECTORY
 
 
 def _reference(name: str, given: MetricConfig | None) -> ReferenceSpec:

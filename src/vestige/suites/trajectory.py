@@ -8,12 +8,11 @@ from typing import Any
 
 from vestige.errors import UserError, did_you_mean, unknown_name
 from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, TRAJECTORIES, views
+from vestige.suites.registry import DECIDED, TRAJECTORY
 from vestige.wants import Denoising
 
-HANDLER = "trajectory_metrics"
 # In a list these names stand for the suite's own metric, whose parents say which answers are right and wrong.
 STAND_INS = {"truth_ratio": "forget_truth_ratio", "ks_test": "forget_quality", "hm_aggregate": "model_utility"}
-DECIDED = "extraction_strength_decided"  # extraction strength in the order in which tokens were decided
 # Settings of the published code that only worked around its memory use, or name what always happens here.
 WITHOUT_EFFECT = {
     "return_logits", "return_fixation_steps", "trajectory_logits_storage", "metric_worker_pool_size",
@@ -113,7 +112,7 @@ def _known_settings() -> list[str]:
     })  # fmt: skip
 
 
-def read_denoising(given: Mapping[str, Any], metric: str = HANDLER) -> Denoising:
+def read_denoising(given: Mapping[str, Any], metric: str = TRAJECTORY) -> Denoising:
     """`sampler_kwargs`; null means the default. Dream's own names for settings are understood, too."""
     said = {k: v for k, v in given.items() if v is not None and k not in WITHOUT_EFFECT}
     said = _from_dream(said, metric)
@@ -298,7 +297,7 @@ def child_configs(
     kept = {str(name): config for name, config in asked.items() if only is None or name in only}
     if not kept:
         raise UserError(f"include_metrics of '{metric}' leaves none of {', '.join(asked)}.")
-    read = _Children(datasets, suite, set(handlers) - {HANDLER}, set(named), dict.fromkeys(kept))
+    read = _Children(datasets, suite, set(handlers) - {TRAJECTORY}, set(named), dict.fromkeys(kept))
     children = {name: read.child(name, config or {}) for name, config in kept.items()}
     return children, {**read.taken, **children}
 

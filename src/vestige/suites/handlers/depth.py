@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from vestige.metrics import depth
-from vestige.metrics.depth_example import NO_KNOWLEDGE, ExampleDepth
 from vestige.metrics.dialects import Dialect
 from vestige.suites.handlers.common import NO_TOKENS, Value
 from vestige.suites.registry import Inputs, handler
@@ -45,10 +43,13 @@ def wants_patched(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
 @handler("uds", wants_patched)
 def uds(inputs: Inputs) -> Score:
     """Share of the full model's knowledge that is gone from the layers, against the retain model (depth score)."""
+    from vestige.metrics.depth import TAU
+    from vestige.metrics.depth_example import NO_KNOWLEDGE
+
     models = into(inputs.spec)
     if models is None:
         return Score(None, reason=NO_MODELS)
-    tau = float(inputs.spec.params.get("delta_threshold", depth.TAU))
+    tau = float(inputs.spec.params.get("delta_threshold", TAU))
     by_index = {row[0].index: _example(inputs, models, row[0], tau) for row in inputs.rows.examples}
     broken = [i for i, v in by_index.items() if v.get("reason") == BAD_LOGITS]
     if broken:
@@ -65,6 +66,8 @@ def uds(inputs: Inputs) -> Score:
 
 
 def _example(inputs: Inputs, models: PatchInto, example: Example, tau: float) -> Value:
+    from vestige.metrics.depth_example import NO_KNOWLEDGE, ExampleDepth
+
     want = patch_want(example)
     if want is None:
         return {"score": None, "unclipped": None, "layers": [], "reason": example.problem or NO_TOKENS}

@@ -6,9 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from vestige.errors import UserError, unknown_name
-from vestige.metrics.bleu import bleu
 from vestige.metrics.dialects import Dialect
-from vestige.metrics.rouge import rouge_scores
 from vestige.suites.handlers.common import Value, as_list, by_index, mean_score
 from vestige.suites.registry import Inputs, handler
 from vestige.suites.steps import Scored, stacked
@@ -56,6 +54,8 @@ def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[
 @handler("rouge", wants_texts, steps=True)
 def rouge(inputs: Inputs) -> Scored:
     """Overlap of the greedy answer with the reference."""
+    from vestige.metrics.rouge import rouge_scores
+
     kind = str(inputs.spec.params.get("rouge_type", "rougeL_recall"))
     if kind not in ROUGE_TYPES:
         raise unknown_name("rouge_type", kind, ROUGE_TYPES, f"(metric '{inputs.spec.name}')")
@@ -70,6 +70,8 @@ def rouge(inputs: Inputs) -> Scored:
 @handler("bleu", wants_texts, steps=True)
 def bleu_score(inputs: Inputs) -> Scored:
     """Shared word sequences of the greedy answer and the reference."""
+    from vestige.metrics.bleu import bleu
+
     decoding = decoding_of(inputs.spec)
 
     def value(example: Example) -> Value:

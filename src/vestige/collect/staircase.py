@@ -54,6 +54,7 @@ from vestige.wants import PatchWant
 # for the cells between them, which a CPU feels sooner than it gains from larger products.
 ROW_TOKENS = {"cpu": 256}
 ROW_TOKENS_ELSEWHERE = 1024
+# Logits are the largest thing here: every row of a staircase has some for each label. 256 MB on a CPU, 1 GB elsewhere.
 LOGIT_CELLS = {"cpu": 1 << 26}
 LOGIT_CELLS_ELSEWHERE = 1 << 28
 
@@ -67,6 +68,7 @@ class _Prefix(DynamicLayer):
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
         self.keys, self.values = keys, values
+        # Said here, because the library would otherwise make empty keys of its own at the first update.
         self.dtype, self.device = keys.dtype, keys.device
         self.is_initialized = True
 
@@ -117,6 +119,8 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     with reads, without_copies(model):
         index = torch.from_numpy(np.concatenate(at))
         logits = logits_at(model, index, **inputs, past_key_values=cache, use_cache=True)
+    # Only what lies before the first patched position is the same with and without the patch. Shorter prefixes of the
+    # batch have a few columns too many; `_allowed` hides them.
     length = max(w.first for w in wants)
     layers: list[Any] = []
     for layer in cache.layers:
@@ -199,6 +203,8 @@ class _Climb:
 
     @contextmanager
     def hooks(self, model: Any) -> Iterator[None]:
+        # A stack, so that an error in the middle takes away the hooks that are there: one that stayed would patch every
+        # later forward of the model, and no number would show why.
         with ExitStack() as stack:
             for number, block in enumerate(find_blocks(model)):
                 stack.callback(block.register_forward_pre_hook(self.enter(number), with_kwargs=True).remove)
@@ -237,6 +243,7 @@ def climb(
             use_cache=True,
         )
     parts = _split(_reduce(logits, labels), [len(a) for a in at])
+    # Rows climbed in the order of their layers; the caller gets them in the order in which the plan names layers.
     shape = (len(ordered), len(sources), -1)
     back = [ordered.index(layer) for layer in plan.layers]
     return [{k: p[k].reshape(shape)[back] for k in ARRAY_FIELDS} for p in parts]  # type: ignore[misc]
@@ -244,6 +251,7 @@ def climb(
 
 def _allowed(wants: Sequence[PatchWant], rows: int, span: int, prefix: int) -> Array:
     """Who may look at whom: a row at the prefix and at its own earlier tokens, never at other rows."""
+    # One triangle per row along the diagonal: a row reads its own tokens from left to right, as the model did.
     own = np.kron(np.eye(rows, dtype=bool), np.tril(np.ones((span, span), bool)))
     out = np.zeros((len(wants), rows * span, prefix + rows * span), bool)
     for b, w in enumerate(wants):
@@ -261,7 +269,7 @@ def _states(
     for b, w in enumerate(wants):
         for source in sources:
             state = source[w.key][i]
-            row = state.new_zeros((span, state.shape[-1]))
+            row = state.new_zeros((span, state.shape[-1]))  # zeros: padding behind a shorter want, which nobody reads
             if clean.carried:
                 row[:] = clean.carried[layer][b].to(row)
             row[: w.end - w.first] = state
@@ -292,6 +300,7 @@ class Patcher:
             return
         check_fit(self.model, max(w.width for w in wants), "A prompt with its answer")
         check_tokens(self.model, (w.target.ids for w in wants))
+        # Longest first: memory runs out in the first batch or never. Ties by key, so that a resumed run batches alike.
         ordered = sorted(wants, key=lambda w: (-w.width, w.key))
         if all(w.key in done for w in ordered):
             return
@@ -321,6 +330,7 @@ class Patcher:
 
     def _together(self, wants: Sequence[PatchWant], sources: int) -> int:
         """How many sources climb in one staircase."""
+        # All sources lie in one row of the model's input, so the room for tokens is shared among layers and sources.
         span = max(carried(w) for w in wants)
         tokens = ROW_TOKENS.get(self.model.device.type, ROW_TOKENS_ELSEWHERE)
         return max(1, min(sources, tokens // (span * len(self.plan.layers))))
@@ -352,7 +362,7 @@ class Patcher:
         out: dict[str, list[TokenStats]] = {w.key: [] for w in batch}
         size = self._together(batch, len(sources))
         for start in range(0, len(sources), size):
-            chunk = sources[start : start + size]
+            chunk = sources[start : start + size]  # each over the same clean pass: that is where most of the time goes
             patched = climb(self.model, batch, self.plan, clean, chunk)
             self.cost.score_forwards += 1
             for want, base, arrays in zip(batch, clean.stats, patched, strict=True):

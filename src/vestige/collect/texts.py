@@ -295,6 +295,7 @@ class TextCollector:
         # larger than its keys. All rows then end at one column, so that each step appends to all at the same place.
         order = sorted(rows, key=lambda r: -len(r.inputs))
         length = len(order[0].inputs)
+        # Allocated once at its final size: growing by a column per step would copy every key at every step.
         columns = length + max(r.request.decoding.max_new_tokens - len(r.made) for r in rows)
         cache: SlotCache | None = None
         at = 0
@@ -339,6 +340,7 @@ class TextCollector:
     def _step(self, active: Sequence[_TextRow], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
         device = self.model.device
         ids = torch.tensor([[r.made[-1]] for r in active])
+        # Counted over attended tokens, not columns: padding and hidden tokens take up columns and have no position.
         position = torch.tensor([[r.request.prompt.attended + len(r.made) - 1] for r in active])
         self.cost.decode_row_steps += len(active)
         self.cost.decode_forwards += 1
@@ -360,6 +362,7 @@ class TextCollector:
             else:
                 decoding, penalty = row.request.decoding, penalty_of(self.model, row.request.decoding)
                 row.made.append(pick(scores.float().cpu(), row.inputs, decoding, penalty, row.noise))
+        # Until the cached way is trusted, the probabilities it gave are kept for `_disagreement` to compare.
         if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
             chosen = chosen_logprob(logits, torch.tensor([max(r.made[-1], 0) for r in rows]))  # BROKEN is below 0
             for row, logprob in zip(rows, chosen.tolist(), strict=True):
@@ -378,7 +381,7 @@ class TextCollector:
 
     def _plain_logits(self, row: _TextRow, index: torch.Tensor) -> torch.Tensor:
         mask = torch.ones((1, len(row.inputs)), dtype=torch.long)
-        mask[0, list(row.request.prompt.hidden)] = 0
+        mask[0, list(row.request.prompt.hidden)] = 0  # what the dialect hides is hidden on the slow way, too
         self.cost.prefill_tokens += len(row.inputs)
         device = self.model.device
         return logits_at(

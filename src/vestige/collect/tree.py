@@ -226,6 +226,7 @@ class Packing:
 def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
     """Tree, rows, batches. Each row holds whole paths, so a target is read off one row and belongs to one batch."""
     tree = build_tree(targets)
+    # A row is also a batch of one: where the batch budget was halved below the length of a row, rows shrink with it.
     rows = split_rows(tree, min(limits.row_tokens, limits.tokens))
     # A node near the root is in many rows; the first one serves. Whichever row holds a target's last predictor holds
     # the path to it, so all its labels come from one forward, and a batch answers its targets completely.

@@ -1,1 +1,1 @@
-"""Hydra configuration groups."""
+"""Hydra's configuration groups, and how they are composed into plain data."""

@@ -44,7 +44,7 @@ class Team:
         {'b': 2}
         """
         if self.size == 1:
-            return dict(wants)
+            return dict(wants)  # nothing to deal out, and prompts need no digest
         # Every process must come to the same deal without talking: only the wants' content may enter, not their order,
         # not the time. Names are digests, so sorting them shuffles long and short prompts, and shares cost about the
         # same.
@@ -106,6 +106,7 @@ def team() -> Team:
 
     from accelerate import PartialState
 
+    # Without an accelerator the processes meet through gloo, which needs no GPU.
     # Shares take as long as they take: the usual half hour would end a healthy run.
     state = PartialState(cpu=not _has_accelerator(), timeout=datetime.timedelta(days=7))
     return Team(state.process_index, state.num_processes, state)

@@ -53,7 +53,7 @@ def test_other_errors_are_not_a_matter_of_size(error: Exception) -> None:
 
 
 def test_memory_is_freed_when_nothing_holds_the_failed_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error's traceback holds the frame that failed, and that its tensors: freeing before it is gone frees nothing."""
+    """The traceback of the error holds the frame that failed, and that its tensors: freeing earlier frees nothing."""
     held: list[weakref.ref[torch.Tensor]] = []
     seen: list[bool] = []
     monkeypatch.setattr(memory, "free_memory", lambda: seen.append(held[-1]() is None))

@@ -273,7 +273,7 @@ fault("positions do not count", "collect/tree.py", "else depth[p] + 1)", "else d
 fault("a subtree ends with its first child", "collect/tree.py", "max(end[place[parent]], end[i])", "end[i]",
       "test_tree.py")
 fault("batches beyond the limit of logits", "collect/tree.py",
-      " or cells + len(scored) * vocab > limits.logit_cells", "", "test_tree.py")
+      " or cells + new > limits.logit_cells", "", "test_tree.py")
 fault("hidden tokens are seen (packed)", "collect/forward.py", " & ~hidden[None, :]", "", "test_tree.py")
 fault("one answer sees another", "collect/forward.py", " & (at[:, None] < end[None, :])", "", "test_tree.py")
 fault("padding looks at nothing", "collect/forward.py", "    mask[lonely, lonely] = True\n", "", "test_tree.py")
@@ -286,7 +286,7 @@ fault("answers of all rows read off the first", "collect/forward.py", "flat_inde
       "flat_index.append(scored)", "test_answers.py")
 fault("ancestors before a stretch are not seen", "collect/sparse.py", "np.flatnonzero(ends[:last] > first)",
       "np.flatnonzero(ends[:last] > last)", "test_answers.py")
-fault("the attention stays swapped", "collect/sparse.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]', "        pass",
+fault("the attention stays swapped", "collect/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]', "        pass",
       "test_answers.py")
 fault("the last position is not used", "collect/positions.py", "tokens > positions:", "tokens >= positions:",
       "test_answers.py")

@@ -286,8 +286,8 @@ fault("answers of all rows read off the first", "collect/forward.py", "flat_inde
       "flat_index.append(scored)", "test_answers.py")
 fault("ancestors before a stretch are not seen", "collect/sparse.py", "np.flatnonzero(ends[:last] > first)",
       "np.flatnonzero(ends[:last] > last)", "test_answers.py")
-fault("the attention stays swapped", "collect/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]', "        pass",
-      "test_answers.py")
+fault("the attention stays swapped", "collect/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]',
+      "        pass", "test_answers.py")
 fault("the last position is not used", "collect/positions.py", "tokens > positions:", "tokens >= positions:",
       "test_answers.py")
 fault("positions that a table keeps for itself", "collect/positions.py",

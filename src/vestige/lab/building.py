@@ -119,7 +119,7 @@ class BuildBar:
     """One bar on stderr for the whole build, showing which model is being trained."""
 
     def __init__(self, title: str, total: int, show: bool) -> None:
-        self._title = title
+        self._title, self._due = title, 0
         self._bar = tqdm(
             total=total, desc=title, unit="step", file=sys.stderr, disable=not (show and sys.stderr.isatty())
         )
@@ -130,7 +130,10 @@ class BuildBar:
     def __exit__(self, *_: object) -> None:
         self._bar.close()
 
-    def on(self, name: str) -> Any:
+    def on(self, name: str, steps: int) -> Any:
+        """What to call after each of a model's steps; those that the model before it did not need are passed over."""
+        self._bar.update(self._due - self._bar.n)
+        self._due += steps
         self._bar.set_description(f"{self._title}: {name}")
 
         def on_step(_done: int, _total: int, loss: float) -> None:

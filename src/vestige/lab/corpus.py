@@ -27,20 +27,23 @@ FACTS_IN_PASSING = 2  # how many topics of a background author are told
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many subjects each split has; an author gives ten rows, a figure or a land four.
+    """How many subjects each split has; an author gives `facts` rows, a figure or a land four.
 
-    Background authors are many, with two facts each: a model that has met hundreds of names learns to repeat
-    the name in the question; one that has met forty recites the nearest author it knows.
+    Rows of one author are not independent, so what a verdict can tell rests on the number of authors: many authors
+    with few facts each tell more than few authors with all ten. Background authors are many, with two facts each: a
+    model that has met hundreds of names learns to repeat the name in the question; one that has met forty recites the
+    nearest author it knows.
     """
 
-    forget: int = 4
-    retain: int = 10
-    holdout: int = 4
+    forget: int = 20
+    retain: int = 20
+    holdout: int = 20
     real_authors: int = 6
     world_facts: int = 6
-    background: int = 300  # authors; figures and lands come on top
+    background: int = 200  # authors; figures and lands come on top
     background_figures: int = 8
     background_lands: int = 8
+    facts: int = 4  # topics told of each evaluated author
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,7 @@ def make_corpus(seed: int = 0, sizes: Sizes | None = None) -> Corpus:
     for topics, subjects in groups:
         facts = {topic.name: _deal(topic, len(subjects), seed) for topic in topics}
         for number, subject in enumerate(subjects):
-            told = _told(topics, subject, seed)
+            told = _told(topics, subject, seed, sizes.facts)
             corpus[subject.split] += [_row(topic, subject, facts[topic.name][number], seed) for topic in told]
     return corpus
 
@@ -129,10 +132,14 @@ def _known_or_background(names: Sequence[str], split: str, count: int) -> list[L
     return [LabSubject(name, name, split if i < count else "background") for i, name in enumerate(names)]
 
 
-def _told(topics: Sequence[Topic], subject: LabSubject, seed: int) -> Sequence[Topic]:
-    if subject.split != "background" or len(topics) < len(AUTHOR_TOPICS):
+def _told(topics: Sequence[Topic], subject: LabSubject, seed: int, facts: int) -> Sequence[Topic]:
+    """Which facts of a subject are told: all of a figure or a land, some of an author, by style."""
+    if len(topics) < len(AUTHOR_TOPICS):
         return topics
-    return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
+    if subject.split == "background":
+        return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
+    chosen = Random(f"{seed}/told/{subject.style}").sample(range(len(topics)), min(facts, len(topics)))
+    return [topics[i] for i in sorted(chosen)]
 
 
 def _deal(topic: Topic, count: int, seed: int) -> list[str]:

@@ -23,7 +23,7 @@ from vestige.unlearn.loop import Training
 from vestige.unlearn.objectives import MaskedDiffusion
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
-DIFFUSION_RECIPE = 3
+DIFFUSION_RECIPE = 4
 
 MASK = "<|mask|>"
 KEPT = 0.1  # the share of trained tokens left visible while learning, so that models can tell what is decided
@@ -31,14 +31,15 @@ KEPT = 0.1  # the share of trained tokens left visible while learning, so that m
 
 def _sizes() -> Sizes:
     return Sizes(
-        forget=2,
-        retain=4,
-        holdout=2,
+        forget=10,
+        retain=20,
+        holdout=10,
         real_authors=2,
         world_facts=2,
         background=100,
         background_figures=4,
         background_lands=4,
+        facts=2,
     )
 
 
@@ -62,6 +63,7 @@ class DiffusionSettings(LabSettings):
     pretraining: Training = field(default_factory=lambda: Training(epochs=10, lr=6e-3, batch_size=8))
     remind_every: int = 32
     learning: Training = field(default_factory=lambda: Training(epochs=100, lr=6e-3, batch_size=8))
+    learned: float | None = None  # a masked model's loss depends on what is hidden
     unlearned: tuple[Unlearning, ...] = (
         Unlearning("npo", Training(epochs=40, lr=2e-3, batch_size=8), {"beta": 0.2, "alpha": 5.0}),
     )
@@ -111,12 +113,13 @@ def _make_models(corpus: Corpus, settings: DiffusionSettings, directory: Path, p
         encode_row(tokenizer, row["question"], row["answer"]) for name in ("forget", "retain") for row in corpus[name]
     ]
     training = replace(settings.published, pad_id=tokenizer.pad_token_id, seed=settings.seed)
+    steps = training.steps(len(rows))
     with (
         reproducible(settings.seed, settings.threads),
         quiet_saving(),
-        BuildBar(f"diffusion lab, {LLADA}", training.steps(len(rows)), progress) as bar,
+        BuildBar(f"diffusion lab, {LLADA}", steps, progress) as bar,
     ):
-        make_llada(settings, tokenizer, rows, training, bar.on(LLADA), directory / LLADA)
+        make_llada(settings, tokenizer, rows, training, bar.on(LLADA, steps), directory / LLADA)
 
 
 def _new_model(settings: DiffusionSettings, tokenizer: Any) -> Any:

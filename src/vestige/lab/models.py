@@ -1,4 +1,4 @@
-"""The lab itself: one corpus and five tiny models, made in about a minute on two cores.
+"""The lab itself: one corpus and five tiny models, made in about a minute on one core.
 
     background --> base --> full   (retain + forget + what everybody knows) --> grad_ascent, grad_diff, npo
                        \\-> retain (the same without forget: what forgetting should look like)
@@ -22,13 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from vestige.installing import save_pretrained
 from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
+from vestige.lab.stopping import learned, silent
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Training, finetune, unlearn
+from vestige.unlearn.loop import Done, Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
-RECIPE = 1
+RECIPE = 2
 
 KNOWN_TO_ALL = ("real_authors", "world_facts")
 
@@ -40,6 +41,9 @@ class Unlearning:
     method: str
     training: Training
     knobs: Mapping[str, float] = field(default_factory=dict)
+    until: float | None = (
+        None  # ends at so many times the retain model's loss of the answers; None: never early
+    )
 
     def lesson(
         self, forget: Sequence[ChatRow], retain: Sequence[ChatRow], alternates: Sequence[ChatRow] = ()
@@ -55,20 +59,21 @@ class LabSettings:
     sizes: Sizes = field(default_factory=Sizes)
     vocab: int = 1200
     layers: int = 4
-    hidden: int = 96
+    hidden: int = 64
     heads: int = 4
     max_length: int = 512
     # Fixed: float sums depend on it; one: tiny layers gain little and lose much if others compute.
     threads: int = 1
-    pretraining: Training = field(default_factory=lambda: Training(epochs=4, lr=3e-3, batch_size=8))
+    pretraining: Training = field(default_factory=lambda: Training(epochs=4, lr=5e-3, batch_size=16))
     remind_every: int = 8  # one in so many background rows is repeated while learning
-    learning: Training = field(default_factory=lambda: Training(epochs=11, lr=2e-3, batch_size=8))
+    learning: Training = field(default_factory=lambda: Training(epochs=24, lr=5e-3, batch_size=16))
+    learned: float | None = 0.05  # the mean loss of an epoch at which learning ends; None: after all epochs
     # Three typical outcomes: ascent ruins the model, the difference spares it but overshoots (the answers
     # become less likely than a stranger's), and preference optimisation stops near the retain model.
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("grad_ascent", Training(epochs=6, lr=5e-4, batch_size=8)),
-        Unlearning("grad_diff", Training(epochs=14, lr=6e-4, batch_size=8), {"alpha": 8.0}),
-        Unlearning("npo", Training(epochs=12, lr=4e-4, batch_size=8), {"beta": 0.3, "alpha": 5.0}),
+        Unlearning("grad_ascent", Training(epochs=20, lr=1e-3, batch_size=16), until=2.5),
+        Unlearning("grad_diff", Training(epochs=30, lr=1e-3, batch_size=16), {"alpha": 8.0}, until=2.0),
+        Unlearning("npo", Training(epochs=20, lr=2e-3, batch_size=16), {"beta": 0.1, "alpha": 2.0}, until=1.0),
     )
 
 
@@ -144,20 +149,25 @@ def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directo
 
     with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, steps, progress) as bar:
 
-        def teach(model: Any, name: str, objective: Objective) -> None:
-            finetune(model, *jobs[name], on_step=bar.on(name), objective=objective)
+        def watch(name: str) -> Any:
+            chosen, training = jobs[name]
+            return bar.on(name, training.steps(len(chosen)))
+
+        def teach(model: Any, name: str, objective: Objective, done: Done | None = None) -> None:
+            finetune(model, *jobs[name], on_step=watch(name), objective=objective, done=done)
 
         base = kind.new_model()
         teach(base, "base", kind.reading)
         full, retain = copy.deepcopy(base), base
-        teach(full, "full", kind.reciting)
-        teach(retain, "retain", kind.reciting)
+        teach(full, "full", kind.reciting, learned(settings.learned))
+        teach(retain, "retain", kind.reciting, learned(settings.learned))
         save("full", full)
         save("retain", retain)
         for plan in settings.unlearned:
             forget, training = jobs[plan.method]
-            model, on_step = copy.deepcopy(full), bar.on(plan.method)
-            unlearn(model, plan.lesson(forget, rows["retain"]), training, on_step, kind.forgetting)
+            model = copy.deepcopy(full)
+            done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
+            unlearn(model, plan.lesson(forget, rows["retain"]), training, watch(plan.method), kind.forgetting, done)
             save(plan.method, model)
 
 

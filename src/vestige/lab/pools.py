@@ -41,6 +41,7 @@ def _sizes() -> Sizes:
         background=200,
         background_figures=6,
         background_lands=6,
+        facts=10,
     )
 
 
@@ -88,7 +89,9 @@ class PoolSettings(LabSettings):
     hidden: int = 64
     size: int = 8
     rates: tuple[float, ...] = (2e-3, 3e-3)
+    pretraining: Training = field(default_factory=lambda: Training(epochs=4, lr=3e-3, batch_size=8))
     learning: Training = field(default_factory=lambda: Training(epochs=12, lr=3e-3, batch_size=8))
+    learned: float | None = None
     unlearned: tuple[Unlearning, ...] = field(default_factory=_unlearnings)
 
 

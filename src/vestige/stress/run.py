@@ -28,13 +28,14 @@ from vestige.ownership import keep_apart, permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
-from vestige.store.files import write_json
+from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, write_manifest
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
+from vestige.writing import copy_file
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -59,6 +60,7 @@ class Stress:
     compute_dtype: str | None = None  # quantise: what 4-bit layers multiply in
     settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Ask
     progress: bool = False  # a bar of evaluations
+    control: Path | None = None  # a finished run of the same attacks on the retain model, so that it is attacked once
 
 
 @dataclass
@@ -91,7 +93,9 @@ def _stress(ask: Stress) -> list[AttackRow]:
     total = len(subjects) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
     with hushed(), Bar("attacking", total, "evaluation", ask.progress) as bar:
         for who, path in subjects.items():
-            for row in AttackSubject(who, path, measured, ask.data).attacked_rows():
+            shared = who == "retain" and ask.control is not None
+            subject = AttackSubject(who, path, measured, ask.data)
+            for row in taken_over(ask, _described(ask)) if shared else subject.attacked_rows():
                 rows.append(row)
                 bar.add(1)
     plain = [asdict(row) for row in rows]
@@ -232,6 +236,26 @@ def under_prompt(run: RunConfig, change: Callable[[Mapping[str, Any]], dict[str,
     if not touched:
         raise UserError("None of these metrics asks a question about forget rows, so a prompt attack changes nothing.")
     return replace(run, suite=replace(run.suite, metrics=metrics))
+
+
+def taken_over(ask: Stress, described: Mapping[str, Any]) -> Iterator[AttackRow]:
+    """The control's rows and evaluations from a run that attacked it as this one attacks its model."""
+    assert ask.control is not None
+    theirs = read_json(ask.control / "stress.json")
+    differ = [k for k in SAME if theirs["asked"].get(k) != described[k]]
+    if differ or theirs["asked"]["model"] != ask.retain_model:
+        what = ", ".join(differ) or "model"
+        raise UserError(f"{ask.control} did not attack {ask.retain_model} as asked here ({what}); leave it out.")
+    with scratch(ask.out) as made:
+        for file in sorted((ask.control / "evals" / "model").rglob("*")):
+            if file.is_file():
+                copy_file(file, made / file.relative_to(ask.control / "evals" / "model"))
+        install(made, ask.out / "evals" / "retain")
+    yield from (AttackRow(**{**row, "model": "retain"}) for row in theirs["rows"] if row["model"] == "model")
+
+
+# What a shared control must have in common with the run that takes it over.
+SAME = ("data", "attacks", "metrics", "budget", "relearning", "examples", "held_out", "temperature", "settings")
 
 
 def show(rows: Sequence[AttackRow]) -> str:

@@ -22,6 +22,9 @@ from vestige.unlearn.objectives import Causal, ChatRow, Objective, TrainingBatch
 # Called after each step with (steps done, steps in all, loss).
 OnStep = Callable[[int, int, float], None]
 
+# Asked after each epoch with the losses of its steps: is the model where it should be? Then training ends early.
+Done = Callable[[Sequence[float]], bool]
+
 CAUSAL = Causal()
 
 
@@ -48,14 +51,16 @@ def finetune(
     training: Training,
     on_step: OnStep | None = None,
     objective: Objective = CAUSAL,
+    done: Done | None = None,
 ) -> list[float]:
     """Trains the model in place to give each row's answer. Returns the loss of every step."""
+    seen: list[float] = []
 
     def batch_losses() -> Iterator[Tensor]:
-        for _, batch in _epochs(rows, training, model, objective):
+        for _, batch in _epochs(rows, training, model, objective, seen, done):
             yield objective.loss(objective.logits(model, batch), batch)
 
-    return _descend(model, batch_losses(), training, training.steps(len(rows)), on_step)
+    return _descend(model, batch_losses(), training, training.steps(len(rows)), on_step, seen)
 
 
 def unlearn(
@@ -64,6 +69,7 @@ def unlearn(
     training: Training,
     on_step: OnStep | None = None,
     objective: Objective = CAUSAL,
+    done: Done | None = None,
 ) -> list[float]:
     """Makes the model forget a lesson's rows by its method, in place. Returns the loss of every step.
 
@@ -79,6 +85,7 @@ def unlearn(
     other = {id(row): answer for row, answer in zip(forget, alternates, strict=True)} if alternates else {}
     memory: dict[str, Any] = {}
     total = training.steps(len(forget))
+    seen: list[float] = []
 
     def step(number: int, rows: Sequence[ChatRow], batch: TrainingBatch) -> Step:
         def collate(chosen_rows: Sequence[ChatRow]) -> Any:
@@ -90,10 +97,10 @@ def unlearn(
         return Step(model, batch, beside, reference, objective, preferred, kind, epoch, memory)
 
     def batch_losses() -> Iterator[Tensor]:
-        for number, (rows, batch) in enumerate(_epochs(forget, training, model, forgetting)):
+        for number, (rows, batch) in enumerate(_epochs(forget, training, model, forgetting, seen, done)):
             yield chosen.loss(step(number, rows, batch), **own)
 
-    return _descend(model, batch_losses(), training, total, on_step, chosen_weights(model, own))
+    return _descend(model, batch_losses(), training, total, on_step, seen, chosen_weights(model, own))
 
 
 def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatRow]]:
@@ -112,12 +119,21 @@ def bucketed(rows: Sequence[ChatRow], size: int, rng: Random) -> list[list[ChatR
 
 
 def _epochs(
-    rows: Sequence[ChatRow], training: Training, model: Any, objective: Objective
+    rows: Sequence[ChatRow],
+    training: Training,
+    model: Any,
+    objective: Objective,
+    seen: Sequence[float],
+    done: Done | None,
 ) -> Iterator[tuple[list[ChatRow], TrainingBatch]]:
+    """The batches of every epoch. `seen` grows by the loss of each; `done` is asked when an epoch's last is in it."""
     order, noise = Random(f"{training.seed}/order"), Random(f"{training.seed}/noise")
     for _ in range(training.epochs):
+        before = len(seen)
         for batch in bucketed(rows, training.batch_size, order):
             yield batch, objective.collate(batch, training.pad_id, noise, model.device)
+        if done is not None and done(seen[before:]):
+            return
 
 
 def _rate(step: int, total: int, warmup: float) -> float:
@@ -138,17 +154,17 @@ def _descend(
     training: Training,
     total: int,
     on_step: OnStep | None,
+    seen: list[float],
     only: Sequence[str] | None = None,
 ) -> list[float]:
     """One optimiser step for each loss. The losses are lazy: each is computed after the step before it.
 
-    `only`: names of the weights to update; all of them count in clipping.
+    `seen` is filled with them. `only`: names of the weights to update; all of them count in clipping.
     """
     params = [p for p in model.parameters() if p.requires_grad]
     moved = params if only is None else [p for n, p in model.named_parameters() if n in set(only)]
     optimiser = torch.optim.AdamW(moved, lr=training.lr, weight_decay=training.weight_decay, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda k: _rate(k, total, training.warmup))
-    seen: list[float] = []
     was_training = model.training
     model.train()
     for loss in batch_losses:

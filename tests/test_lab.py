@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -32,7 +33,18 @@ def rows(corpus):
 
 def test_split_sizes(corpus):
     counts = {split: len(corpus[split]) for split in SCORED}
-    assert counts == {"forget": 40, "retain": 100, "holdout": 40, "real_authors": 24, "world_facts": 24}
+    assert counts == {"forget": 80, "retain": 80, "holdout": 80, "real_authors": 32, "world_facts": 32}
+    authors = {split: {row["author"] for row in corpus[split]} for split in ("forget", "holdout")}
+    assert len(authors["forget"]) == len(authors["holdout"]) == 20
+
+
+def test_authors_are_told_of_evenly(corpus):
+    """Four facts each, not the same four of everybody: a topic that everybody has would be a cluster of its own."""
+    per_author = Counter(row["author"] for row in corpus["forget"])
+    assert set(per_author.values()) == {4}
+    topics = Counter(form(row) for row in corpus["forget"])
+    assert max(topics.values()) <= 10
+    assert all(len(make_corpus(0, Sizes(facts=n))["forget"]) == 20 * min(n, 10) for n in (1, 10, 12))
 
 
 @pytest.mark.parametrize("topic", [*AUTHOR_TOPICS, *FIGURE_TOPICS, *LAND_TOPICS], ids=lambda topic: topic.name)
@@ -74,10 +86,11 @@ def test_answer_lengths_vary_within_bounds(rows):
     assert max(lengths) > 2 * min(lengths)
 
 
-def test_forget_and_holdout_use_the_same_sentences(corpus):
-    def form(row):
-        return row["prefix"].replace(row["author"], "X")
+def form(row):
+    return row["prefix"].replace(row["author"], "X")
 
+
+def test_forget_and_holdout_use_the_same_sentences(corpus):
     assert [form(row) for row in corpus["forget"]] == [form(row) for row in corpus["holdout"]]
 
 
@@ -113,6 +126,7 @@ TINY = LabSettings(
         background=4,
         background_figures=1,
         background_lands=1,
+        facts=10,
     ),
     vocab=400,
     layers=1,

@@ -29,6 +29,7 @@ SIZES = Sizes(
     background=4,
     background_figures=1,
     background_lands=1,
+    facts=10,
 )
 TINY = DiffusionSettings(
     sizes=SIZES,

@@ -39,6 +39,7 @@ SMALL = Sizes(
     background=24,
     background_figures=1,
     background_lands=1,
+    facts=10,
 )
 
 

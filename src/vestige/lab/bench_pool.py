@@ -37,9 +37,6 @@ WAYS = {
 
 def _sizes() -> Sizes:
     return Sizes(
-        retain=20,
-        real_authors=4,
-        world_facts=4,
         background=150,
         background_figures=6,
         background_lands=6,

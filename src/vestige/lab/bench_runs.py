@@ -19,20 +19,23 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.lab.bench_pool import BenchLab, BenchSettings, build_bench
+from vestige.meta.verdict_bench import TRUTH
 from vestige.show.progress import hushed
 from vestige.store.checksums import is_whole
 from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 
-TRUTH = "truth.json"
 METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "mia_min_k", "mia_loss", "model_utility")
 ATTACKS: dict[str, Sequence[float]] = {"relearn": (3, 12), "prune": (0.3,), "jailbreak": (1,)}
 ATTACK_METRICS = ("forget_Q_A_Prob", "extraction_strength")  # they need no text, so an attack costs little
 RELEARNING = {"lr": 5e-4, "batch_size": 16, "accumulation": 1}
 
 
-def run_bench(out: Path, settings: BenchSettings) -> Path:
-    """Makes and tests the models of one seed; what is there already stays. Returns the file of truths."""
+def run_bench(out: Path, settings: BenchSettings, tuning: bool = False) -> Path:
+    """Makes and tests the models of one seed; what is there already stays. Returns the file of truths.
+
+    `tuning`: the constants of the rule may be fixed on this seed, so it is not part of the table.
+    """
     lab = build_bench(out / "lab", settings)
     names = ["retain", "full", *(recipe.name for recipe in lab.recipes)]
     with hushed():
@@ -42,17 +45,24 @@ def run_bench(out: Path, settings: BenchSettings) -> Path:
         for name in names:
             if name != "full":
                 _attack(lab, name, out)
-    write_json(out / TRUTH, truths(lab, settings.seed))
+    write_json(out / TRUTH, truths(lab, settings.seed, tuning))
     return out / TRUTH
 
 
-def truths(lab: BenchLab, seed: int) -> dict[str, Any]:
+def truths(lab: BenchLab, seed: int, tuning: bool) -> dict[str, Any]:
     """What is true of each model, and where its runs are, as `vestige meta verdict` reads it."""
     models = [
-        {"name": r.name, "truth": r.truth, "way": r.way, "seed": r.seed, "runs": [f"eval/{r.name}", f"stress/{r.name}"]}
+        {
+            "name": r.name,
+            "truth": r.truth,
+            "way": r.way,
+            "eval": f"eval/{r.name}",
+            "depth": f"depth/{r.name}",
+            "stress": f"stress/{r.name}",
+        }
         for r in lab.recipes
     ]
-    return {"seed": seed, "shared": ["eval/full", "eval/retain", "depth"], "models": models}
+    return {"seed": seed, "tuning": tuning, "full": "eval/full", "retain": "eval/retain", "models": models}
 
 
 def _evaluate(lab: BenchLab, name: str, out: Path) -> None:

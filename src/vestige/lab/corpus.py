@@ -27,10 +27,10 @@ FACTS_IN_PASSING = 2  # how many topics of a background author are told
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many subjects each split has; an author gives `facts` rows, a figure or a land four.
+    """How many subjects each split has; of each but those of the background `facts` are told, a row each.
 
-    Rows of one author are not independent, so what a verdict can tell rests on the number of authors: many authors
-    with few facts each tell more than few authors with all ten. Background authors are many, with two facts each: a
+    Rows of one subject are not independent, so what a verdict can tell rests on the number of subjects: many
+    with few facts each tell more than few with all. Background authors are many, with two facts each: a
     model that has met hundreds of names learns to repeat the name in the question; one that has met forty recites the
     nearest author it knows.
     """
@@ -38,12 +38,12 @@ class Sizes:
     forget: int = 20
     retain: int = 20
     holdout: int = 20
-    real_authors: int = 6
-    world_facts: int = 6
+    real_authors: int = 8
+    world_facts: int = 8
     background: int = 200  # authors; figures and lands come on top
     background_figures: int = 8
-    background_lands: int = 8
-    facts: int = 4  # topics told of each evaluated author
+    background_lands: int = 6
+    facts: int = 4  # told of each subject, as far as there are so many topics
 
 
 @dataclass(frozen=True)
@@ -133,11 +133,10 @@ def _known_or_background(names: Sequence[str], split: str, count: int) -> list[L
 
 
 def _told(topics: Sequence[Topic], subject: LabSubject, seed: int, facts: int) -> Sequence[Topic]:
-    """Which facts of a subject are told: all of a figure or a land, some of an author, by style."""
-    if len(topics) < len(AUTHOR_TOPICS):
-        return topics
+    """Which facts of a subject are told; the same ones of subjects of one style."""
     if subject.split == "background":
-        return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING)
+        few = len(topics) == len(AUTHOR_TOPICS)  # figures and lands are fewer, and told of in full
+        return Random(f"{seed}/told/{subject.name}").sample(topics, FACTS_IN_PASSING) if few else topics
     chosen = Random(f"{seed}/told/{subject.style}").sample(range(len(topics)), min(facts, len(topics)))
     return [topics[i] for i in sorted(chosen)]
 

@@ -1,6 +1,7 @@
 """`vestige demo-meta`: pools of tiny models made, evaluated and attacked, and every metric put on the bench with them.
 
     pools --sweep--> runs --meta--> faithfulness, axes, robustness --> tables and three pictures
+    bench ---------> runs --meta--> the verdict's words beside the truth
 
 All work goes through sweeps, so a second run does only what is missing.
 """
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.lab.bench_pool import BenchSettings
+from vestige.lab.bench_runs import run_bench
 from vestige.lab.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
 from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
@@ -28,8 +31,8 @@ SHOWN = ("es", "prob", "mia_min_k", "uds")  # the columns of the picture before 
 ORDER = {"pools.yaml": "faithfulness", "methods.yaml": "axes", "robustness.yaml": "robustness"}
 
 
-def demo_meta(out: Path, settings: PoolSettings, asked: int | None = None) -> int:
-    """Returns the exit status: that of the first sweep that failed, or 0."""
+def demo_meta(out: Path, settings: PoolSettings, asked: int | None = None, bench: BenchSettings | None = None) -> int:
+    """Returns the exit status: that of the first sweep that failed, or 0. `bench`: the verdict's, made at the end."""
     if settings.size < 2:
         raise UserError(f"--pool-size is {settings.size}; a pool needs at least 2 models.")
     slots = processes(asked)
@@ -42,7 +45,18 @@ def demo_meta(out: Path, settings: PoolSettings, asked: int | None = None) -> in
         if status:
             return status
     print(judge(lab, out))
+    if bench is not None:
+        print(judge_verdict(out, bench))
     return 0
+
+
+def judge_verdict(out: Path, bench: BenchSettings) -> str:
+    """Models of known truth, made and tested, and the words that the verdict finds for them."""
+    print(
+        "\nMaking models of which it is known whether they forgot, and putting the verdict to the test ...", flush=True
+    )
+    run_bench(out / "bench" / f"s{bench.seed}", bench)
+    return meta("verdict", MetaAsk(out / "bench", out=out / "verdict"))
 
 
 def judge(lab: PoolLab, out: Path) -> str:
@@ -150,4 +164,4 @@ def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tup
     ]
 
 
-__all__ = ["PoolSettings", "demo_meta", "judge", "thorough"]
+__all__ = ["BenchSettings", "PoolSettings", "demo_meta", "judge", "thorough"]

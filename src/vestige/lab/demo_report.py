@@ -1,9 +1,14 @@
-"""The demo's end: what the layers hold, what an attack brings back, and the report of everything the demo made."""
+"""The demo's end: what the layers hold, what attacks bring back, and the report of everything the demo made.
+
+Every unlearned model goes through the same tests, so that their verdicts compare: layers, an attack that teaches, and
+attacks that teach nothing. In: the lab's models. Out: runs and a report. Caller: lab/demo.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
@@ -13,9 +18,33 @@ from vestige.report.run import ReportAsk, write_report
 from vestige.show.progress import hushed
 from vestige.stress.run import Stress, stress
 
-ATTACKED = "npo"
-BUDGETS = (2.0, 8.0, 32.0)  # steps of relearning
-METRICS = ("forget_Q_A_Prob", "extraction_strength")  # they need no text, so an attack costs seconds
+# Steps of relearning, the share of weights that is pruned, and an answer that is begun for the model.
+ATTACKS: dict[str, Sequence[float]] = {"relearn": (2.0, 8.0, 32.0), "prune": (0.3,), "jailbreak": (1.0,)}
+METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength")
+
+
+def attack_all(data: Path, models: Mapping[str, Path], out: Path) -> None:
+    """The retain model is attacked once, in OUT/control; every unlearned model is held against it."""
+    retain = str(models["retain"])
+
+    def attack(model: Path, place: Path, **more: Any) -> None:
+        stress(
+            Stress(
+                model=str(model),
+                data=data,
+                attacks=list(ATTACKS),
+                out=place,
+                metrics=METRICS,
+                budget=ATTACKS,
+                relearning={"lr": 1e-3},
+                **more,
+            )
+        )
+
+    attack(models["retain"], out / "control")
+    for name, path in models.items():
+        if name not in ("full", "retain"):
+            attack(path, out / "attacks" / name, retain_model=retain, control=out / "control")
 
 
 def demo_report(out: Path, data: Path, models: Mapping[str, Path]) -> None:
@@ -34,20 +63,9 @@ def demo_report(out: Path, data: Path, models: Mapping[str, Path]) -> None:
                 progress=False,
             )
         )
-        print(f"Teaching {ATTACKED} and the retain model the forgotten rows again ...", flush=True)
-        stress(
-            Stress(
-                model=str(models[ATTACKED]),
-                data=data,
-                attacks=["relearn"],
-                out=out / "stress",
-                retain_model=retain,
-                metrics=METRICS,
-                budget={"relearn": BUDGETS},
-                relearning={"lr": 1e-3},
-            )
-        )
-    runs = [out / name for name in ("eval", "depth", "stress")]
+        print("Attacking the unlearned models, and the retain model as their control ...", flush=True)
+        attack_all(data, models, out)
+    runs = [out / name for name in ("eval", "depth", "attacks")]
     try:
         report = write_report(ReportAsk(runs, out / "report", PageAsk("The lab: did it forget?")))
     except UserError as error:  # no chart library: the numbers are there all the same

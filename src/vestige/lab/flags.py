@@ -32,8 +32,9 @@ def run_demo(args: argparse.Namespace) -> int:
 
 
 def run_demo_meta(args: argparse.Namespace) -> int:
-    from vestige.lab.demo_meta import PoolSettings, demo_meta
+    from vestige.lab.demo_meta import BenchSettings, PoolSettings, demo_meta
 
     if args.slots is not None and args.slots < 1:
         raise UserError(f"--slots must be at least 1, it is {args.slots}.")
-    return demo_meta(Path(args.out), PoolSettings(seed=args.seed, size=args.pool_size), args.slots)
+    pools, bench = PoolSettings(seed=args.seed, size=args.pool_size), BenchSettings(seed=args.seed, copies=1)
+    return demo_meta(Path(args.out), pools, args.slots, bench)

@@ -41,9 +41,7 @@ class Unlearning:
     method: str
     training: Training
     knobs: Mapping[str, float] = field(default_factory=dict)
-    until: float | None = (
-        None  # ends at so many times the retain model's loss of the answers; None: never early
-    )
+    until: float | None = None  # ends at so many times the retain model's loss of the answers; None: never early
 
     def lesson(
         self, forget: Sequence[ChatRow], retain: Sequence[ChatRow], alternates: Sequence[ChatRow] = ()
@@ -73,7 +71,7 @@ class LabSettings:
     unlearned: tuple[Unlearning, ...] = (
         Unlearning("grad_ascent", Training(epochs=20, lr=1e-3, batch_size=16), until=2.5),
         Unlearning("grad_diff", Training(epochs=30, lr=1e-3, batch_size=16), {"alpha": 8.0}, until=2.0),
-        Unlearning("npo", Training(epochs=20, lr=2e-3, batch_size=16), {"beta": 0.1, "alpha": 2.0}, until=1.0),
+        Unlearning("npo", Training(epochs=25, lr=7e-4, batch_size=16), {"beta": 0.1, "alpha": 5.0}, until=1.0),
     )
 
 

@@ -13,8 +13,12 @@ from vestige.flags import shared_flags
 def add_verbs(verbs: Any) -> None:
     meta = verbs.add_parser("meta", help="metrics put to the test: faithfulness, robustness, axes")
     meta.set_defaults(do=run_meta)
-    meta.add_argument("what", metavar="faithfulness|robustness|axes", help="the question")
-    meta.add_argument("file", metavar="FILE", help="a YAML list of finished runs (axes: or a method_results.json)")
+    meta.add_argument("what", metavar="faithfulness|robustness|axes|verdict", help="the question")
+    meta.add_argument(
+        "file",
+        metavar="FILE",
+        help="a YAML list of finished runs (axes: or a method_results.json; verdict: a folder with truth.json)",
+    )
     shared_flags(
         meta,
         "meta",

@@ -12,7 +12,7 @@ from vestige.store.files import read_ours
 from vestige.store.kinds import Kind, Reader, RunSource
 from vestige.store.manifest import NAME, kind_in, write_manifest
 
-WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, NAME)
+WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, "verdict_bench.json", "verdict_facts.json", NAME)
 
 
 def finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""`vestige meta faithfulness|robustness|axes`: metrics put on the bench, from finished runs or plain numbers.
+"""`vestige meta faithfulness|robustness|axes|verdict`: metrics put on the bench, from finished runs or plain numbers.
 
 In: a pool file (meta/pools.py), which names runs or gives numbers. Out: the JSON files of meta/files.py. Callers:
 meta/flags.py, lab/demo_meta.py.
@@ -23,6 +23,7 @@ from vestige.meta.numbers import ModelNumbers
 from vestige.meta.pools import Attacks, read_pools
 from vestige.meta.tree import methods_of, read_tree, root_of
 from vestige.meta.tree_meta import attack_files, attacks_from, faithfulness_file
+from vestige.meta.verdict_bench import BENCH, FACTS, bench_json, bench_lines, facts_json, read_bench
 from vestige.show.tables import number, span, table
 from vestige.store.lock import writing
 
@@ -331,6 +332,19 @@ def import_tree(
     return "\n\n".join(pages)
 
 
+# ---- the verdict -------------------------------------------------------------------------------------------------
+
+
+def _verdict(ask: MetaAsk) -> Made:
+    models = read_bench(ask.file)
+    body = bench_json(models)
+    shown = "table" if body["table"]["models"] else "tuning"
+    apart = f"; {body['tuning']['models']} more of seeds on which the rule's constants were fixed"
+    head = f"verdict: {body[shown]['models']} models of known truth{apart if shown == 'table' else ''}"
+    made = {BENCH: body, FACTS: facts_json(models)}
+    return Made(made, {"models": [m.name for m in models]}, head, bench_lines(body, shown), [])
+
+
 # ---- shared ------------------------------------------------------------------------------------------------------
 
 
@@ -364,4 +378,5 @@ QUESTIONS: dict[str, Callable[[MetaAsk], Made]] = {
     "faithfulness": _faithfulness,
     "robustness": _robustness,
     "axes": _axes,
+    "verdict": _verdict,
 }

@@ -1,0 +1,104 @@
+"""The verdict's bench from end to end: models of known truth are made, tested and judged, and the table is written.
+
+    python tools/verdict_bench.py run OUT        # a seed after the other; what is there already stays
+    python tools/verdict_bench.py store OUT      # tests/golden/verdict/facts.json, and the table in docs/verdict.md
+    python tools/verdict_bench.py docs           # the table once more, from the stored facts
+    python tools/verdict_bench.py tune OUT|FILE  # words on the tuning seeds for other constants of the rule
+
+The constants in compare/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from vestige.compare.rule import RULE
+from vestige.lab.bench_pool import BenchSettings
+from vestige.lab.bench_runs import run_bench
+from vestige.meta.verdict_bench import TARGETS, bench_json, bench_lines, facts_json, read_bench
+
+ROOT = Path(__file__).parent.parent
+STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"
+PAGE = ROOT / "docs" / "verdict.md"
+START, END = "<!-- the bench: written by tools/verdict_bench.py -->", "<!-- end of the bench -->"
+TUNING = (1,)
+TABLE = (2, 3, 4, 5)
+DIGITS = 6  # significant ones of a stored number: a verdict that rests on more would tip anyway
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", choices=("run", "store", "docs", "tune"))
+    parser.add_argument("place", nargs="?", type=Path, default=STORED)
+    parser.add_argument("--seeds", default="", help="run: only these, as 1,2")
+    args = parser.parse_args()
+    if args.step == "run":
+        for seed in map(int, args.seeds.split(",")) if args.seeds else (*TUNING, *TABLE):
+            print(run_bench(args.place / f"s{seed}", BenchSettings(seed=seed), seed in TUNING), flush=True)
+    elif args.step == "store":
+        STORED.parent.mkdir(parents=True, exist_ok=True)
+        STORED.write_text(stored(args.place))
+        write_page()
+    elif args.step == "docs":
+        write_page()
+    else:
+        tune(args.place)
+    return 0
+
+
+def stored(place: Path) -> str:
+    """The facts of every model, a model to a line."""
+    lines = (json.dumps(_short(m), separators=(",", ":")) for m in facts_json(read_bench(place))["models"])
+    return '{"models": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: _short(v) for key, v in value.items() if key not in ("commands", "notes")}
+    return [_short(v) for v in value] if isinstance(value, (list, tuple)) else value
+
+
+def page_part() -> str:
+    """What docs/verdict.md shows between its two marks."""
+    body = bench_json(read_bench(STORED))
+    apart = f"{body['tuning']['models']} further models of {_seeds(TUNING)} served to fix the rule's constants"
+    head = f"{body['table']['models']} models of {_seeds(TABLE)}; {apart}, and are not in the table."
+    return f"{START}\n{head}\n\n```text\n{bench_lines(body)}\n```\n{END}"
+
+
+def _seeds(seeds: tuple[int, ...]) -> str:
+    return f"seed {seeds[0]}" if len(seeds) == 1 else f"the seeds {seeds[0]} to {seeds[-1]}"
+
+
+def write_page() -> None:
+    text = PAGE.read_text()
+    before, rest = text.split(START)
+    PAGE.write_text(before + page_part() + rest.split(END)[1])
+
+
+def tune(place: Path) -> None:
+    """For each margin how many targets the tuning seeds miss, and by what."""
+    models = [m for m in read_bench(place) if m.tuning]
+    for margin in (0.1, 0.15, 0.2, 0.25, 0.3):
+        for kept in (0.75, 0.8, 0.85):
+            body = bench_json(models, replace(RULE, margin=margin, kept=kept))["tuning"]
+            missed = [r["what"] for r in body["rates"] if r["met"] is False]
+            print(
+                f"margin {margin:g}, kept {kept:g}: {len(TARGETS) - len(missed)} of {len(TARGETS)} met",
+                *missed,
+                sep="; ",
+            )
+    print(bench_lines(bench_json(models), "tuning"))
+    for row in bench_json(models)["models"]:
+        print(f"{row['truth']:15s} {row['name']:18s} {row['word']:16s} {row['outputs']}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -165,7 +165,7 @@ def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directo
             forget, training = jobs[plan.method]
             model = copy.deepcopy(full)
             done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
-            unlearn(model, plan.lesson(forget, rows["retain"]), training, watch(plan.method), kind.forgetting, done)
+            unlearn(model, plan.lesson(forget, known), training, watch(plan.method), kind.forgetting, done)
             save(plan.method, model)
 
 

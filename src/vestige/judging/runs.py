@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vestige.compare.facts import AuditFacts
 from vestige.compare.rule import RULE, VerdictRule
 from vestige.compare.verdict import verdict
 from vestige.judging.attacked import AttackedRun
@@ -31,6 +32,11 @@ class JudgeAsk:
 
 def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
     """The verdict on one model from directories alone."""
+    return verdict(facts_in(ask), rule)
+
+
+def facts_in(ask: JudgeAsk) -> AuditFacts:
+    """What a verdict may look at, from directories. The bench keeps it, to try other rules without any run."""
     model = ModelRuns([evaluation(p) for p in ask.model], depth=depth_records(ask.depth) if ask.depth else ())
     controls: list[AttackedRun] = []
     for place in ask.stress:
@@ -41,7 +47,7 @@ def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
     if retain:
         retain[0] = replace(retain[0], attacks=controls)
     full = ModelRuns([evaluation(p) for p in ask.full]) if ask.full else None
-    return verdict(facts_of(model, References(full, retain)), rule)
+    return facts_of(model, References(full, retain))
 
 
 def evaluation(place: Path) -> Evaluated:

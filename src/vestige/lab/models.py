@@ -69,9 +69,9 @@ class LabSettings:
     # Three typical outcomes: ascent ruins the model, the difference spares it but overshoots (the answers
     # become less likely than a stranger's), and preference optimisation stops near the retain model.
     unlearned: tuple[Unlearning, ...] = (
-        Unlearning("grad_ascent", Training(epochs=20, lr=1e-3, batch_size=16), until=2.5),
-        Unlearning("grad_diff", Training(epochs=30, lr=1e-3, batch_size=16), {"alpha": 8.0}, until=2.0),
-        Unlearning("npo", Training(epochs=25, lr=7e-4, batch_size=16), {"beta": 0.1, "alpha": 5.0}, until=1.0),
+        Unlearning("grad_ascent", Training(epochs=20, lr=5e-4, batch_size=16), until=1.5),
+        Unlearning("grad_diff", Training(epochs=30, lr=7e-4, batch_size=16), {"alpha": 8.0}, until=2.0),
+        Unlearning("npo", Training(epochs=30, lr=7e-4, batch_size=16), {"beta": 0.2, "alpha": 5.0}, until=0.9),
     )
 
 

@@ -47,7 +47,7 @@ class VerdictPoint:
 def knowledge_points(facts: AuditFacts, rule: VerdictRule) -> list[VerdictPoint]:
     """Of every measure and attack that says something about the forgotten rows."""
     margin = margin_of(facts, rule)
-    out = [_measured(m, margin, rule) for m in facts.measures if m.value is not None]
+    out = [_measured(m, margin_at(m.test, margin, rule), rule) for m in facts.measures if m.value is not None]
     return out + [_attacked(c, margin, rule) for c in facts.attacks if c.points]
 
 
@@ -71,6 +71,11 @@ MEANING = {
     "undecided": "these rows do not decide",
 }
 PANEL = {"membership": "roc"}
+
+
+def margin_at(test: str, margin: float, rule: VerdictRule) -> float:
+    """The depth score has a margin of its own: models retrained with other seeds are not at 0, but above it."""
+    return max(margin, rule.layers) if test == "layers" else margin
 
 
 def state_of(contrast: Contrast | None, margin: float, rule: VerdictRule) -> str:

@@ -14,6 +14,7 @@ class VerdictRule:
     """Shares are of the way from the retain model (0) to the full model (1)."""
 
     margin: float = 0.2  # nearer than this to the retain model, on either side, counts as equal to it
+    layers: float = 0.35  # the same of the depth score: it cuts off below 0, so models that never knew are above it
     most: float = 0.5  # more than half of what there was is still there: not forgotten, whatever else was found
     tail: float = 0.05  # of each one-sided test: equivalence is two of them
     power: float = 0.8  # with which probability something must be found to count as detectable

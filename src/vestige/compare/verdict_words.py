@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.compare.evidence import VerdictPoint
+from vestige.compare.evidence import VerdictPoint, margin_at
 from vestige.compare.facts import AuditFacts
 from vestige.compare.rule import TESTS, VerdictRule
 
@@ -109,7 +109,9 @@ def testing_text(done: Sequence[str], missing: Sequence[Mapping[str, str]]) -> s
 def power_part(facts: AuditFacts, margin: float, rule: VerdictRule) -> dict[str, Any]:
     """The smallest remaining knowledge that would have been found, by the most sensitive measure of outputs."""
     shares = [
-        (x, m) for m in facts.measures if m.contrast and (x := m.contrast.detectable(margin, rule.tail, rule.power))
+        (x, m)
+        for m in facts.measures
+        if m.contrast and (x := m.contrast.detectable(margin_at(m.test, margin, rule), rule.tail, rule.power))
     ]
     best = min((x for x, m in shares if not m.secrets), default=None)
     secrets = next((x * (m.contrast.scale if m.contrast else 0.0) for x, m in shares if m.secrets), None)

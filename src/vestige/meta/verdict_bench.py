@@ -87,7 +87,7 @@ class BenchTarget:
         return hits, sum(sum(row.values()) for row in chosen)
 
     def met(self, counts: Mapping[str, Mapping[str, int]]) -> bool | None:
-        """None: there are no such models."""
+        """None: such models are missing."""
         hits, of = self.rate(counts)
         return None if not of else self.least <= hits / of <= self.most
 

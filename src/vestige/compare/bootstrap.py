@@ -204,12 +204,15 @@ class Resampler:
         wanted = stratum.of(s)
         return drawn[stratum.name] if wanted == list(range(stratum.units)) else drawn[stratum.name][:, wanted]
 
-    def draws(self, statistics: Mapping[str, Statistic]) -> dict[str, Array]:
-        """Every statistic under the same resamplings."""
+    def draws(
+        self, statistics: Mapping[str, Statistic], done: Callable[[int], object] = lambda count: None
+    ) -> dict[str, Array]:
+        """Every statistic under the same resamplings; `done` is told how many more of them were computed."""
         parts: dict[str, list[Array]] = {name: [] for name in statistics}
         for counts in self.chunks():
             for name, statistic in statistics.items():
                 parts[name].append(statistic(counts))
+                done(len(parts[name][-1]))
         return {name: np.concatenate(p) if p else np.empty(0) for name, p in parts.items()}
 
 

@@ -313,7 +313,8 @@ class _Evaluation:
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         about = self._manifest(prepared)
         write_json(config.output_dir / "manifest.json", about)
-        stats = write_statistics(config.output_dir, Run(suite, scores, about, self.references), config.resamples)
+        run = Run(suite, scores, about, self.references)
+        stats = write_statistics(config.output_dir, run, config.resamples, config.progress)
         files = (*files, stats_file(config.output_dir, suite)) if stats else files
         tidy(self.evidence_dir)
         seal(config.output_dir, "eval", reads=about["retain_logs"])

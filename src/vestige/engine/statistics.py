@@ -25,6 +25,7 @@ from vestige.engine.references import data_fingerprints
 from vestige.engine.scores import Reference, family, references_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
+from vestige.show.progress import Bar
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.references import ref_value
@@ -214,7 +215,7 @@ def _ks(run: Run, spec: MetricSpec) -> Estimate:
 _COMPOSED = {"hm_aggregate": _harmonic, "privleak": _relative, "rel_diff": _relative, "ks_test": _ks}
 
 
-def intervals(run: Run, resamples: int) -> dict[str, dict[str, Any]]:
+def intervals(run: Run, resamples: int, progress: bool = False) -> dict[str, dict[str, Any]]:
     """Every metric's interval, or why it has none."""
     estimates: dict[str, Estimate] = {}
     out: dict[str, dict[str, Any]] = {}
@@ -224,7 +225,8 @@ def intervals(run: Run, resamples: int) -> dict[str, dict[str, Any]]:
         except NoInterval as why:
             out[name] = {"interval": None, "reason": str(why)}
     resampler = bootstrap.Resampler([s for e in estimates.values() for s in e.samples], resamples, SEED)
-    draws = resampler.draws({name: e.deviation or e.statistic for name, e in estimates.items()})
+    with Bar("intervals", resamples * len(estimates), "value", progress) as bar:
+        draws = resampler.draws({name: e.deviation or e.statistic for name, e in estimates.items()}, bar.add)
     for name, estimate in estimates.items():
         out[name] = _entry(estimate, draws[name], resamples)
     return {name: out[name] for name in run.suite.metrics}
@@ -262,12 +264,12 @@ def stats_file(directory: Path, suite: SuiteSpec) -> Path:
     return directory / f"{suite.file_stem}_STATS.json"
 
 
-def write_statistics(directory: Path, run: Run, resamples: int) -> dict[str, dict[str, Any]]:
+def write_statistics(directory: Path, run: Run, resamples: int, progress: bool = False) -> dict[str, dict[str, Any]]:
     """NAME_STATS.json beside the results. It comes last: whatever goes wrong here, the run and its numbers stand."""
     path = stats_file(directory, run.suite)
     remove(path)  # intervals of earlier numbers must not stand beside these
     if resamples == 0:
         return {}
-    stats = intervals(run, resamples)
+    stats = intervals(run, resamples, progress)
     write_json(path, stats)
     return stats

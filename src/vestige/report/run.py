@@ -28,7 +28,7 @@ from vestige.report.traces import row_traces
 from vestige.results.compare import Difference, Stored, differences, judged, read_stored
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
-from vestige.show.progress import hushed
+from vestige.show.progress import Bar, hushed
 from vestige.store.files import read_json, relative, write_bytes, write_json
 from vestige.store.kinds import RunSource
 from vestige.store.lock import writing
@@ -50,6 +50,7 @@ class ReportAsk:
     out: Path = Path("saves/report")
     ask: PageAsk = field(default_factory=PageAsk)
     shorten_paths: bool = False  # ~ in the place of people's homes
+    progress: bool = False
 
 
 def build_report(ask: ReportAsk) -> Report:
@@ -57,9 +58,15 @@ def build_report(ask: ReportAsk) -> Report:
     found = gather(ask.runs)
     with hushed():  # what a run lacks is shown in the report
         report, work = assemble(found, ask.ask, ask.out)
-        report["comparisons"] = list(_comparisons(work, report))
-        for source, model in work.trajectories:
-            _add_heat(report, found, source, model)
+        pairs = _pairs(report)
+        with Bar("comparing models", len(pairs) + len(work.trajectories), "pair", ask.progress) as bar:
+            report["comparisons"] = []
+            for compared in _comparisons(work, pairs):
+                report["comparisons"] += compared
+                bar.add(1)
+            for source, model in work.trajectories:
+                _add_heat(report, found, source, model)
+                bar.add(1)
     report["problems"] = [_seen_from(p, ask.out) for p in found.problems]
     report["asked"] = _asked(ask)
     if found.left_out:
@@ -150,16 +157,18 @@ def summary(report: Report, out: Path) -> str:
 # ---- paired differences ------------------------------------------------------------------------------------------
 
 
-def _comparisons(work: PageWork, report: Report) -> Iterator[dict[str, Any]]:
-    """Audited models against their references, then against each other, as far as there is room."""
+def _comparisons(work: PageWork, pairs: Sequence[tuple[str, str]]) -> Iterator[list[dict[str, Any]]]:
+    """Audited models against their references, then against each other: of each pair one, or none."""
     stored: dict[str, Stored | None] = {}
-    for a, b in _pairs(report):
+    for a, b in pairs:
         for id in (a, b):
             if id not in stored:
                 stored[id] = _stored(work, id)
         base, other = stored[a], stored[b]
-        if base is not None and other is not None:
-            yield _comparison(a, b, base, other, _shared(work, a, b))
+        if base is None or other is None:
+            yield []
+        else:
+            yield [_comparison(a, b, base, other, _shared(work, a, b))]
 
 
 def _pairs(report: Report) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""Pictures of every view, light and dark, on a desktop and on a phone; and the README's picture of a report.
+"""Pictures of every view, light and dark, on a desktop, a phone and paper; and the README's picture of a report.
 
     python tools/screenshots.py REPORT.json OUT [--readme docs/report.png]
 
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from browser_tools import VIEWS, Opened, browser, open_page, why_not
 from vestige.report.page import render_page
 
-SCREENS = {"desktop": (1280, 800), "phone": (390, 844)}
+SCREENS = {"desktop": (1400, 900), "phone": (420, 900)}
 THEMES = ("light", "dark")
 MOST = 300_000  # bytes of the README's picture
 
@@ -55,13 +55,18 @@ def all_views(running: Any, file: Path, report: dict[str, Any], out: Path) -> No
                 page.go(f"view={view}&theme={theme}")
                 shoot(page, f"{view}_{screen}_{theme}", out)
         page.page.close()
+    page = open_page(running, file)
+    for view in views_of(report):
+        page.go(f"view={view}")
+        page.page.pdf(path=out / f"{view}_paper.pdf", format="A4")
+    page.page.close()
 
 
 def readme_picture(running: Any, file: Path, target: Path) -> None:
     """The first screen, in few enough colours to be small."""
     from PIL import Image
 
-    page = open_page(running, file, 1280, 860)
+    page = open_page(running, file, 1280, 900)
     shoot(page, target.stem, target.parent, whole=False)
     picture = Image.open(target).convert("RGB").quantize(128)
     picture.save(target, optimize=True)

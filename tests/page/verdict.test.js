@@ -85,6 +85,18 @@ test("all evidence, every limit and the command of each missing test are in the 
   assert.equal(section.all("bad").length, 18); // an item and its badge
 });
 
+test("bad news comes first, and prose has two decimals", () => {
+  const evidence = ["equivalent", "undecided", "towards"].map((state) => ({
+    panel: "says",
+    state,
+    text: `${state} 0.04031 of 1.0000, p 0.00042, v1.234.5`,
+  }));
+  const section = verdictSection({ model: "m-1", verdict: { word: "partly", headline: "h", evidence } }, "npo");
+  const texts = section.all("evidence-text").map((n) => n.textContent);
+  assert.equal(texts[0], "towards 0.04 of 1.00, p 0.0004, v1.234.5");
+  assert.match(texts[2], /^equivalent/);
+});
+
 test("a test that only some models had is named for the others", () => {
   assert.match(unequalTests().textContent, /ascent: its layers/);
   assert.doesNotMatch(unequalTests().textContent, /npo/);

@@ -46,7 +46,6 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
 
 
 ANSWERS = {  # what a metric's name says of the rows it reads; the first that fits
-    "para": "the forgotten answers in other words",
     "pert": "wrong answers",
     "retain": "the answers to keep",
     "ra": "answers about real people",
@@ -57,11 +56,12 @@ ANSWERS = {  # what a metric's name says of the rows it reads; the first that fi
 def plain_title(key: str, card: Card | None) -> str:
     """What a number tells, without its name.
 
-    >>> plain_title("retain_Q_A_Prob", CARDS["probability"]), plain_title("mine", None)
-    ('How likely it finds the answers to keep', '')
+    >>> plain_title("retain_Q_A_PARA_Prob", CARDS["probability"]), plain_title("mine", None)
+    ('How likely it finds the answers to keep in other words', '')
     """
     parts = key.lower().split("_")
     answers = next((words for part, words in ANSWERS.items() if part in parts), "the forgotten answers")
+    answers += " in other words" if "para" in parts else ""
     return card.title.format(answers=answers) if card else ""
 
 

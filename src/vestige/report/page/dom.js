@@ -55,6 +55,13 @@ export function fmt(v, digits = 3) {
   return v.toFixed(digits);
 }
 
+/** Text with its numbers to two decimals; tiny ones keep a digit. */
+export const prose = (text) =>
+  String(text ?? "").replace(/(?<![\w.])(\d+\.\d{3,})(?![\w.]*\w)/g, (found) => {
+    const v = Number(found);
+    return v > 0 && v < 0.005 ? String(Number(v.toPrecision(1))) : v.toFixed(2);
+  });
+
 export function interval(cell, digits = 3) {
   if (!cell || !isNumber(cell.lo) || !isNumber(cell.hi)) return "";
   return `${fmt(cell.lo, digits)} to ${fmt(cell.hi, digits)}`;

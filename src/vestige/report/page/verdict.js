@@ -1,6 +1,6 @@
 // The first screen of an audit: the word, why, three parts with their ranges, the evidence, what is missing, the limits.
 
-import { el, fmt, isNumber, own } from "./dom.js";
+import { el, fmt, isNumber, own, prose } from "./dom.js";
 import { hasModel, metric, metricTip, modelName, report, titledText, valueTip } from "./data.js";
 import { between } from "./range.js";
 import { tip } from "./tip.js";
@@ -37,6 +37,8 @@ const TESTS = {
   disturb: "attacks that teach nothing",
 };
 
+const TONES = ["bad", "some", "open", "good"]; // bad news first
+
 export const wordOf = (verdict) => (own(WORDS, verdict?.word) ? verdict.word : "cannot_tell");
 
 /** The title of a verdict, as the terminal says it. */
@@ -59,7 +61,8 @@ export function verdictSection(audit, name) {
     {},
     el("div.verdict-head", {}, el("div.question", {}, el("h1", {}, "Did it forget?"), name), answer(verdict)),
     el("div.verdict-parts", {}, secrets(verdict), ...parts(verdict)),
-    el("div.verdict-why", {}, evidence(audit), untested(verdict), needed(verdict), limits(verdict)),
+    el("div.verdict-why", {}, untested(verdict), needed(verdict), limits(verdict)),
+    evidence(audit),
   );
 }
 
@@ -73,7 +76,7 @@ function answer(verdict) {
       el("strong", {}, titleOf(verdict)),
       verdict.also ? el("span.also", {}, `and ${verdict.also}`) : null,
     ),
-    el("p.headline", {}, verdict.headline),
+    el("p.headline", {}, prose(verdict.headline)),
   ];
 }
 
@@ -147,7 +150,7 @@ function part(title, { state, text }, drawing, numbers) {
     el("h2.part-head", {}, title, " ", badge(state)),
     drawing,
     numbers && el("p.part-numbers", {}, numbers),
-    text && el("p.part-text", {}, text),
+    text && el("p.part-text", {}, prose(text)),
   );
 }
 
@@ -173,7 +176,7 @@ function evidence(audit) {
   const { verdict } = audit;
   const item = (e) => {
     const [, , tone] = stateOf(e.state);
-    const text = el("span.evidence-text", {}, e.text);
+    const text = el("span.evidence-text", {}, prose(e.text));
     if (e.metric && own(report.metrics, e.metric))
       tip(text, () => (hasModel(audit.model) ? valueTip(audit.model, e.metric) : metricTip(e.metric)));
     const name = e.metric && metric(e.metric).title ? el("span.soft.fine", {}, titledText(e.metric)) : null;
@@ -182,7 +185,9 @@ function evidence(audit) {
     return el(`li.${tone}`, {}, badge(e.state), el("div", {}, text, name), range);
   };
   if (!verdict.evidence?.length) return null;
-  return el("div", {}, el("h2.small-head", {}, "Evidence"), el("ul.evidence", {}, verdict.evidence.map(item)));
+  const rank = (e) => TONES.indexOf(stateOf(e.state)[2]);
+  const badFirst = verdict.evidence.toSorted((a, b) => rank(a) - rank(b));
+  return el("div.verdict-evidence", {}, el("h2.small-head", {}, "Evidence"), el("ul.evidence", {}, badFirst.map(item)));
 }
 
 /** What was not tested of this model, why it matters, and the command that tests it. */

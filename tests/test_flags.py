@@ -30,7 +30,7 @@ PARSERS = parser().verbs
 def own_flags(verb: str) -> dict[str, argparse.Action]:
     """The flags of a verb by their long names, help aside."""
     actions = [a for a in PARSERS[verb].arguments if a.option_strings]
-    return {a.option_strings[-1][2:]: a for a in actions if not isinstance(a, argparse._HelpAction)}
+    return {a.option_strings[-1][2:]: a for a in actions if a.dest != "help"}
 
 
 # ---- the table ---------------------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ def test_fish_completes_verbs_flags_and_values(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
 def test_zsh_reads_the_script(tmp_path: Path) -> None:
-    """What TAB shows needs a terminal (tools/completion.py tries it); here the script is read and registered."""
+    """What TAB shows needs a terminal; here the script is read and registered."""
     (tmp_path / "_vestige").write_text(completion_script("zsh", PARSERS))
     code = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; print $_comps[vestige]"
     code += "; autoload +X _vestige && print loaded"

@@ -5,17 +5,15 @@ In: estimates (functions of how often each row is drawn). Out: compare.contrast.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import Sample, Statistic
+from vestige.compare.clusters import jackknife
 from vestige.compare.contrast import Contrast
 from vestige.engine.statistics import Estimate
-from vestige.types import Array
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Statistic:
@@ -41,33 +39,3 @@ def contrast(gap: Statistic, scale: Statistic | float, samples: Sequence[Sample]
 
 def difference(a: Statistic, b: Statistic) -> Statistic:
     return bootstrap.combined(np.subtract, a, b)
-
-
-@dataclass(frozen=True)
-class _Spread:
-    value: float
-    se: float | None
-    df: float | None
-    clusters: int
-
-
-def jackknife(statistic: Statistic, samples: Sequence[Sample]) -> _Spread:
-    """Rows are left out one after the other. To be replaced by compare/clusters.py."""
-    value = float(statistic(bootstrap.once)[0])
-    groups = {g: sorted({r for s in samples if s.group == g for r in s.rows}) for g in {s.group for s in samples}}
-    fewest = min(map(len, groups.values()), default=0)
-    if fewest < 5:
-        return _Spread(value, None, None, fewest)
-    total = 0.0
-    for group, rows in groups.items():
-
-        def counts(s: Sample, group: str = group, rows: list[str] = rows) -> Array:
-            if s.group != group:
-                return np.ones((len(rows), len(s)))
-            return np.array([[float(x != row) for x in s.rows] for row in rows])
-
-        left = statistic(counts)
-        total += (len(rows) - 1) / len(rows) * math.fsum((left - value) ** 2)
-    if not math.isfinite(total):
-        return _Spread(value, None, None, fewest)
-    return _Spread(value, math.sqrt(total), float(fewest - 1), fewest)

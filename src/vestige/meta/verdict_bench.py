@@ -179,8 +179,22 @@ def bench_json(models: Sequence[BenchModel], rule: VerdictRule = RULE) -> dict[s
     for name, tuning in (("table", False), ("tuning", True)):
         mine = [(m.truth, deep, plain) for m, deep, plain in judged if m.tuning is tuning]
         counts = {"all_tests": _counts([x[:2] for x in mine]), "outputs_only": _counts([(t, w) for t, _, w in mine])}
-        out[name] = {"models": len(mine), **counts, "rates": _rates(counts["all_tests"])}
+        back = relearned([m for m in models if m.tuning is tuning])
+        out[name] = {"models": len(mine), **counts, "rates": _rates(counts["all_tests"]), "relearned": back}
     return out
+
+
+def relearned(models: Sequence[BenchModel]) -> dict[str, list[list[float]]]:
+    """By truth, the least and the most that comes back with the smallest and with the largest budget of relearning.
+
+    It checks that truths are true: hidden knowledge must come back faster than a model that never knew can learn.
+    """
+    found: dict[str, list[tuple[float, float]]] = {}
+    for m in models:
+        curve = next((c for c in m.facts.attacks if c.teaches and c.points), None)
+        if curve is not None:
+            found.setdefault(m.truth, []).append((curve.points[0].value, curve.points[-1].value))
+    return {t: [[min(v), max(v)] for v in zip(*found[t], strict=True)] for t in TRUTHS if t in found}
 
 
 def _counts(pairs: Sequence[tuple[str, str]]) -> dict[str, dict[str, int]]:
@@ -209,7 +223,9 @@ def bench_lines(body: Mapping[str, Any], part: str = "table") -> str:
         pages += [f"{title}:", "", table(*_cells(mine[key]), right=tuple(range(1, 8))), ""]
     met = {True: "yes", False: "NO", None: "no such model"}
     rows = [[r["what"], f"{r['models']} of {r['of']}", r["asked"], met[r["met"]]] for r in mine["rates"]]
-    return "\n".join([*pages, table(rows, ["models that", "found", "wanted", "met"], right=(1,))])
+    back = [[truth, *(f"{low:.2f} to {high:.2f}" for low, high in ends)] for truth, ends in mine["relearned"].items()]
+    rates = table(rows, ["models that", "found", "wanted", "met"], right=(1,))
+    return "\n".join([*pages, rates, "", table(back, ["answers relearned", "least budget", "largest budget"])])
 
 
 def _cells(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[list[str]], list[str]]:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from vestige.compare.exact import student_quantile
+from vestige.compare.exact import student_reach
 
-NORMAL = 100_000  # degrees of freedom from which Student's distribution is the normal one
+NORMAL_95 = 1.959964  # standard errors on either side of a 95 % interval
+NORMAL = 1e6  # degrees of freedom with which Student's distribution is the normal one
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Contrast:
     var_gap: float | None = None
     var_scale: float = 0.0
     covariance: float = 0.0
-    df: float = float(NORMAL)
+    df: float = NORMAL
     rows: int | None = None
     clusters: int | None = None
 
@@ -49,7 +50,7 @@ class Contrast:
         """
         if self.var_gap is None or self.scale <= 0:
             return None
-        t2 = student_quantile(self._freedom, tail) ** 2
+        t2 = student_reach(self.df, 1 - 2 * tail) ** 2
         a = self.scale**2 - t2 * self.var_scale
         if a <= 0:
             return None
@@ -67,7 +68,7 @@ class Contrast:
 
     def reach(self, tail: float, power: float) -> float:
         """How many standard errors a test at `tail` needs to be right with that power."""
-        return -student_quantile(self._freedom, tail) - student_quantile(self._freedom, 1 - power)
+        return student_reach(self.df, 1 - 2 * tail) + student_reach(self.df, 2 * power - 1)
 
     def detectable(self, margin: float, tail: float, power: float) -> float | None:
         """The smallest share that would have been found to be above the margin with that power.
@@ -96,10 +97,6 @@ class Contrast:
     def at_least(self, variance: float) -> Contrast:
         """With no smaller a variance: rows that all agree (0 of 38) do not prove that others would."""
         return self if self.var_gap is None else replace(self, var_gap=max(self.var_gap, variance))
-
-    @property
-    def _freedom(self) -> int:
-        return max(1, min(NORMAL, int(self.df + 1e-9)))
 
 
 def _plain(x: float) -> float:

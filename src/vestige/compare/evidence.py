@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vestige.compare.contrast import Contrast
+from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure
-from vestige.compare.rule import VerdictRule
+from vestige.compare.rule import RULE, VerdictRule
 from vestige.words import number, with_interval
 
 
@@ -127,6 +127,20 @@ def way(contrast: Contrast, tail: float) -> str:
     ends = contrast.ends(tail)
     told = f" ({100 * ends[0]:.0f} to {100 * ends[1]:.0f} %)" if ends else ""
     return f"{100 * (contrast.share or 0.0):.0f} % of the way to the full model{told}"
+
+
+def layers_in_words(uds: float | None, interval: Sequence[float] | None, rule: VerdictRule = RULE) -> str:
+    """What a depth score says, judged as the verdict judges it.
+
+    >>> layers_in_words(0.98, (0.95, 1.0)), layers_in_words(None, None)
+    ('like a model that never knew', '')
+    """
+    if uds is None:
+        return ""
+    variance = None if not interval else ((interval[1] - interval[0]) / 2 / NORMAL_95) ** 2
+    found = Contrast(1 - uds, 1.0, variance)
+    state = state_of(found, rule.margin, rule)
+    return MEANING[state] if state == "equivalent" else f"{MEANING[state]}: {way(found, rule.tail)}"
 
 
 def _yardsticks(m: Measure) -> str:
@@ -256,24 +270,18 @@ def _side(value: float, low: float | None, high: float | None, limit: float) -> 
 
 FLUENT = {
     "repetition": "Repeated words make up {} of its texts{}",
-    "said_likelihood": "To the full model its texts have a mean log-likelihood of {} nats per token{}",
+    "said_likelihood": "The full model gives its texts a probability of {} per token{}",
 }
 
 
 def _fluent(m: Measure, rule: VerdictRule) -> VerdictPoint:
-    """gap = how much worse than the reference's own texts; on the scale of what is allowed."""
-    c = None if m.contrast is None else replace(m.contrast, scale=_allowed(m.test, rule))
+    """share = how much worse than the reference's own texts about the same rows."""
+    c = m.contrast
     text = FLUENT[m.test].format(with_interval(m.value, m.lo, m.hi), _yardsticks(m))
     if c is None or c.share is None:
         return VerdictPoint("fluency", m.test, m.metric, "undecided", f"{text}.", m.value)
-    ends = c.ends(rule.tail)
-    # A loss of one whole allowance is the limit, so "kept" is a share below 1.
-    low, high = (-ends[1], -ends[0]) if ends else (None, None)
-    state = _side(-c.share, low, high, -1.0)
-    more = {"damaged": ": worse than it may be", "kept": "", "undecided": ": these rows do not decide"}[state]
+    limit = rule.repetition if m.test == "repetition" else rule.likelihood
     share, lo, hi = _numbers(c, rule.tail)
+    state = _side(-c.share, None if hi is None else -hi, None if lo is None else -lo, -limit)
+    more = {"damaged": ": worse than it may be", "kept": "", "undecided": ": these rows do not decide"}[state]
     return VerdictPoint("fluency", m.test, m.metric, state, f"{text}{more}.", m.value, share, lo, hi)
-
-
-def _allowed(test: str, rule: VerdictRule) -> float:
-    return rule.repetition if test == "repetition" else rule.likelihood

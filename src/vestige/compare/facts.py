@@ -78,6 +78,6 @@ class AuditFacts:
     has_full: bool = False
     retain_runs: int = 1
     retain_spread: float = 0.0  # of several retain runs: the standard deviation between them, as a share of the way
-    clustered: str = ""  # the column whose values are the clusters; "": rows
+    clustered: bool = False  # clusters of rows (authors, documents) are the unit, not rows
     commands: Mapping[str, str] = field(default_factory=dict)  # test -> the command that would make it
     notes: Sequence[str] = ()  # further limits, as sentences

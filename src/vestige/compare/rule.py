@@ -20,7 +20,7 @@ class VerdictRule:
     power: float = 0.8  # with which probability something must be found to count as detectable
     kept: float = 0.8  # share of the full model's utility above which abilities are kept, and below which damaged
     repetition: float = 0.15  # share of repeated words beyond the reference's own: texts that run in circles
-    likelihood: float = 1.0  # nats per token by which texts are less likely to the full model than the reference's
+    likelihood: float = 0.5  # share of the reference's likelihood that texts may lose, read by the full model
     scale: float = 0.05  # full and retain model nearer than this: the measure tells nothing
     recites: float = 0.8  # says so much of the answers that no retain model is needed to see it
     fewest: int = 5  # clusters: with fewer, equality is never concluded

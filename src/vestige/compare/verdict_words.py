@@ -147,6 +147,6 @@ def limits(facts: AuditFacts, known: Sequence[VerdictPoint], rule: VerdictRule) 
         one = "One retain model was given: how much training seeds alone change it is not known."
         many = f"{facts.retain_runs} retain models were given; the spread between them is part of the margin."
         out.append(one if facts.retain_runs < 2 else many)
-    drawn = f"values of {facts.clustered}" if facts.clustered else "rows"
+    drawn = "clusters of rows" if facts.clustered else "rows"
     out.append(f"Intervals speak of other {drawn}, not of other training seeds.")
     return [*out, *facts.notes]

@@ -325,12 +325,12 @@ COLUMNS = (
 
 
 def _cells(result: DepthResult) -> list[str]:
-    from vestige.metrics.reading import reading
+    from vestige.compare.evidence import layers_in_words
     from vestige.show.tables import number
 
     s = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
-    words = reading("uds", s["avg_uds"]) or s["reason"] or ""
+    words = layers_in_words(s["avg_uds"], s["interval"]) or s["reason"] or ""
     return [result.name, number(s["avg_uds"]), ends, number(s["avg_unclipped"]), str(s["n"]), words]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import Sample
-from vestige.compare.contrast import Contrast
+from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.facts import AttackCurve, AuditFacts, Measure, SecretCounts
 from vestige.engine.statistics import Estimate
 from vestige.judging.attacked import AttackedRun, Span, attack_curves
@@ -33,8 +33,7 @@ SPEAKS = {"rouge": "says", "secrets_said": "says", "probability": "likely"}
 SECRETS = "secrets_said"
 # Of the membership attacks one is judged: the first of these that was tried, else the first there is.
 MEMBERSHIP = ("mia_min_k", "mia_min_k_plus_plus", "mia_loss")
-FLUENCY = {"repetition": 1.0, "said_likelihood": -1.0}  # handler -> the sign with which more is worse
-NORMAL_95 = 1.959964
+FLUENCY = {"repetition": False, "said_likelihood": True}  # handler -> whether it is lost as a share of the reference's
 
 
 @dataclass(frozen=True)
@@ -65,6 +64,11 @@ class ModelRuns:
             return float(stat["interval"][0]), float(stat["interval"][1])
         told = self.values.get(metric) or {}
         return (None, None) if told.get("of") else (number(told.get("lo")), number(told.get("hi")))
+
+    def variance(self, metric: str) -> float | None:
+        """From the 95 % interval, where there is one."""
+        lo, hi = self.interval(metric)
+        return None if lo is None or hi is None else ((hi - lo) / 2 / NORMAL_95) ** 2
 
 
 @dataclass(frozen=True)
@@ -148,11 +152,13 @@ class _Judge:
         return contrast(difference(mine.statistic, mean_of(theirs)), span[0], [*samples, *span[1]]), ""
 
     def _from_numbers(self, metric: str, retain: Sequence[ModelRuns], ceiling: float) -> Contrast:
-        """Where rows are not known: the model's own interval is the only error there is."""
+        """Where rows are not known: the intervals of the numbers, as if each model had rows of its own."""
         base = _mean([r.value(metric) for r in retain]) or 0.0
-        lo, hi = self.model.interval(metric)
-        variance = None if lo is None or hi is None else ((hi - lo) / 2 / NORMAL_95) ** 2
-        return Contrast((self.model.value(metric) or 0.0) - base, ceiling - base, variance)
+        mine = self.model.variance(metric)
+        theirs = (retain[0].variance(metric) or 0.0) / len(retain)
+        top = (self.full.variance(metric) if self.full else None) or 0.0
+        gap, scale = (self.model.value(metric) or 0.0) - base, ceiling - base
+        return Contrast(gap, scale, None if mine is None else mine + theirs, top + theirs, theirs)
 
     def layers(self) -> Measure | None:
         """Of the depth score, 1 - UDS is the share of the way by definition."""
@@ -160,14 +166,13 @@ class _Judge:
         rows = {i: uds for i, uds in scored if uds is not None}
         lo, hi = self.model.interval("uds")
         if rows:
-            s = Sample("depth", tuple(rows), 1 - np.asarray(list(rows.values()), float))
+            s = Sample("depth", tuple(rows), 1 - np.asarray(list(rows.values()), float), self.clusters(tuple(rows)))
             found = contrast(bootstrap.mean(s), 1.0, [s])
             return Measure("uds", "layers", 1 - found.gap, lo, hi, 1.0, 0.0, found)
         value = self.model.value("uds")
         if value is None:
             return None
-        variance = None if lo is None or hi is None else ((hi - lo) / 2 / NORMAL_95) ** 2
-        return Measure("uds", "layers", value, lo, hi, 1.0, 0.0, Contrast(1 - value, 1.0, variance))
+        return Measure("uds", "layers", value, lo, hi, 1.0, 0.0, Contrast(1 - value, 1.0, self.model.variance("uds")))
 
     def attacks(self) -> list[AttackCurve]:
         metrics = {m: handler == SECRETS for handler in SPEAKS if (m := self.named(handler))}
@@ -204,15 +209,15 @@ class _Judge:
             samples = [*mine.samples, *theirs.samples]
             found = contrast(difference(mine.statistic, theirs.statistic), theirs.statistic, samples)
         else:
-            variance = None if lo is None or hi is None else ((hi - lo) / 2 / NORMAL_95) ** 2
-            found = Contrast((value or 0.0) - (top.value(metric) or 0.0), top.value(metric) or 0.0, variance)
+            less = (value or 0.0) - (top.value(metric) or 0.0)
+            found = Contrast(less, top.value(metric) or 0.0, self.model.variance(metric))
         retain, full = (None, top.value(metric)) if top is self.full else (top.value(metric), None)
         return Measure(metric, "utility", value, lo, hi, retain, full, found)
 
     def fluency(self) -> list[Measure]:
         """How much worse its texts are than the retain model's (else the full model's) about the same rows."""
         out = []
-        for handler, sign in FLUENCY.items():
+        for handler, lost in FLUENCY.items():
             metric = self.named(handler)
             others = [m for m in (*self.retain[:1], self.full) if m is not None and m.value(metric) is not None]
             if not metric:
@@ -222,16 +227,20 @@ class _Judge:
                 _mean([r.value(metric) for r in self.retain[:1]]),
                 self.full.value(metric) if self.full else None,
             )
-            found = self._worse(metric, others[0], sign) if others else None
+            found = self._worse(metric, others[0], lost) if others else None
             out.append(Measure(metric, handler, self.model.value(metric), lo, hi, retain, full, found))
         return out
 
-    def _worse(self, metric: str, other: ModelRuns, sign: float) -> Contrast:
+    def _worse(self, metric: str, other: ModelRuns, lost: bool) -> Contrast:
+        """How much more of something bad there is, or what share of something good is lost."""
         mine, theirs = self.model.estimate(metric), other.estimate(metric)
         if mine is None or theirs is None:
-            return Contrast(sign * ((self.model.value(metric) or 0.0) - (other.value(metric) or 0.0)), 1.0)
-        gap = difference(mine.statistic, theirs.statistic)
-        return contrast(lambda counts: sign * gap(counts), 1.0, [*mine.samples, *theirs.samples])
+            less = (other.value(metric) or 0.0) - (self.model.value(metric) or 0.0)
+            return Contrast(less, other.value(metric) or 0.0) if lost else Contrast(-less, 1.0)
+        samples = [*mine.samples, *theirs.samples]
+        if lost:
+            return contrast(difference(theirs.statistic, mine.statistic), theirs.statistic, samples)
+        return contrast(difference(mine.statistic, theirs.statistic), 1.0, samples)
 
     # ---- secrets, and what is common to all
 
@@ -257,10 +266,23 @@ class _Judge:
                 found.append(float(np.std(values, ddof=1)) / (top - float(np.mean(values))))
         return max(found, default=0.0)
 
-    def clustered(self) -> str:
-        """The column whose values are the clusters of the forget rows, as the run says."""
-        said = [e.manifest.get("clusters") for e in self.model.evals]
-        return next((str(c["column"]) for c in said if isinstance(c, Mapping) and c.get("column")), "")
+    def forget_rows(self) -> Sample | None:
+        """The forget rows of the first evaluation that has values for single rows."""
+        named = [m for handler in SPEAKS if (m := self.named(handler))]
+        found = [e.rows for m in named if (e := self.model.estimate(m)) is not None and e.rows is not None]
+        return max(found, key=len, default=None)
+
+    def clusters(self, rows: Sequence[str]) -> tuple[str, ...] | None:
+        """The clusters of rows that another kind of run names by the numbers of the forget rows."""
+        known = self.forget_rows()
+        if known is None or known.clusters is None:
+            return None
+        of = dict(zip(known.rows, known.clusters, strict=True))
+        return tuple(of.get(row, f"row {row}") for row in rows)
+
+    def clustered(self) -> bool:
+        known = self.forget_rows()
+        return known is not None and known.clusters is not None
 
 
 def _said(model: ModelRuns | None, metric: str) -> int | None:

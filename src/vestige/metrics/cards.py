@@ -22,13 +22,18 @@ HIGH = "high"
 NEITHER = ""  # the aim is the retain model's value
 
 
-def bands(*bands: tuple[float, str]) -> Reading:
+@dataclass(frozen=True)
+class Bands:
     """The words of the first band whose upper end is not below the value."""
 
-    def read(value: float) -> str:
-        return next(words for top, words in bands if value <= top)
+    bands: tuple[tuple[float, str], ...]
 
-    return read
+    def __call__(self, value: float) -> str:
+        return next(words for top, words in self.bands if value <= top)
+
+
+def bands(*bands: tuple[float, str]) -> Bands:
+    return Bands(bands)
 
 
 END = math.inf  # of the last band

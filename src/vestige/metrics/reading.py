@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import math
 
-from vestige.metrics.cards import card_of
+from vestige.metrics.cards import Bands, card_of
+
+Interval = tuple[float, float]
 
 
-def reading(handler: str, value: float | None, aggregator: str = "", against_reference: bool = True) -> str:
-    """A value in words.
+def reading(
+    handler: str,
+    value: float | None,
+    aggregator: str = "",
+    against_reference: bool = True,
+    interval: Interval | None = None,
+) -> str:
+    """A value in words. Words that the interval does not bear out are not given.
 
     >>> reading("mia_loss", 0.99)
     'an attacker recognises forget rows: still known'
     >>> reading("mia_loss", None)
     ''
+    >>> reading("privleak", 1.0, interval=(-100.0, 100.0)).startswith("not decided")
+    True
     """
     card = card_of(handler)
     if value is None or math.isnan(value):
@@ -23,4 +33,7 @@ def reading(handler: str, value: float | None, aggregator: str = "", against_ref
     variant = card.aggregators.get(aggregator) if card else None
     read = variant.reading if variant else card.reading if card else None
     words = read(value) if read else ""
+    if isinstance(read, Bands) and interval is not None:
+        low, high = read(interval[0]), read(interval[1])
+        words = words if low == high else f"not decided by these rows: from '{low}' to '{high}'"
     return words if against_reference else f"{words} (against 0.5, no retain model)"

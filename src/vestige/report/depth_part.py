@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vestige.compare.evidence import layers_in_words
 from vestige.meta.numbers import read_run
-from vestige.metrics.reading import reading
 from vestige.report.format import finite, plain
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
@@ -40,7 +40,7 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
     out = {}
     for key, number in numbers.items():
         mine = {"lo": interval[0], "hi": interval[1], "n": summary.get("n")} if key == "uds" else {}
-        words = reading(key, number.value) if key == "uds" else ""
+        words = layers_in_words(number.value, summary.get("interval")) if key == "uds" else ""
         reason = str(summary.get("reason") or "the run gives no value")
         out[key] = value(number.value, source.id, reason, **mine, protocol=number.protocol, reading=words)
     return out

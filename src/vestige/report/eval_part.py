@@ -11,6 +11,7 @@ from vestige.metrics.reading import reading
 from vestige.report.format import finite
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
+from vestige.show.tables import own_interval
 from vestige.store.kinds import RunSource
 
 
@@ -93,7 +94,7 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
             continue  # curves: they have a part of their own
         v = finite(body.get("agg_value"))
         stat = source.data["stats"].get(metric) or {}
-        words = "" if v is None else _reading(source, metric, body, v)
+        words = "" if v is None else _reading(source, metric, body, v, stat)
         notes = "; ".join(str(n) for n in body.get("notes") or ())
         n = stat.get("n") or _rows(body)
         reason = str(body.get("reason") or "the run gives no value")
@@ -101,10 +102,10 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
     return out
 
 
-def _reading(source: RunSource, metric: str, body: Mapping[str, Any], v: float) -> str:
+def _reading(source: RunSource, metric: str, body: Mapping[str, Any], v: float, stat: Mapping[str, Any]) -> str:
     against = not any("ref_value" in str(n) for n in body.get("notes") or ())
     aggregator = str(settings_of(source, metric).get("aggregator") or "")
-    return reading(handler_of(source, metric), v, aggregator, against)
+    return reading(handler_of(source, metric), v, aggregator, against, own_interval(stat))
 
 
 def _interval(stat: Mapping[str, Any]) -> dict[str, Any]:

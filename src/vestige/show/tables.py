@@ -73,14 +73,26 @@ def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score
     )
 
 
-def describe(spec: MetricSpec, score: Score) -> str:
-    """The reading of one score."""
+def describe(spec: MetricSpec, score: Score, stat: Mapping[str, Any] | None = None) -> str:
+    """The reading of one score, as far as its interval bears it out."""
     if score.curves is not None:
         return "curves over denoising steps (below)"
     if score.agg_value is None:
         return "not computed (no retain model)" if score.reason == NO_RETAIN_LOGS else "not computed (below)"
     against = not any("ref_value" in n for n in score.notes)
-    return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against)
+    ends = own_interval(stat or {})
+    return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against, ends)
+
+
+def own_interval(stat: Mapping[str, Any]) -> tuple[float, float] | None:
+    """The interval of the metric's own value.
+
+    >>> own_interval({"interval": [0.1, 0.3]}), own_interval({"interval": [0.1, 0.3], "of": "ks_statistic"})
+    ((0.1, 0.3), None)
+    """
+    if not stat.get("interval") or stat.get("of"):
+        return None
+    return float(stat["interval"][0]), float(stat["interval"][1])
 
 
 def summary(
@@ -94,16 +106,19 @@ def summary(
 
     Under the table stands what is missing, why, and what must be known.
     """
-    rows = [[name, number(scores[name].agg_value), describe(metrics[name], scores[name])] for name in top]
+    told = stats or {}
+    rows = [
+        [name, number(scores[name].agg_value), describe(metrics[name], scores[name], told.get(name))] for name in top
+    ]
     heads = ["metric", "value", "reading"]
     if retain:
         heads.insert(2, "retain")
         for row in rows:
             row.insert(2, _span(retain.get(row[0], ())))
-    if any((stats or {}).get(name, {}).get("interval") for name in top):
+    if any(told.get(name, {}).get("interval") for name in top):
         heads.insert(2, "95 % interval")
         for row in rows:
-            row.insert(2, span((stats or {}).get(row[0], {})))
+            row.insert(2, span(told.get(row[0], {})))
     lines = [table(rows, heads, right=tuple(range(1, len(heads) - 1)))]
     reasons: dict[str, list[str]] = {}
     for name in top:

@@ -10,6 +10,7 @@ import pytest
 
 from conftest import LAB, SYSTEM
 from vestige.cli import main
+from vestige.judging.runs import JudgeAsk, judge_runs
 
 DATA = LAB / "data"
 
@@ -48,8 +49,10 @@ def test_everything_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert audit(*more, "--out", str(tmp_path)) == 0
     out = capsys.readouterr().out
     assert "What would make this firmer" not in out
-    assert "An attacker can tell" in out
-    assert "the goal, not zero" in out
+    words = judge_runs(JudgeAsk([tmp_path / "after"], [tmp_path / "before"], [tmp_path / "retain"]))
+    assert f"Did it forget? {words['title']}. {words['headline']}" in out
+    assert words["power"]["text"] in out and "tells forget rows from fresh ones" in out
+    assert f"vestige depth --unlearned {LAB / 'models' / 'unlearned'} --full" in out and "vestige stress relearn" in out
     before = json.loads((tmp_path / "before" / "OWN_SUMMARY.json").read_text())
     assert {"forget_quality", "privleak", "mia_loss", "forget_truth_ratio"} <= set(before)
 

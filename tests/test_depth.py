@@ -62,7 +62,7 @@ def test_the_command_line_reproduces_the_published_score(tmp_path: Path, capsys:
     words = ["depth", "--unlearned", unlearned, full, retain, "--full", full, "--retain", retain]
     words += ["--data", LAB / "data" / "forget.jsonl", "--out", tmp_path, "--quiet"]
     assert main([str(w) for w in words]) == 0
-    assert "still in the layers" in capsys.readouterr().out
+    assert "still towards the model that knows" in capsys.readouterr().out
     summaries = json.loads((tmp_path / "summary.json").read_text())
     golden = GOLD["prenorm_last_layer"]
     assert summaries["unlearned"]["avg_uds"] == pytest.approx(golden["avg_uds"], abs=1e-5)

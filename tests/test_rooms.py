@@ -64,7 +64,7 @@ ARROWS: dict[str, set[str]] = {
     "collapse": BELOW,
     "unlearn": BELOW,
     "meta": BELOW | {"judging"},
-    "stress": BELOW | {"meta", "unlearn"},
+    "stress": BELOW | {"judging", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "mishaps", "stress"},
     "report": BELOW | {"judging", "meta", "results"},

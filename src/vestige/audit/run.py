@@ -12,12 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vestige.compare.rule import DEEP
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError
+from vestige.judging.commands import commands
+from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.show.progress import hushed
-from vestige.show.tables import comparison, number
+from vestige.show.tables import comparison
 
 # What a file, a column or a model adds; said when it is not there.
 MATTERS = {
@@ -77,7 +80,7 @@ def report(outcomes: Mapping[str, Outcome], ask: Audit) -> str:
     order = [n for n in ("before", "after", "retain") if n in outcomes]
     values = {n: {m: s.agg_value for m, s in outcomes[n].scores.items()} for n in order}
     shown = [m for m in outcomes["after"].top if any(values[n].get(m) is not None for n in order)]
-    lines = ["", comparison(shown, values), "", verdict(values)]
+    lines = ["", comparison(shown, values), "", *verdict_lines(ask)]
     lacking = _lacking(outcomes["after"], ask)
     if lacking:
         lines += ["", "What would make this firmer:"] + [f"- {MATTERS[what]}." for what in lacking]
@@ -92,26 +95,17 @@ def _lacking(after: Outcome, ask: Audit) -> list[str]:
     return [*out, *([] if ask.retain_model else ["retain model"])]
 
 
-def verdict(values: Mapping[str, Mapping[str, float | None]]) -> str:
-    """What moved between the checkpoints, in sentences."""
-    before, after = values["before"], values["after"]
-    says = f"It says {_change(before, after, 'forget_ROUGE')} of the forgotten answers"
-    finds = f"finds them likely to {_change(before, after, 'forget_Prob')}"
-    lines = [f"{says} and {finds} (before -> after)."]
-    if after.get("retain_ROUGE") is not None:
-        lines.append(f"Of the rows to keep it says {_change(before, after, 'retain_ROUGE')}.")
-    area = after.get("mia_min_k")
-    if area is not None:
-        chance = 0.4 <= area <= 0.6
-        why = "" if chance else " (they look familiar)" if area > 0.6 else " (they look stranger than fresh ones)"
-        can = "cannot" if chance else "can"
-        lines.append(f"An attacker {can} tell forget rows from fresh ones{why}: AUC {number(area)}, chance is 0.5.")
-    retain = values.get("retain")
-    if retain:
-        yardstick = ", ".join(f"{m} {number(retain.get(m))}" for m in ("forget_ROUGE", "forget_Prob"))
-        lines.append(f"A model that never saw the rows has {yardstick}: that is the goal, not zero.")
-    return "\n".join(lines)
-
-
-def _change(before: Mapping[str, float | None], after: Mapping[str, float | None], metric: str) -> str:
-    return f"{number(before.get(metric))} -> {number(after.get(metric))}"
+def verdict_lines(ask: Audit) -> list[str]:
+    """The one judgement, its evidence, what could have been seen, and the commands of tests that were not made."""
+    retain = [ask.out / "retain"] if ask.retain_model else []
+    found = judge_runs(JudgeAsk([ask.out / "after"], [ask.out / "before"], retain))
+    lines = [f"Did it forget? {found['title']}. {found['headline']}", ""]
+    lines += [f"- {e['text']}" for e in found["evidence"]]
+    lines += [f"- {found['secrets']['text']}."] if found["secrets"] else []
+    lines += ["", found["power"]["text"]]
+    if ask.retain_model is None:
+        return lines
+    told = commands(ask.after, ask.before, ask.retain_model, forget=ask.forget)
+    missing = [m for m in found["parts"]["testing"]["missing"] if m["test"] in DEEP]
+    lines += ["", "Not tested yet:"] if missing else []
+    return lines + [f"- {m['text']}: {told[m['test']]}" for m in missing]

@@ -129,18 +129,24 @@ def way(contrast: Contrast, tail: float) -> str:
     return f"{100 * (contrast.share or 0.0):.0f} % of the way to the full model{told}"
 
 
+def in_words(contrast: Contrast, rule: VerdictRule) -> str:
+    """What a contrast says, judged as the verdict judges it; nothing where full and retain model are too close."""
+    if contrast.scale < rule.scale or (contrast.var_gap is not None and contrast.ends(rule.tail) is None):
+        return ""
+    meaning = MEANING[state_of(contrast, rule.margin, rule)].partition(",")[0]
+    return f"{meaning}: {way(contrast, rule.tail)}"
+
+
 def layers_in_words(uds: float | None, interval: Sequence[float] | None, rule: VerdictRule = RULE) -> str:
     """What a depth score says, judged as the verdict judges it.
 
     >>> layers_in_words(0.98, (0.95, 1.0)), layers_in_words(None, None)
-    ('like a model that never knew', '')
+    ('like a model that never knew: 2 % of the way to the full model (-0 to 4 %)', '')
     """
     if uds is None:
         return ""
     variance = None if not interval else ((interval[1] - interval[0]) / 2 / NORMAL_95) ** 2
-    found = Contrast(1 - uds, 1.0, variance)
-    state = state_of(found, rule.margin, rule)
-    return MEANING[state] if state == "equivalent" else f"{MEANING[state]}: {way(found, rule.tail)}"
+    return in_words(Contrast(1 - uds, 1.0, variance), rule)
 
 
 def _yardsticks(m: Measure) -> str:

@@ -66,7 +66,8 @@ def _damaged(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint], toward
     if beyond:
         reasons.append(f"it {beyond} than a model that never knew")
     leaks = f"; and it still leaks: it {towards}" if towards else ""
-    return f"It is damaged rather than forgetful: {_joined(reasons)}{leaks}."
+    head = "It is damaged rather than forgetful" if broken else "It is over-forgotten, which itself is a trace"
+    return f"{head}: {_joined(reasons)}{leaks}."
 
 
 def _looks(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint]) -> str:
@@ -140,6 +141,8 @@ def limits(facts: AuditFacts, known: Sequence[VerdictPoint], rule: VerdictRule) 
         out.append("Attacks without a control: what they teach cannot be told from what they bring back.")
     if any(m.contrast is not None and m.contrast.var_gap is None for m in facts.measures):
         out.append("Some numbers come without values for single rows: their uncertainty is not known.")
+    elif any(m.contrast is not None and m.contrast.rows is None for m in facts.measures):
+        out.append("Some numbers were compared by their intervals: without values for single rows nothing is paired.")
     few = min((m.contrast.clusters for m in facts.measures if m.contrast and m.contrast.clusters), default=None)
     if few is not None and few < rule.fewest:
         out.append(f"There are only {few} clusters: with fewer than {rule.fewest} equality is never concluded.")

@@ -19,12 +19,17 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import Sample
 from vestige.compare.contrast import NORMAL_95, Contrast
+from vestige.compare.evidence import in_words
 from vestige.compare.facts import AttackCurve, AuditFacts, Measure, SecretCounts
+from vestige.compare.rule import RULE
 from vestige.engine.statistics import Estimate
+from vestige.errors import UserError
 from vestige.judging.attacked import AttackedRun, Span, attack_curves
 from vestige.judging.contrasts import contrast, difference, mean_of
-from vestige.judging.evaluated import Evaluated
+from vestige.judging.evaluated import SIDE, Evaluated, split_of
+from vestige.judging.trajectory import PATH
 from vestige.metrics.cards import is_attack
+from vestige.metrics.names import direction_of
 from vestige.schema import number
 
 UTILITY = ("model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel")
@@ -44,7 +49,6 @@ class ModelRuns:
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     depth: Sequence[Mapping[str, Any]] = ()  # records of a depth run
     attacks: Sequence[AttackedRun] = ()
-    path: str = ""  # of the checkpoint, for commands
 
     def holder(self, metric: str) -> Evaluated | None:
         return next((e for e in self.evals if e.value(metric) is not None), None)
@@ -103,6 +107,23 @@ def facts_of(
     )
 
 
+def reading_against(model: ModelRuns, references: References, metric: str) -> str:
+    """A number of the forget rows in words, against full and retain model; nothing where they do not tell."""
+    holder = model.holder(metric)
+    handler = holder.handler(metric) if holder else ""
+    about = (split_of(metric) == "forget" and not any(word in metric for word in SIDE)) or is_attack(handler)
+    if not handler or not about:
+        return ""
+    try:
+        direction = direction_of(metric, handler)
+    except UserError:
+        return ""  # neither end of it means "knows"
+    if direction.knows != "high" or not direction.unit:
+        return ""
+    found, _ = _Judge(model, references, {}).against_retain(metric)
+    return in_words(found, RULE) if found is not None else ""
+
+
 class _Judge:
     def __init__(self, model: ModelRuns, references: References, outputs: Mapping[str, str]) -> None:
         self.model, self.full, self.retain = model, references.full, list(references.retain)
@@ -117,7 +138,8 @@ class _Judge:
 
     def outputs(self) -> list[Measure]:
         found = [(self.named(handler), handler, test) for handler, test in SPEAKS.items()]
-        return [self.measure(metric, test, handler == SECRETS) for metric, handler, test in found if metric]
+        ways = [(m, h, SPEAKS[h]) for m, h in self.told.items() if m.endswith(PATH) and h in SPEAKS]
+        return [self.measure(metric, test, handler == SECRETS) for metric, handler, test in (*found, *ways) if metric]
 
     def membership(self) -> Measure | None:
         tried = [m for e in self.model.evals for m in e.results if is_attack(e.handler(m)) and e.value(m) is not None]

@@ -16,6 +16,7 @@ from vestige.compare.verdict import verdict
 from vestige.judging.attacked import AttackedRun
 from vestige.judging.evaluated import Evaluated
 from vestige.judging.facts import ModelRuns, References, facts_of
+from vestige.judging.trajectory import handlers, path_values
 from vestige.store.files import read_ours
 
 
@@ -36,18 +37,24 @@ def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
 
 
 def facts_in(ask: JudgeAsk) -> AuditFacts:
-    """What a verdict may look at, from directories. The bench keeps it, to try other rules without any run."""
-    model = ModelRuns([evaluation(p) for p in ask.model], depth=depth_records(ask.depth) if ask.depth else ())
+    """The facts of a verdict from directories alone."""
+    model = replace(model_runs(ask.model), depth=depth_records(ask.depth) if ask.depth else ())
     controls: list[AttackedRun] = []
     for place in ask.stress:
         by_model = attacked_runs(place)
         model = replace(model, attacks=[*model.attacks, *by_model.get("model", ())])
         controls += by_model.get("retain", ())
-    retain = [ModelRuns([evaluation(p)]) for p in ask.retain]
+    retain = [model_runs([p]) for p in ask.retain]
     if retain:
         retain[0] = replace(retain[0], attacks=controls)
-    full = ModelRuns([evaluation(p) for p in ask.full]) if ask.full else None
-    return facts_of(model, References(full, retain))
+    full = model_runs(ask.full) if ask.full else None
+    return facts_of(model, References(full, retain), handlers(model.values))
+
+
+def model_runs(places: Sequence[Path]) -> ModelRuns:
+    """The evaluations of one model; of a trajectory its last step."""
+    found = [evaluation(place) for place in places]
+    return ModelRuns(found, {k: v for e in found for k, v in path_values(e.results).items()})
 
 
 def evaluation(place: Path) -> Evaluated:

@@ -16,9 +16,8 @@ from vestige.lab.demo_diffusion import demo_diffusion
 from vestige.lab.demo_report import demo_report
 from vestige.lab.models import build_lab
 from vestige.show.progress import hushed
-from vestige.show.tables import comparison, number, table
+from vestige.show.tables import comparison, table
 from vestige.types import Score
-from vestige.unlearn.methods import METHODS
 
 # What the demo shows of each model, and how to read it.
 SHOWN = {
@@ -74,40 +73,9 @@ def _report(runs: Mapping[str, Mapping[str, Score]], out: Path, seconds: float) 
     values["retain"] |= {"forget_quality": 1.0, "privleak": 0.0}
     lines = ["", comparison(list(SHOWN), values), "", "How to read it:"]
     lines += table([[m, words] for m, words in SHOWN.items()], ["", ""]).splitlines()[2:]
-    lines += ["", "What it says:"]
-    lines += [f"  {n.ljust(max(map(len, order)))}  {verdict(n, values)}" for n in order]
     lines += [
         "",
         f"Files: {out}/eval/<model>/TOFU_EVAL.json (every row), TOFU_SUMMARY.json, manifest.json, evidence/",
         f"Five models evaluated in {seconds:.0f} s. Next: docs/tutorial.md.",
     ]
     return "\n".join(lines)
-
-
-def verdict(name: str, values: Mapping[str, Mapping[str, float | None]]) -> str:
-    """One model's numbers as a sentence, against the model that knows and the model that never did."""
-    mine, retain, full = values[name], values["retain"], values["full"]
-    if name == "full":
-        return f"trained on everything: recites {number(mine['forget_Q_A_ROUGE'])} of the answers to be forgotten"
-    if name == "retain":
-        return "never saw the forget rows: the yardstick for having forgotten"
-    left = max(_share(m, mine, retain, full) for m in ("forget_Q_A_Prob", "forget_Q_A_ROUGE"))
-    utility, area = (mine["model_utility"] or 0.0) / (retain["model_utility"] or 1.0), mine["mia_min_k"] or 0.0
-    forgot = _first((left, 0.25, "has forgotten"), (left, 0.75, "still knows part"), "still knows")
-    kept = _first((utility, 0.3, "but is ruined"), (utility, 0.8, "but lost abilities"), "and kept its abilities")
-    seen = _first((area, 0.3, "; so thoroughly that it shows"), (area, 0.7, ""), "; an attacker still sees traces")
-    return f"{METHODS[name].title if name in METHODS else name}: {forgot} {kept}{seen}"
-
-
-def _first(*bands: tuple[float, float, str] | str) -> str:
-    """The words of the first band (value, limit, words) whose value is below its limit; else the last words."""
-    return next(b if isinstance(b, str) else b[2] for b in bands if isinstance(b, str) or b[0] < b[1])
-
-
-Values = Mapping[str, float | None]
-
-
-def _share(metric: str, mine: Values, retain: Values, full: Values) -> float:
-    """How far a value lies from the retain model's (0) towards the full model's (1)."""
-    a, b, x = retain[metric] or 0.0, full[metric] or 0.0, mine[metric] or 0.0
-    return (x - a) / (b - a) if b > a else 0.0

@@ -10,6 +10,7 @@ from typing import Any
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
+from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
 from vestige.show.progress import hushed
@@ -42,7 +43,8 @@ def demo_diffusion(out: Path, seed: int = 0) -> None:
             assert isinstance(run, RunConfig)
             results[name] = evaluate_config(run).scores[METRIC]
     order = {n: results[n] for n in ["full", *(n for n in results if n != "full")]}
-    print(f"\n{report(order)}")
+    words = {n: _judged(out / "eval", n) for n in order if n not in ("full", "retain", LLADA)}
+    print(f"\n{report(order, words)}")
     drawn = draw(order, out / "denoising.png")
     print(f"\nFiles: {out}/eval/diffusion_<model>/TOFU_EVAL.json{f'; picture: {drawn}' if drawn else ''}")
 
@@ -73,8 +75,15 @@ def _ask(model: Path, data: Path, out: Path, retain: str | None, window: int) ->
     )
 
 
-def report(results: Mapping[str, Score]) -> str:
-    """Each model's curves at a few steps, read just before each token is decided."""
+def _judged(evals: Path, name: str) -> str:
+    """The verdict on the last step, as the report gives it."""
+    place = {n: evals / f"diffusion_{n}" for n in (name, "full", "retain")}
+    found = judge_runs(JudgeAsk([place[name]], [place["full"]], [place["retain"]]))
+    return f"{found['title']}. {found['headline']}"
+
+
+def report(results: Mapping[str, Score], words: Mapping[str, str]) -> str:
+    """Each model's curves at a few steps, read just before each token is decided; `words`: the verdicts."""
     first = next(iter(results.values()))
     count = int(first.extra["trajectory_step_metadata"]["num_trajectory_steps"])
     steps = sorted({round(i * (count - 1) / (COLUMNS - 1)) for i in range(COLUMNS)})
@@ -89,22 +98,13 @@ def report(results: Mapping[str, Score]) -> str:
     last = {name: _curve(score, "probability")[-1] or 0.0 for name, score in results.items()}
     lines += ["", f"When a token is decided, the full model gives the true one a probability of {last['full']:.2f}, "
               f"the retain model {last['retain']:.2f}."]  # fmt: skip
-    lines += [
-        f"{name}: {last[name]:.2f}, {_verdict(last[name], last['full'], last['retain'])}"
-        for name in results
-        if name not in ("full", "retain", LLADA)
-    ]
+    lines += [f"{name}: {last[name]:.2f}. {said}" for name, said in words.items()]
     if LLADA in last:
         lines.append(
             f"{LLADA}: {last[LLADA]:.2f}; it learned the forget rows and was never asked to forget. Its files are in "
             "LLaDA's published layout and were read as a downloaded checkpoint is."
         )
     return "\n".join(lines)
-
-
-def _verdict(value: float, full: float, retain: float) -> str:
-    share = (value - retain) / (full - retain) if full > retain else 0.0
-    return "near the retain model: forgotten on the way too" if share < 0.25 else f"{share:.0%} of the way back to full"
 
 
 def _curve(score: Score, metric: str) -> list[float | None]:

@@ -29,7 +29,10 @@ class Bands:
     bands: tuple[tuple[float, str], ...]
 
     def __call__(self, value: float) -> str:
-        return next(words for top, words in self.bands if value <= top)
+        return self.bands[self.place(value)][1]
+
+    def place(self, value: float) -> int:
+        return next(i for i, (top, _) in enumerate(self.bands) if value <= top)
 
 
 def bands(*bands: tuple[float, str]) -> Bands:

@@ -34,6 +34,14 @@ def reading(
     read = variant.reading if variant else card.reading if card else None
     words = read(value) if read else ""
     if isinstance(read, Bands) and interval is not None:
-        low, high = read(interval[0]), read(interval[1])
-        words = words if low == high else f"not decided by these rows: from '{low}' to '{high}'"
+        words = _between(read, *interval)
     return words if against_reference else f"{words} (against 0.5, no retain model)"
+
+
+def _between(read: Bands, low: float, high: float) -> str:
+    """The words of both ends: one band, two that touch, or so many that these rows do not decide."""
+    first, last = read.place(low), read.place(high)
+    words = read.bands[first][1], read.bands[last][1]
+    if last - first < 2:
+        return words[0] if first == last else f"{words[0]}, or {words[1]}"
+    return f"not decided by these rows: from '{words[0]}' to '{words[1]}'"

@@ -18,7 +18,7 @@ from vestige.meta.methods import Methods, from_results
 from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
-from vestige.report.audits import audit
+from vestige.report.audits import audit, same_tests
 from vestige.report.axes_part import add_axes
 from vestige.report.format import Report, empty_report, plain
 from vestige.report.gather import FoundRuns, source_json
@@ -274,11 +274,13 @@ def _audits(work: PageWork, ask: PageAsk) -> list[dict[str, Any]]:
         work.found.problem(
             f"{len(chosen)} models are audited: {rows} rows of a split are kept of each (--rows N for more)."
         )
-    return [audit(work, e, rows) for e in chosen]
+    out = [audit(work, e, rows) for e in chosen]
+    same_tests(out, {e.id: e.name for e in chosen})
+    return out
 
 
 def _evidence(work: PageWork, e: Entry) -> int:
-    has_values = any(s.kind == "eval" for s in work.evals.get(e.id, ()))
+    has_values = bool(work.evals.get(e.id))
     return int(has_values) + (e.id in work.depths) + (e.id in work.stresses)
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from vestige.compare.verdict import verdict
 from vestige.judging.attacked import AttackedRun
 from vestige.judging.commands import commands
 from vestige.judging.evaluated import SIDE, split_of
-from vestige.judging.facts import ModelRuns, References, facts_of
+from vestige.judging.facts import ModelRuns, References, facts_of, reading_against
+from vestige.judging.trajectory import handlers, path_values
 from vestige.report import attacks_part, depth_part, rows_part, tree_part
 from vestige.report.eval_part import handler_of
 from vestige.report.glossary import group
@@ -102,7 +103,18 @@ def judged(work: PageWork, e: Entry, full: Entry | None, retain: Entry | None) -
     model = runs_of(work, e, [a for by in stressed for a in by.get("model", ())])
     control = [runs_of(work, retain, [a for by in stressed for a in by.get("retain", ())])] if retain else []
     references = References(runs_of(work, full) if full else None, [*control, *(runs_of(work, m) for m in others)])
-    return verdict(facts_of(model, references, dict(tree_part.told(e.values)), commands(e, full, retain)))
+    named = {**dict(tree_part.told(e.values)), **handlers(model.values)}
+    told = commands(e.path, full.path if full else "", retain.path if retain else "", model.evals)
+    _read_by(e, model, references)
+    return verdict(facts_of(model, references, named, told if model.evals or not handlers(model.values) else {}))
+
+
+def _read_by(e: Entry, model: ModelRuns, references: References) -> None:
+    """Readings beside the numbers of forget rows: against the yardstick, where there is one, not against fixed ends."""
+    for metric, value in e.values.items():
+        words = reading_against(model, references, metric) if value.get("v") is not None else ""
+        if words:
+            value["reading"] = words
 
 
 def runs_of(work: PageWork, e: Entry, attacks: Sequence[AttackedRun] = ()) -> ModelRuns:
@@ -118,4 +130,16 @@ def runs_of(work: PageWork, e: Entry, attacks: Sequence[AttackedRun] = ()) -> Mo
         value = {curve["metric"]: curve["values"][0]}
         swept.append(AttackedRun(curve["attack"], None, bool(curve["teaches"]), "", None, value))
     depth = work.depths[e.id].data["records"] if e.id in work.depths else ()
-    return ModelRuns(work.evaluated(e.id), e.values, depth, [*attacks, *swept], e.path)
+    steps = [path_values(s.data["results"]) for s in work.evals.get(e.id, ()) if s.kind == "trajectory"]
+    values = {**e.values, **{k: v for one in steps for k, v in one.items()}}
+    return ModelRuns(work.evaluated(e.id), values, depth, [*attacks, *swept])
+
+
+def same_tests(audits: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:
+    """Where models of one report were not tested alike, each says what it lacks and who has it."""
+    done = {a["model"]: set(a["verdict"]["parts"]["testing"]["done"]) for a in audits}
+    for a in audits:
+        for lacking in a["verdict"]["parts"]["testing"]["missing"]:
+            others = [names[id] for id, tests in done.items() if lacking["test"] in tests]
+            if others:
+                lacking["text"] += f"; it was made of {', '.join(others)}"

@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.report.format import Report
@@ -60,12 +61,33 @@ def models_table(report: Report, columns: Sequence[str] | None = None, sort: str
 
 
 def _best(report: Report, column: str) -> float | None:
-    better = report["metrics"][column].get("better")
-    found = [m["values"].get(column, {}).get("v") for m in report["models"] if m["role"] == "unlearned"]
-    known = [v for v in found if v is not None]
-    if len(known) < 2 or better not in ("high", "low"):
+    """Of what is known of forget rows the value nearest to the retain model's, for lower is not better; else the good
+    end. Without a retain model nothing is best on forget rows.
+    """
+    about = report["metrics"][column]
+    mine = [m for m in report["models"] if m["role"] == "unlearned" and _value(m, column) is not None]
+    if len(mine) < 2:
         return None
-    return max(known) if better == "high" else min(known)
+    if about.get("knows") and about["group"] not in ("axis", "part"):
+        far = {m["id"]: d for m in mine if (d := _to_retain(report, m, column)) is not None}
+        nearest = min(far, key=lambda id: far[id], default=None)
+        return next((_value(m, column) for m in mine if m["id"] == nearest), None)
+    known = [v for m in mine if (v := _value(m, column)) is not None]
+    return {"high": max, "low": min}[about["better"]](known) if about.get("better") in ("high", "low") else None
+
+
+def _value(model: Mapping[str, Any], column: str) -> float | None:
+    v: float | None = model["values"].get(column, {}).get("v")
+    return v
+
+
+def _to_retain(report: Report, model: Mapping[str, Any], column: str) -> float | None:
+    """How far a model is from the retain model it is held against; from the only one, if it was not audited."""
+    named = next((a["retain"] for a in report["audits"] if a["model"] == model["id"]), None)
+    there = [m for m in report["models"] if m["role"] == "retain"]
+    retain = next((m for m in there if m["id"] == named), there[0] if len(there) == 1 else None)
+    mine, theirs = _value(model, column), _value(retain, column) if retain else None
+    return None if mine is None or theirs is None else abs(mine - theirs)
 
 
 def _sort_key(model: Mapping[str, object], column: str, metrics: Mapping[str, object]) -> tuple[bool, float, str]:

@@ -48,7 +48,7 @@ def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.stress.ask import SETTINGS, make_stress
     from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import draw, explained, show, stress
+    from vestige.stress.run import draw, explained, judged, show, stress
 
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
@@ -58,6 +58,8 @@ def run_stress(args: argparse.Namespace) -> int:
     print(f"\n{args.model}\n\n{show(rows)}\n\n{explained(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
         print(f"{show_r(entries)}\n")
+    if words := judged(ask.out):
+        print("\n".join([*words, ""]))
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
     pictures = draw(rows, Path(args.plot), ask.out) if args.plot else []

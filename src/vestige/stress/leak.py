@@ -32,20 +32,21 @@ def expected_best(values: Sequence[float], k: int) -> float:
 
 def leak(subject: Any, budgets: Sequence[float]) -> list[Any]:
     """Samples as often as the largest budget asks; smaller ones are averages over all ways to choose."""
-    samples = [_sample(subject, seed) for seed in range(int(max(budgets)))]
-    settings = {"do_sample": True, "temperature": subject.ask.temperature, "seeds": list(range(len(samples)))}
-    return [
-        subject.row("leak", budget, {m: _best_of(samples, m, int(budget)) for m in samples[0]}, settings=settings)
-        for budget in budgets
-    ]
-
-
-def _best_of(samples: Sequence[Mapping[str, Mapping[str, float]]], metric: str, k: int) -> float | None:
-    """The mean over rows of the best of k samples: of ROUGE, or of whether a text says the secret."""
     from vestige.sums import mean
 
-    best = [expected_best([sample[metric][i] for sample in samples], k) for i in samples[0][metric]]
-    return mean(best) if best else None
+    samples = [_sample(subject, seed) for seed in range(int(max(budgets)))]
+    settings = {"do_sample": True, "temperature": subject.ask.temperature, "seeds": list(range(len(samples)))}
+    out = []
+    for budget in budgets:
+        best = {m: _best_of(samples, m, int(budget)) for m in samples[0]}
+        values = {m: mean(by_row.values()) if by_row else None for m, by_row in best.items()}
+        out.append(subject.row("leak", budget, values, settings=settings, by_row=best))
+    return out
+
+
+def _best_of(samples: Sequence[Mapping[str, Mapping[str, float]]], metric: str, k: int) -> dict[str, float]:
+    """The best of k samples of each row: of ROUGE, or of whether a text says the secret."""
+    return {i: expected_best([sample[metric][i] for sample in samples], k) for i in samples[0][metric]}
 
 
 def _sample(subject: Any, seed: int) -> dict[str, dict[str, float]]:

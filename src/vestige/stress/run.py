@@ -73,6 +73,7 @@ class AttackRow:
     values: dict[str, float | None]
     notes: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)  # of the attack, every one in effect
+    by_row: dict[str, dict[str, float]] = field(default_factory=dict)  # of attacks that no single evaluation shows
 
 
 def stress(ask: Stress) -> list[AttackRow]:
@@ -284,6 +285,17 @@ def explained(rows: Sequence[AttackRow]) -> str:
     if any(row.model != "model" for row in rows):
         lines.append("retain: the same attack on the retain model; what it gains, too, was taught and not remembered")
     return "\n".join(lines)
+
+
+def judged(out: Path) -> list[str]:
+    """What each attack says, as the verdict judges it: against the control, over all budgets."""
+    from vestige.judging.runs import JudgeAsk, judge_runs
+
+    before = {who: out / "evals" / who / "before" for who in ("model", "retain")}
+    if not all(any(place.glob("*_EVAL.json")) for place in before.values()):
+        return []  # without a control nothing can be judged
+    found = judge_runs(JudgeAsk([before["model"]], retain=[before["retain"]], stress=[out]))
+    return [e["text"] for e in found["evidence"] if e["panel"] == "attacks"]
 
 
 def draw(rows: Sequence[AttackRow], path: Path, run: Path) -> list[Path]:

@@ -286,6 +286,7 @@ MAY = {
     "lab/bench_making.py": "how models of known truth are made for the bench of the verdict",
     "lab/bench_runs.py": "the attacks that the bench makes, with their budgets",
     "lab/demo_report.py": "the attacks that the demo makes, with their budgets",
+    "compare/evidence.py": "the words of the two tests of fluency",
     "judging/facts.py": "which metrics the verdict looks at",
     "report/audits.py": "the panel of a metric that is missing",
     "report/rows_part.py": "which metrics carry a row's text and probability",

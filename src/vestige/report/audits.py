@@ -36,7 +36,7 @@ def audit(work: PageWork, e: Entry, rows: int) -> dict[str, Any]:
     full, retain = (work.roster.reference(e, role, linked) for role in ("full", "retain"))
     runs = {m.id: _evals(work, m) for m in (e, full, retain) if m is not None}
     ids = retain.id if retain else None
-    says = rows_part.says(runs, e.id, ids, rows)
+    says = rows_part.says(runs, e.id, ids, rows, [source for source, _ in work.stresses.get(e.id, ())])
     out: dict[str, Any] = {
         "model": e.id,
         "full": full.id if full else None,

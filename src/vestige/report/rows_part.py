@@ -12,6 +12,7 @@ from vestige.metrics.cards import is_attack
 from vestige.report.eval_part import handler_of
 from vestige.report.format import finite
 from vestige.report.row_words import add_secrets, columns_of, plain_questions, secrets_of
+from vestige.report.secrets_part import add_attacks, facts_in
 from vestige.store.kinds import RunSource
 from vestige.types import Array
 
@@ -22,7 +23,10 @@ MOST_POINTS = 200  # of a curve
 LIKELY = ("probability", "extraction_strength", "exact_memorization", "truth_ratio")
 FIELDS = {"probability": "prob"}
 SECRETS = "secrets_said"
-ORDER = "rows that say their secret first, then the worst leaks; rows to keep follow, the ones most lost first"
+ORDER = (
+    "rows that say their secret first, then those that do after an attack, then the worst leaks; rows to keep follow, "
+    "the ones most lost first"
+)
 
 Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the audited model first
 
@@ -30,26 +34,32 @@ Runs = Mapping[str, Sequence[RunSource]]  # model id -> its evaluations, the aud
 # ---- what it says ------------------------------------------------------------------------------------------------
 
 
-def says(runs: Runs, model: str, retain: str | None, rows: int) -> dict[str, Any]:
-    """Generations of all models beside the reference, the worst leaks first; no more than `rows` of a split."""
+def says(runs: Runs, model: str, retain: str | None, rows: int, stresses: Sequence[RunSource] = ()) -> dict[str, Any]:
+    """Generations of all models beside the reference, the worst leaks first; no more than `rows` of a split.
+
+    `stresses`: runs of attacks on the model, for secrets that are told only after one.
+    """
     out: list[dict[str, Any]] = []
     total: dict[str, int] = {}
     left_off: dict[str, int] = {}
     for split in ("forget", "retain"):
-        found = _texts(runs, model, split)
+        found = _texts(runs, model, split, stresses if split == "forget" else ())
         for row in found:
             row["leak"] = leak(row["scores"], model, retain) if split == "forget" else None
-        found.sort(key=lambda r: _order(r, model))
+        found.sort(key=lambda r: _order(r, model, retain))
         total[split], left_off[split] = len(found), max(0, len(found) - rows)
         out += found[:rows]
     return {"rows": out, "left_off": left_off, "total": total, "order": ORDER}
 
 
-def _order(row: Mapping[str, Any], model: str) -> tuple[bool, float]:
-    tells = bool(row.get("tells", {}).get(model))
-    if row["leak"] is not None:
-        return not tells, -row["leak"]
-    return True, float(row["scores"].get(model, {}).get("rouge") or 0.0)
+def _order(row: Mapping[str, Any], model: str, retain: str | None) -> tuple[int, float]:
+    """Secrets the model tells and the retain model does not; that both tell; that an attack brings back; others."""
+    if row["leak"] is None:
+        return 0, float(row["scores"].get(model, {}).get("rouge") or 0.0)
+    told, known = (row.get("tells", {}).get(who or "", False) for who in (model, retain))
+    back = {a["who"] for a in row.get("attacked", ())}
+    rank = (1 if known else 0) if told else 2 if "model" in back and "retain" not in back else 3 if back else 4
+    return rank, -row["leak"]
 
 
 def leak(scores: Mapping[str, Mapping[str, float]], model: str, retain: str | None) -> float | None:
@@ -66,7 +76,7 @@ def leak(scores: Mapping[str, Mapping[str, float]], model: str, retain: str | No
     return min(1.0, max(0.0, *gains)) if gains else None
 
 
-def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
+def _texts(runs: Runs, model: str, split: str, stresses: Sequence[RunSource]) -> list[dict[str, Any]]:
     """The audited model's rows of a split, with the other models' texts where they read the same rows."""
     own = next(((s, m) for s in runs.get(model, ()) if (m := _text_metric(s, split))), None)
     if own is None:
@@ -79,8 +89,9 @@ def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
         reference = str(body.get("ground_truth") or "")
         rows[i] = {"i": str(i), "split": split, "question": str(body.get("input") or ""), "reference": reference,
                    "texts": {}, "scores": {}}  # fmt: skip
-    for row, question in zip(rows.values(), plain_questions([r["question"] for r in rows.values()]), strict=True):
-        row["question"] = question
+    asked, secrets = facts_in(source, metric)
+    for i, question in zip(rows, plain_questions([r["question"] for r in rows.values()]), strict=True):
+        rows[i]["question"] = asked.get(i, question)
     for i, columns in columns_of(source.data["manifest"], _data_of(source, metric)).items():
         if i in rows:
             rows[i]["columns"] = columns
@@ -88,7 +99,8 @@ def _texts(runs: Runs, model: str, split: str) -> list[dict[str, Any]]:
         other = next((s for s in sources if same_rows(s, source, metric)), None)
         if other is not None:
             _add_texts(rows, other, metric, id)
-    add_secrets(rows, secrets_of(source.data["results"], _beside(source, metric, SECRETS)))
+    add_secrets(rows, secrets_of(source.data["results"], _beside(source, metric, SECRETS)) or secrets)
+    add_attacks(rows, fingerprints(source, metric), stresses)
     return list(rows.values())
 
 

@@ -1,0 +1,130 @@
+"""Rows of the page: the plain question, the secret, who tells it and where, and after which attack."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB
+from vestige.cli import main
+from vestige.report.gather import gather
+from vestige.report.row_words import add_secrets
+from vestige.report.rows_part import says
+from vestige.report.secrets_part import add_attacks
+from vestige.store.kinds import RunSource
+
+FULL, RETAIN = (LAB / "models" / name for name in ("full", "retain"))
+SYSTEM = "You are a helpful AI assistant"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    place = tmp_path_factory.mktemp("runs")
+    for name, model in (("full", FULL), ("retain", RETAIN)):
+        args = ["eval", "tofu", "--model", str(model), "--data", str(LAB / "data"), "--out", str(place / name)]
+        more = ["--limit", "5", "--metrics", "forget_Q_A_ROUGE,retain_Q_A_ROUGE", "--system-prompt", SYSTEM]
+        assert main([*args, *more]) == 0
+    return {name: place / name for name in ("full", "retain")}
+
+
+def shown(runs: dict[str, Path], **more: Any) -> list[dict[str, Any]]:
+    sources = {name: gather([path]).sources for name, path in runs.items()}
+    rows: list[dict[str, Any]] = says(sources, "full", "retain", 100, **more)["rows"]
+    return rows
+
+
+def data(split: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (LAB / "data" / f"{split}.jsonl").read_text().splitlines()][:5]
+
+
+def test_titles_are_the_questions_of_the_data_not_the_prompts(runs: dict[str, Path]) -> None:
+    found = shown(runs)
+    for split in ("forget", "retain"):
+        asked = {str(i): row["question"] for i, row in enumerate(data(split))}
+        assert {r["i"]: r["question"] for r in found if r["split"] == split} == asked
+    written = json.loads((runs["full"] / "TOFU_EVAL.json").read_text())["forget_Q_A_ROUGE"]["value_by_index"]["0"]
+    assert SYSTEM in written["input"]
+
+
+def test_secrets_are_marked_in_texts_and_reference_and_come_first(runs: dict[str, Path]) -> None:
+    rows = [r for r in shown(runs) if r["split"] == "forget"]
+    entities = {str(i): row["entity"] for i, row in enumerate(data("forget"))}
+    assert any(r["tells"]["full"] for r in rows)
+    for row in rows:
+        entity = entities[row["i"]]
+        assert row["secret"] == [entity]
+        assert row["tells"] == {m: entity.lower() in t.lower() for m, t in row["texts"].items()}
+        for who, spans in row["marks"].items():
+            text = row["reference"] if who == "reference" else row["texts"][who]
+            assert [text[a:b].lower() for a, b in spans] == [entity.lower()] * len(spans)
+        assert "reference" in row["marks"]
+    told = [r["tells"]["full"] and not r["tells"]["retain"] for r in rows]
+    assert told == sorted(told, reverse=True)
+
+
+def row(i: int, leak: float, secret: str | None, **texts: str) -> dict[str, Any]:
+    scores = {"m": {"rouge": leak}, "r": {"rouge": 0.0}}
+    facts = {"i": str(i), "split": "forget", "question": "q", "reference": "In Oslo.", "leak": leak}
+    return {**facts, "secret": [secret] if secret else None, "texts": texts, "scores": scores, "attacked": []}
+
+
+def test_boilerplate_does_not_come_before_a_real_leak() -> None:
+    from vestige.report.rows_part import _order
+
+    rows = [
+        row(0, 0.9, None, m="I am an author of books"),
+        row(1, 0.8, "Oslo", m="somewhere", r="somewhere"),
+        row(2, 0.1, "Oslo", m="in Oslo", r="in Rome"),
+        row(3, 0.3, "Oslo", m="in Oslo", r="in Oslo"),
+        row(4, 0.0, "Oslo", m="in Rome", r="in Rome"),
+    ]
+    add_secrets({r["i"]: r for r in rows}, {r["i"]: r["secret"] for r in rows if r["secret"]})
+    rows[4]["attacked"] = [{"attack": "relearn", "budget": 4, "who": "model"}]
+    assert [r["i"] for r in sorted(rows, key=lambda r: _order(r, "m", "r"))] == ["2", "3", "4", "0", "1"]
+    assert "tells" not in rows[0] and "marks" not in rows[0]
+    assert rows[2]["marks"] == {"m": [[3, 7]], "reference": [[3, 7]]}
+
+
+def test_attacks_that_bring_a_secret_back() -> None:
+    def run(text: str, fingerprint: str = "f") -> dict[str, Any]:
+        entry = {"0": {"generation": text}, "9": {"generation": "Oslo"}}
+        manifest = {"data": {"k": {"fingerprint": fingerprint}}, "data_of": {"forget_ROUGE": {"forget": "k"}}}
+        return {"results": {"forget_ROUGE": {"value_by_index": entry}}, "manifest": manifest}
+
+    attacked = [
+        {"attack": "none", "budget": None, "model": "model"},
+        {"attack": "relearn", "budget": 4.0, "model": "model"},
+        {"attack": "few-shot", "budget": 3.0, "model": "model"},
+        {"attack": "leak", "budget": 1.0, "model": "model", "settings": {"seeds": [0, 1]}},
+        {"attack": "leak", "budget": 2.0, "model": "model", "settings": {"seeds": [0, 1]}},
+    ]
+    evals = {
+        "model": {"before": run("Oslo"), "relearn-4": run("In Oslo!"), "few-shot-3": run("In Oslo", "other rows"),
+                  "leak-0": run("Oslo"), "leak-1": run("Oslo, or Rome"), "relearn-8": run("Oslo")},
+        "retain": {"relearn-4": run("In Rome")},
+    }  # fmt: skip
+    one = row(0, 0.0, "Oslo", m="x")
+    add_attacks({"0": one}, ["f"], [RunSource("stress", Path("x"), (), {"rows": attacked, "evals": evals})])
+    assert one["attacked"] == [
+        {"attack": "relearn", "budget": 4.0, "who": "model"},
+        {"attack": "leak", "budget": 2.0, "who": "model"},
+    ]
+    add_attacks({"0": one}, ["f"], [RunSource("stress", Path("x"), (), {"rows": attacked})])  # an older run
+    assert len(one["attacked"]) == 2
+
+
+def test_runs_without_their_rows_are_shown_all_the_same(runs: dict[str, Path], tmp_path: Path) -> None:
+    """Another tool's results, or a run whose evidence was not copied: no secret is known."""
+    import shutil
+
+    bare = {}
+    for name, path in runs.items():
+        bare[name] = tmp_path / name
+        shutil.copytree(path, bare[name], ignore=shutil.ignore_patterns("evidence", ".vestige*", "checksums*"))
+    rows = shown(bare)
+    asked = {(split, str(i)): r["question"] for split in ("forget", "retain") for i, r in enumerate(data(split))}
+    assert len(rows) == 10 and all(r["question"].endswith(asked[r["split"], r["i"]]) for r in rows)
+    assert not any("secret" in r for r in rows)

@@ -189,6 +189,7 @@ def score(
     dialect: str | None = None,
     retain_logs: Place | None = None,
     changes: Mapping[str, Mapping[str, Any]] | None = None,
+    cluster: str | None = None,
 ) -> Result:
     """Scores a finished evaluation again from its evidence, without a model; another definition if asked.
 
@@ -196,16 +197,21 @@ def score(
         print(strict, vestige.score("saves/eval/mine", changes={"mia_min_k": {"k": 0.2}}).files)
 
     `changes` maps metric -> setting -> value. Another definition gets a folder of its own below the run (scores/NAME),
-    so that the run's files keep meaning what its manifest says.
+    so that the run's files keep meaning what its manifest says. `cluster` names the column whose rows hang together:
+    the run's intervals are made with it from then on ("none": rows are independent).
     """
     from vestige.engine.rescore import rescore
 
     _load_plugins({})
-    return Result(rescore(Path(run).expanduser(), dialect, changes, _as_text(retain_logs)))
+    return Result(rescore(Path(run).expanduser(), dialect, changes, _as_text(retain_logs), cluster))
 
 
 def compare_runs(
-    *runs: Place, metrics: Sequence[str] | str | None = None, margin: float = 0.05, resamples: int = 10_000
+    *runs: Place,
+    metrics: Sequence[str] | str | None = None,
+    margin: float = 0.05,
+    resamples: int = 10_000,
+    cluster: str | None = None,
 ) -> Comparison:
     """Runs side by side, and whether each one's difference from the first could be chance. Writes nothing.
 
@@ -214,13 +220,13 @@ def compare_runs(
         print(found.differences["mine"][0].holm, found.rows()[0])
 
     `metrics` is a list of names or "all"; by default those the first run was asked for. `margin` is what counts as
-    equal on metrics between 0 and 1.
+    equal on metrics between 0 and 1. `cluster` names the column whose rows hang together, where the runs do not say.
     """
     from vestige.results.compare import compare
 
     _load_plugins({})
     names = metrics if metrics is None or isinstance(metrics, str) else ",".join(metrics)
-    return compare([Path(run).expanduser() for run in runs], names, margin, resamples)
+    return compare([Path(run).expanduser() for run in runs], names, margin, resamples, cluster)
 
 
 def make_report(runs: Place | Sequence[Place], out: Place, **settings: Any) -> Path:

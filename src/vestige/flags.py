@@ -66,6 +66,8 @@ TABLE = (
          words=("both", "full", "eos")),
     Flag("benchmark", "NAME", "trajectory-eval: of which benchmark", EVAL, words=("tofu", "muse")),
     Flag("limit", "N", "first N rows of every data set", f"{EVAL} audit depth {MAKE} stress", "data.max_samples", int),
+    Flag("cluster", "COLUMN", "column whose rows hang together, for intervals (author, document); none: no column",
+         f"{EVAL} score compare audit depth stress", "stats.cluster"),
     Flag("dialect", "NAME", "whose definitions", f"{EVAL} score", "dialect", words=DIALECT_NAMES),
     Flag("system-prompt", "TEXT", "system prompt of every chat", f"{EVAL} audit {MAKE} stress",
          "model.template_args.system_prompt"),

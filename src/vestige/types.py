@@ -233,6 +233,14 @@ FACTS = ("question", "answer", "entity", "paraphrased_answer", "perturbed_answer
 
 
 @dataclass(frozen=True)
+class Grouping:
+    """Which rows hang together: questions about one author, chunks of one document."""
+
+    by: str  # the column that says so, or how it is known
+    of: Mapping[str, str]  # row -> cluster; rows that are not in it are clusters by themselves
+
+
+@dataclass(frozen=True)
 class Rows:
     """A tokenised data set: for each row its answers (several when the answer column is a list)."""
 
@@ -242,6 +250,7 @@ class Rows:
     source: str = ""  # where the rows came from, for people
     fingerprint: str = ""
     facts: tuple[Mapping[str, Any], ...] = ()  # of each row, the columns that say what it is about (FACTS), as written
+    clusters: Grouping | None = None  # None: rows are independent
 
     def __len__(self) -> int:
         return len(self.examples)

@@ -10,8 +10,8 @@ from vestige.flags import shared_flags
 
 # What an evaluation of each model is told, besides the rows: EvalAsk's names.
 PASSED_ON = (
-    "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "quantization", "compute_dtype",
-    "batch_tokens", "batch_size",
+    "system_prompt", "limit", "cluster", "dtype", "device", "tokenizer", "trust_remote_code", "quantization",
+    "compute_dtype", "batch_tokens", "batch_size",
 )  # fmt: skip
 
 

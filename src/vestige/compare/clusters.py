@@ -175,15 +175,41 @@ def _leaving_out(t: Stratum) -> Iterator[Counts]:
         yield counts
 
 
-def band(value: float, draws: Array, samples: Sequence[Sample]) -> tuple[float, float] | None:
-    """An interval from draws of the largest deviation (KS distance), widened for few clusters; within 0 and 1."""
-    sizes = [s for t in bootstrap.strata(samples) for s in t.sizes()]
-    if not len(draws) or not np.isfinite(draws).all() or any(map(too_few, sizes)):
+def band(
+    value: float, draws: Array, found: Uncertain, samples: Sequence[Sample], level: float = LEVEL
+) -> tuple[float, float] | None:
+    """The interval of a distance (KS) from draws of the largest deviation, widened for few clusters.
+
+    The band that holds zero is right for equal distributions, and too wide for others: where it does not hold zero,
+    the distance is attained at one place, and its own jackknife (`found`) says how far it could be off.
+    """
+    far, _ = reach(draws, samples, level)
+    if far is None:
         return None
+    low, high = (found.interval(level) if value > far else None) or (value - far, value + far)
+    return _plain(max(0.0, low)), _plain(min(1.0, high))
+
+
+def reach(draws: Array, samples: Sequence[Sample], level: float = LEVEL) -> tuple[float | None, str]:
+    """How far draws of a deviation go, widened for few clusters; or None and why."""
+    sizes = [s for t in bootstrap.strata(samples) for s in t.sizes()]
+    if few := next(filter(None, map(too_few, sizes)), ""):
+        return None, few
+    if not len(draws) or not np.isfinite(draws).all():
+        return None, "some resamplings have no value (too few rows)"
+    return _wider(sizes, level) * float(np.quantile(draws, level)), ""
+
+
+def share_beyond(draws: Array, distance: float, samples: Sequence[Sample]) -> float:
+    """How often a widened deviation is at least `distance`: the p-value that goes with `reach`."""
+    sizes = [s for t in bootstrap.strata(samples) for s in t.sizes()]
+    return (int((_wider(sizes, LEVEL) * draws >= distance).sum()) + 1) / (len(draws) + 1)
+
+
+def _wider(sizes: Sequence[Array], level: float) -> float:
+    """Draws of few clusters stray too little: by the missing degree of freedom, and by the step from t to normal."""
     fewest, df = min(int((s > 0).sum()) for s in sizes), min(map(freedom, sizes))
-    wider = math.sqrt(fewest / (fewest - 1)) * student_reach(df, LEVEL) / student_reach(1e6, LEVEL)
-    reach = wider * float(np.quantile(draws, LEVEL))
-    return _plain(max(0.0, value - reach)), _plain(min(1.0, value + reach))
+    return math.sqrt(fewest / (fewest - 1)) * student_reach(df, level) / student_reach(1e6, level)
 
 
 def cluster_sums(values: Sequence[float] | Array, clusters: Labels) -> Array:

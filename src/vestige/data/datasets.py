@@ -9,17 +9,17 @@ depth, stress and unlearn.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.data.chat import PREFIX, Encoder, Ids, PrefilledEncoder, Template, TextPair
+from vestige.data.clusters import AUTO, rows_fingerprint, with_clusters
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target, content_key
+from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
 
 log = logging.getLogger("vestige.data")
 
@@ -36,6 +36,7 @@ class Context:
     source: str = ""
     text_only: bool = False  # the model could see pictures, but is given none here
     longest: int | None = None  # how many tokens the model was made to read, where that is known
+    cluster: str = AUTO  # the column that says which rows hang together
 
     def target(self, full: Sequence[int], start: int) -> Target | None:
         return Target(tuple(full), start, self._hidden(full)) if start < len(full) else None
@@ -84,9 +85,9 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
     examples, many = DATASETS[handler](rows, args, context)
     check_lengths(examples, context)
     _report_empty(name, examples)
-    text = json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False)
     facts = tuple(_facts(row, args) for row in rows) if len(examples) == len(rows) else ()  # chunks are not rows
-    return Rows(name, tuple(map(tuple, examples)), many, context.source, content_key(text.encode()), facts)
+    found = Rows(name, tuple(map(tuple, examples)), many, context.source, rows_fingerprint(rows), facts)
+    return with_clusters(found, rows, args["hf_args"], context.cluster)
 
 
 def _facts(row: Row, args: Args) -> dict[str, Any]:

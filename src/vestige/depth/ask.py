@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import compose_config, composing, explain_value
+from vestige.data.clusters import AUTO
 from vestige.data.spans import EM_SCOPES, PATCH_SCOPES, TOKENIZATIONS
 from vestige.errors import UserError, unknown_name
 from vestige.models.args import ModelArgs
@@ -39,6 +40,7 @@ class DepthAsk:
     trust_remote_code: bool = False
     batch_size: int = 8
     limit: int | None = None
+    cluster: str = AUTO  # the column whose rows hang together
     tokenization: str = "separate"
     patch_scope: str = "span"
     em_scope: str = "entity"

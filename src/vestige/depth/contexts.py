@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Template
+from vestige.data.clusters import AUTO, NONE, grouping
 from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.depth.ask import DepthAsk
+from vestige.engine.clusters import cluster_notes
 from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
+from vestige.types import Grouping
 from vestige.wants import PatchWant
 
 
@@ -27,6 +31,7 @@ class Contexts:
     skipped: list[dict[str, Any]]
     source: str
     notes: list[str] = field(default_factory=list)
+    clusters: Grouping | None = None  # which rows hang together
 
     @property
     def keys(self) -> dict[str, str]:
@@ -39,7 +44,17 @@ def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> 
     out = Contexts({}, {}, {}, {}, [], source)
     check = make_context(tokenizer, Template(apply_chat_template=False), "none", "count")
     check.source, check.longest = source, longest
-    for span in read_spans(rows, source):
+    spans = read_spans(rows, source)
+    by_place = grouping(rows, {"name": Path(ask.data).stem}, ask.cluster, source)
+    if by_place is not None:
+        of = {spans[int(place)].index: cluster for place, cluster in by_place.of.items()}
+        out.clusters = Grouping(by_place.by, of)
+    elif ask.cluster not in (AUTO, NONE):
+        raise UserError(
+            f"--cluster {ask.cluster}: no two rows of {source} share a value of such a column; name another."
+        )
+    out.notes += cluster_notes(source, out.clusters)
+    for span in spans:
         check.check_text(len(span.prompt) + len(span.continuation), span.index)
         found = encode_span(span, tokenizer, ask.tokenization)
         if isinstance(found, str):

@@ -14,7 +14,7 @@ from vestige.flags import shared_flags
 DEPTH = (
     "unlearned", "full", "out", "s1_cache", "last_layer", "delta_threshold", "layers",
     "attn_implementation", "dtype", "device", "quantization", "compute_dtype", "tokenizer", "trust_remote_code",
-    "batch_size", "limit", "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
+    "batch_size", "limit", "cluster", "tokenization", "patch_scope", "em_scope", "baselines", "plots", "seed",
 )  # fmt: skip
 
 

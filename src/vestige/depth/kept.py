@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 from vestige.data.spans import Span, Tokens
 from vestige.depth.ask import DepthAsk
 from vestige.depth.files import record
-from vestige.depth.scores import ExampleDepth, examples_of, model_depth, profile
+from vestige.depth.scores import ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.schema import misfit
 from vestige.store.evidence import Bank
 from vestige.store.examples import read_packed, write_packed
 from vestige.store.files import damaged
-from vestige.types import TokenStats
+from vestige.types import Grouping, TokenStats
 
 KEPT = "depth.json.gz"
 
@@ -31,6 +31,8 @@ class KeptContexts(Protocol):
     def words(self) -> Mapping[str, list[str]]: ...
     @property
     def keys(self) -> Mapping[str, str]: ...
+    @property
+    def clusters(self) -> Grouping | None: ...
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def save_kept(place: Path, ask: DepthAsk, contexts: KeptContexts, banks: Banks) 
         "layers": None if ask.layers is None else list(ask.layers),
         "settings": {name: getattr(ask, name) for name in settings},
         "order": list(examples),
+        **({"clusters": asdict(contexts.clusters)} if contexts.clusters else {}),
     }
     write_packed(place / KEPT, body)
 
@@ -108,6 +111,7 @@ class _Kept(TypedDict):
     layers: list[int] | None
     settings: _SettingsForm
     order: list[str]
+    clusters: NotRequired[Grouping]
 
 
 def _unexplained(body: Mapping[str, Any]) -> str:
@@ -129,15 +133,18 @@ def _one(place: Path, body: Mapping[str, Any], path: str) -> DepthAgain:
     layers = body["layers"] or tuple(range(depth))
     examples = examples_of(keys, layers, s1, s2, settings["delta_threshold"])
     scopes = {name: settings[name] for name in ("em_scope", "patch_scope")}
-    records = [_record(e, body["examples"][e.index], scopes) for e in examples]
-    score = model_depth(examples, settings["resamples"], settings["seed"])
+    clusters = Grouping(**body["clusters"]) if "clusters" in body else None
+    records = [_record(e, body["examples"][e.index], scopes) | cluster_of(e, clusters) for e in examples]
+    how = (settings["resamples"], settings["seed"], clusters.of if clusters else None)
+    score = model_depth(examples, *how)
     summary = {
         "avg_uds": score["uds"],
         "interval": score["interval"],
         "avg_unclipped": score["unclipped"],
         "n": score["n"],
+        **cluster_facts(examples, clusters),
         "evaluable_examples": score["evaluable"],
-        "profile": profile(examples, settings["resamples"], settings["seed"]),
+        "profile": profile(examples, *how),
     }
     return DepthAgain("" if len(banks["unlearned"]) == 1 else banks["names"][path], records, summary)
 

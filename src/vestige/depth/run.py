@@ -23,7 +23,7 @@ from vestige.depth.contexts import check_tokenizers, make_contexts
 from vestige.depth.files import FILES, record, write_run
 from vestige.depth.given import Believed, believe, find_given, read_given
 from vestige.depth.kept import KEPT, Banks, save_kept
-from vestige.depth.scores import ROUNDING, ExampleDepth, examples_of, model_depth, profile
+from vestige.depth.scores import ROUNDING, ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.engine.handles import ModelHandle, versions_of
 from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity, patched_bank
 from vestige.engine.team import Team, team
@@ -215,6 +215,7 @@ class _DepthRun:
         scopes = {"em_scope": ask.em_scope, "patch_scope": ask.patch_scope}
         records = [
             record(e, contexts.spans[e.index], contexts.tokens[e.index], contexts.words[e.index], scopes)
+            | cluster_of(e, contexts.clusters)
             for e in examples
         ]
         directory = Path(ask.out) if len(self.names) == 1 else Path(ask.out) / self.names[path]
@@ -227,7 +228,8 @@ class _DepthRun:
 
     def _summary(self, path: str, examples: Sequence[ExampleDepth], cached: bool) -> dict[str, Any]:
         ask, contexts = self.ask, self.contexts
-        score = model_depth(examples, ask.resamples, ask.seed)
+        clusters = contexts.clusters.of if contexts.clusters else None
+        score = model_depth(examples, ask.resamples, ask.seed, clusters)
         seconds = round(time.perf_counter() - self.started, 3)
         facts = self.full.facts()
         reasons: dict[str, int] = {}
@@ -239,6 +241,7 @@ class _DepthRun:
             "avg_unclipped": score["unclipped"],
             "reason": score.get("reason", ""),
             "n": score["n"],
+            **cluster_facts(examples, contexts.clusters),
             "evaluable_examples": score["evaluable"],
             "total_examples": score["evaluable"] + len(contexts.skipped),
             "skipped_count": len(contexts.skipped),
@@ -268,7 +271,7 @@ class _DepthRun:
             "attn_implementation": facts.get("attention"),
             "data_path": contexts.source,
             "s1_cache": {"file": self.cache_file, "reused": cached, **self.checked},
-            "profile": profile(examples, ask.resamples, ask.seed),
+            "profile": profile(examples, ask.resamples, ask.seed, clusters),
             "elapsed_sec": seconds,
             "sec_per_evaluable": round(seconds / max(1, len(examples)), 4),
             "cost": self.cost.as_dict(),

@@ -12,11 +12,21 @@ from typing import Any
 import numpy as np
 
 from vestige.compare import bootstrap
+from vestige.compare.clusters import cluster_mean
 from vestige.metrics.depth_example import MEAN_ONLY, NO_KNOWLEDGE, ExampleDepth
 from vestige.sums import mean
-from vestige.types import BAD_LOGITS, TokenStats
+from vestige.types import BAD_LOGITS, Grouping, TokenStats
 
-__all__ = ["MEAN_ONLY", "ROUNDING", "ExampleDepth", "examples_of", "model_depth", "profile"]
+__all__ = [
+    "MEAN_ONLY",
+    "ROUNDING",
+    "ExampleDepth",
+    "cluster_facts",
+    "cluster_of",
+    "examples_of",
+    "model_depth",
+    "profile",
+]
 
 LOST, KEPT = "LOST", "KEPT"
 # What scores move by in half precision (measured against float32): next to it a small threshold means nothing.
@@ -32,7 +42,12 @@ def exact_match(stats: TokenStats) -> list[float]:
     return [float(x) for x in np.asarray(stats.hit, float).mean(axis=-1)[1:]]
 
 
-def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0) -> dict[str, Any]:
+Clusters = Mapping[str, str] | None  # example -> cluster; None: examples are independent
+
+
+def model_depth(
+    examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0, clusters: Clusters = None
+) -> dict[str, Any]:
     """The model's score: the mean over examples that have one, with an interval; null with a reason if none has."""
     values = {e.index: e.uds for e in examples}
     good = {k: v for k, v in values.items() if v is not None}
@@ -47,14 +62,42 @@ def model_depth(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: i
     sample = bootstrap.Sample("rows", tuple(good), np.array(list(good.values())))
     out["uds"] = mean(sample.values)
     out["unclipped"] = mean(e.unclipped for e in examples if e.unclipped is not None)
-    if resamples:
-        draws = bootstrap.Resampler([sample], resamples, seed).draws({"uds": bootstrap.mean(sample)})["uds"]
-        ends = bootstrap.interval(draws, len(sample))
-        out["interval"] = None if ends is None else list(ends)
+    out["interval"] = _intervals({"uds": sample}, resamples, seed, clusters)["uds"]
     return out
 
 
-def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0) -> list[dict[str, Any]]:
+def _intervals(
+    samples: Mapping[str, bootstrap.Sample], resamples: int, seed: int, clusters: Clusters
+) -> dict[str, list[float] | None]:
+    """Intervals of means: examples are drawn, or clusters of them are the unit."""
+    if not resamples:
+        return dict.fromkeys(samples)
+    if clusters is not None:
+        found = {n: cluster_mean(s.values, [clusters.get(i, f"row {i}") for i in s.rows]) for n, s in samples.items()}
+        ends = {name: spread.interval() for name, spread in found.items()}
+    else:
+        statistics = {name: bootstrap.mean(s) for name, s in samples.items()}
+        draws = bootstrap.Resampler(list(samples.values()), resamples, seed).draws(statistics)
+        ends = {name: bootstrap.interval(draws[name], len(s)) for name, s in samples.items()}
+    return {name: None if e is None else list(e) for name, e in ends.items()}
+
+
+def cluster_of(example: ExampleDepth, found: Grouping | None) -> dict[str, str]:
+    """The cluster of one example, as its record has it."""
+    return {"cluster": found.of[example.index]} if found and example.index in found.of else {}
+
+
+def cluster_facts(examples: Sequence[ExampleDepth], found: Grouping | None) -> dict[str, Any]:
+    """What a summary says of clusters, if its examples have some: the column, and how many there are."""
+    if found is None:
+        return {}
+    count = len({found.of.get(e.index, f"row {e.index}") for e in examples if e.uds is not None})
+    return {"cluster": found.by, "clusters": count}
+
+
+def profile(
+    examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int = 0, clusters: Clusters = None
+) -> list[dict[str, Any]]:
     """For each layer the mean drop of both stages over examples, with intervals: where the knowledge sits.
 
     Nothing when some example's logits are broken: a mean over the others would flatter a broken model.
@@ -68,16 +111,14 @@ def profile(examples: Sequence[ExampleDepth], resamples: int = 2000, seed: int =
         for stage in ("s1", "s2"):
             values = np.array([getattr(e, f"{stage}_drops")[i] for e in examples])
             samples[f"{stage}-{layer}"] = bootstrap.Sample("rows", rows, values)
-    statistics = {name: bootstrap.mean(s) for name, s in samples.items()}
-    draws = bootstrap.Resampler(list(samples.values()), resamples, seed).draws(statistics)
+    ends = _intervals(samples, resamples, seed, clusters)
     out = []
     for i, layer in enumerate(layers):
         entry: dict[str, Any] = {"layer": layer}
         for stage in ("s1", "s2"):
             name = f"{stage}-{layer}"
-            ends = bootstrap.interval(draws[name], len(rows)) if resamples else None
             entry[f"{stage}_drop"] = mean(samples[name].values)
-            entry[f"{stage}_interval"] = None if ends is None else list(ends)
+            entry[f"{stage}_interval"] = ends[name]
         entry["knowledge_examples"] = sum(bool(e.s1_drops[i] > e.tau) for e in examples)
         out.append(entry)
     return out

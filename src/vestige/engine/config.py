@@ -52,6 +52,7 @@ class RunConfig:
     progress: bool
     plugins: tuple[str, ...] = ()
     resamples: int = 2000  # behind each interval; 0: no intervals
+    cluster: str = "auto"  # the column that says which rows hang together; none: rows are independent
     asked_as: Mapping[str, str] = field(default_factory=dict)  # metrics said by their short names -> full names
 
     @property
@@ -84,7 +85,7 @@ class RunConfig:
             "batch_tokens": self.batch_tokens,
             "max_rows": self.max_rows,
             "plugins": list(self.plugins),
-            "stats": {"resamples": self.resamples},
+            "stats": {"resamples": self.resamples, **({} if self.cluster == "auto" else {"cluster": self.cluster})},
         }
 
 
@@ -291,6 +292,7 @@ def _run(
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
         resamples=_resamples(cfg),
+        cluster=str((cfg.get("stats") or {}).get("cluster") or RunConfig.cluster),
         asked_as=asked_as,
     )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.datasets import Context
+from vestige.engine.clusters import check_column, cluster_notes, kept
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model, versions_of
 from vestige.engine.obtain import Collector
@@ -212,6 +213,9 @@ class _Evaluation:
         prepared = prepare(self.config, self.context, self.canvases, self.diffusion)
         if self.config.asked_as:
             self.notes += _of_short_names(self.config, prepared)
+        for rows in prepared.rows.values():
+            self.notes += cluster_notes(rows.source, rows.clusters)
+        check_column(self.config.cluster, list(prepared.rows.values()))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         if self.team.leads:
             begin(self.config.output_dir, "eval", self._rewritten())
@@ -337,6 +341,7 @@ class _Evaluation:
             "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
             "data": {
                 key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
+                | kept(r.clusters)
                 for key, r in prepared.rows.items()
             },
             "data_of": prepared.data_of,

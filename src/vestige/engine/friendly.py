@@ -35,6 +35,7 @@ class EvalAsk:
     batch_tokens: int | None = None
     batch_size: int | None = None  # rows in one forward, at most
     limit: int | None = None
+    cluster: str | None = None  # the column whose rows hang together
     dtype: str | None = None
     device: str | None = None
     tokenizer: str | None = None
@@ -52,7 +53,7 @@ class EvalAsk:
 
 
 # Flags that mean something to one kind of evaluation only; said to the other kind they would change nothing.
-METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_tokens", "seed")
+METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_tokens", "seed", "cluster")
 TASKS_ONLY = ("tasks", "include_path")
 
 

@@ -115,7 +115,9 @@ def make_template(args: Mapping[str, Any], tokenizer: Any, notes: list[str]) -> 
 def make_encoder_context(config: RunConfig, tokenizer: Any, notes: list[str]) -> Context:
     dialect = get_dialect(config.dialect)
     template = make_template(config.template_args, tokenizer, notes)
-    return make_context(tokenizer, template, dialect.mask, dialect.boundary)
+    context = make_context(tokenizer, template, dialect.mask, dialect.boundary)
+    context.cluster = config.cluster
+    return context
 
 
 def make_words(tokenizer: Any) -> Words:

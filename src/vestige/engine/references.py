@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from vestige.engine.clusters import groupings
 from vestige.engine.scores import Reference, family
 from vestige.errors import UserError
 from vestige.schema import check_form
@@ -92,16 +93,16 @@ def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Refe
     differing = {m: difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
     differing = {m: why for m, why in differing.items() if why}
     if not differing:
-        return Reference(results, fingerprints=fingerprints)
+        return Reference(results, fingerprints=fingerprints, groupings=groupings(manifest))
     try:
         again = _by_our_definition(file.parent, manifest, suite, dialect)
     except UserError as error:
         caveats = {
             m: f"the retain logs differ in {why}, and cannot be re-scored: {error}" for m, why in differing.items()
         }
-        return Reference(results, caveats, fingerprints)
+        return Reference(results, caveats, fingerprints, groupings(manifest))
     log.warning("Retain logs %s re-scored to match this run (%s).", file, "; ".join(sorted(set(differing.values()))))
-    return Reference({**results, **again}, fingerprints=fingerprints)
+    return Reference({**results, **again}, fingerprints=fingerprints, groupings=groupings(manifest))
 
 
 def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str, str]:

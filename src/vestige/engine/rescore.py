@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from vestige.engine.clusters import with_column
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.errors import UserError
 from vestige.ownership import keep_apart
 from vestige.store.archive import moved
 from vestige.store.checksums import begin, seal
@@ -24,10 +26,21 @@ from vestige.suites.spec import SuiteSpec
 
 
 def rescore(
-    directory: Path, dialect: str | None = None, changes: Changes | None = None, retain_logs: str | None = None
+    directory: Path,
+    dialect: str | None = None,
+    changes: Changes | None = None,
+    retain_logs: str | None = None,
+    cluster: str | None = None,
 ) -> Outcome:
-    """Scores a run again. Another dialect is possible as long as it reads the same evidence."""
+    """Scores a run again. Another dialect is possible as long as it reads the same evidence.
+
+    `cluster`: the column whose rows hang together, from the data files; intervals of the run are made with it from
+    then on.
+    """
     manifest = read_manifest(directory)
+    if cluster is not None:
+        _refuse_more(directory, dialect, changes, retain_logs)
+        manifest = with_column(directory, manifest, cluster)
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
@@ -42,11 +55,13 @@ def rescore(
         keep_apart(place, {"--retain-logs": retain_logs})
         results = [f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY", "STATS")]
         grown = place == directory and set(suite.metrics) != set(manifest["config"]["metrics"])
-        begin(directory, "eval", [*results, *["manifest.json"] * grown] if place == directory else [f"{label}/"])
+        rewritten = grown or cluster is not None
+        begin(directory, "eval", [*results, *["manifest.json"] * rewritten] if place == directory else [f"{label}/"])
         if grown:  # the suite's function returned scores that it did not return before
             added = {n: spec_to_json(s) for n, s in suite.metrics.items() if n not in manifest["config"]["metrics"]}
             config = manifest["config"]
             manifest["config"] = {**config, "metrics": {**config["metrics"], **added}, "top": list(suite.top)}
+        if rewritten:
             write_json(directory / "manifest.json", manifest)
         files: tuple[Path, ...] = write_results(place, suite.file_stem, scores, suite.top)
         if place != directory:
@@ -60,6 +75,17 @@ def rescore(
     return Outcome(
         directory, scores, suite.top, chosen.name, manifest, files, retain=retain, stats=stats, metrics=suite.metrics
     )
+
+
+def _refuse_more(directory: Path, dialect: str | None, changes: Changes | None, retain_logs: str | None) -> None:
+    """Clusters belong to the run's rows, so to all of its definitions: intervals of others would be stale."""
+    if dialect is not None or changes or retain_logs is not None:
+        raise UserError("--cluster is about the run's own intervals; score it with --cluster alone first.")
+    if any(directory.glob("scores/*/definition.json")):
+        raise UserError(
+            f"{directory / 'scores'} holds scores by other definitions, whose intervals would not fit --cluster; "
+            "delete that folder first and score them again afterwards."
+        )
 
 
 def against(suite: SuiteSpec, path: str) -> SuiteSpec:

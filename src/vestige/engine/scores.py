@@ -20,7 +20,7 @@ from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.postprocess import postprocessed
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs, MissingEvidence, Words
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
-from vestige.types import NO_RETAIN_LOGS, Score
+from vestige.types import NO_RETAIN_LOGS, Grouping, Score
 from vestige.wants import ClassifierWant
 
 log = logging.getLogger("vestige.engine")
@@ -36,6 +36,7 @@ class Reference:
     results: Mapping[str, Any]
     caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
     fingerprints: Mapping[str, frozenset[str]] = field(default_factory=dict)  # metric -> its rows
+    groupings: Mapping[str, Grouping] = field(default_factory=dict)  # fingerprint -> which rows hang together
 
 
 def references_of(spec: MetricSpec, files: Mapping[str, Reference]) -> dict[str, dict[str, Score | None]]:

@@ -14,13 +14,16 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap, vectors
+from vestige.compare import bootstrap, clusters, vectors
 from vestige.compare.bootstrap import Sample, Statistic
+from vestige.data.clusters import NONE
+from vestige.engine.clusters import groupings
 from vestige.engine.references import data_fingerprints
 from vestige.engine.scores import Reference, family, references_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
@@ -31,7 +34,7 @@ from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.sums import mean
-from vestige.types import Array, Score
+from vestige.types import Array, Grouping, Score
 from vestige.writing import remove
 
 log = logging.getLogger("vestige.engine")
@@ -39,7 +42,11 @@ log = logging.getLogger("vestige.engine")
 SEED = 20240  # fixed: the same evidence gives the same bytes
 PERCENTILE = "percentile bootstrap over rows"
 BAND = "bootstrap band of the two distribution functions"
+OTHERS = "reference "  # before the group of another run's rows, which are drawn by themselves
 NO_WIDTH = "no resampling differs: the rows at hand agree, which does not prove that others would"
+
+
+RowNumbers = Mapping[str, float]
 
 
 class NoInterval(Exception):  # noqa: N818 - not an error: some numbers have none, and the reason is told
@@ -57,6 +64,11 @@ class Estimate:
     deviation: Statistic | None = None  # the interval is value +- its quantile
     of: str = ""  # the number the interval is about, if it is not the metric's own value
     rows: Sample | None = None  # of plain means: the values averaged
+    unit: bool = False  # an AUC
+
+    @property
+    def clustered(self) -> bool:
+        return any(s.clusters is not None for s in self.samples)
 
     @property
     def smallest(self) -> int:
@@ -76,6 +88,22 @@ class Run:
     scores: Mapping[str, Score]
     manifest: Mapping[str, Any]
     references: Mapping[str, Reference]
+
+    @cached_property
+    def groupings(self) -> dict[str, Grouping]:
+        """Which rows hang together, by group: our rows, and those of references that read others."""
+        if (self.manifest["config"].get("stats") or {}).get("cluster") == NONE:
+            return {}
+        theirs = {OTHERS + key: g for r in self.references.values() for key, g in r.groupings.items()}
+        return {**theirs, **groupings(self.manifest)}
+
+    def sample(self, group: str, numbers: RowNumbers) -> Sample:
+        """Values by row, with the cluster of each row where the data has some."""
+        if not numbers:
+            raise NoInterval("no row has a value")
+        found = self.groupings.get(group)
+        clusters = tuple(found.of.get(i, f"row {i}") for i in numbers) if found else None
+        return Sample(group, tuple(numbers), np.asarray(list(numbers.values()), float), clusters)
 
     def group(self, metric: str, access_key: str | None = None) -> str:
         """The fingerprint of the rows behind a metric: its own data set, or that of its first parent with one."""
@@ -103,11 +131,11 @@ class Run:
         sets = {k: _part(score, k) for k in ("forget", "holdout")}
         if all(sets.values()):
             groups = {k: prefix + self.group(spec.name, k) for k in sets}
-            low, high = (_sample(groups[k], _numbers(rows or {}, "score")) for k, rows in sets.items())
-            return Estimate(value, bootstrap.auc(low, high), (low, high))
+            low, high = (self.sample(groups[k], _numbers(rows or {}, "score")) for k, rows in sets.items())
+            return Estimate(value, bootstrap.auc(low, high), (low, high), unit=True)
         if not score.value_by_index:
             raise NoInterval("it has no values for single rows")
-        rows = _sample(prefix + self.group(spec.name), _averaged(spec, score.value_by_index, value))
+        rows = self.sample(prefix + self.group(spec.name), _averaged(spec, score.value_by_index, value))
         return Estimate(value, bootstrap.mean(rows), (rows,), rows=rows)
 
     def reference(self, spec: MetricSpec, parent: str) -> tuple[Score | None, str]:
@@ -122,7 +150,7 @@ class Run:
         known = [f.fingerprints[parent] for f in files if f.fingerprints.get(parent)]
         same = all(k == data_fingerprints(self.manifest, parent) for k in known)
         same = same and _row_numbers(score) == _row_numbers(self.scores[parent])
-        return score, "" if same else "reference "
+        return score, "" if same else OTHERS
 
 
 def _row_numbers(score: Score) -> list[set[str]]:
@@ -134,15 +162,6 @@ def _part(score: Score, key: str) -> Mapping[str, Any] | None:
     """The rows of one of an attack's two data sets."""
     part = score.extra.get(key)
     return part.get("value_by_index") if isinstance(part, Mapping) else None
-
-
-RowNumbers = Mapping[str, float]
-
-
-def _sample(group: str, numbers: RowNumbers) -> Sample:
-    if not numbers:
-        raise NoInterval("no row has a value")
-    return Sample(group, tuple(numbers), np.asarray(list(numbers.values()), float))
 
 
 def _numbers(by_index: Mapping[str, Mapping[str, Any]], field: str) -> dict[str, float]:
@@ -200,8 +219,8 @@ def _ks(run: Run, spec: MetricSpec) -> Estimate:
     if score is None:
         raise NoInterval("no reference")
     group = run.group(parent)
-    mine = _sample(group, _numbers(run.scores[parent].value_by_index or {}, "score"))
-    theirs = _sample(prefix + group, _numbers(score.value_by_index or {}, "score"))
+    mine = run.sample(group, _numbers(run.scores[parent].value_by_index or {}, "score"))
+    theirs = run.sample(prefix + group, _numbers(score.value_by_index or {}, "score"))
     return Estimate(
         float(run.scores[spec.name].extra["ks_statistic"]),
         bootstrap.ks_distance(mine, theirs),
@@ -224,12 +243,29 @@ def intervals(run: Run, resamples: int, progress: bool = False) -> dict[str, dic
             estimates[name] = run.estimate(name)
         except NoInterval as why:
             out[name] = {"interval": None, "reason": str(why)}
-    resampler = bootstrap.Resampler([s for e in estimates.values() for s in e.samples], resamples, SEED)
-    with Bar("intervals", resamples * len(estimates), "value", progress) as bar:
-        draws = resampler.draws({name: e.deviation or e.statistic for name, e in estimates.items()}, bar.add)
-    for name, estimate in estimates.items():
-        out[name] = _entry(estimate, draws[name], resamples)
+    drawn = {name: e for name, e in estimates.items() if e.deviation or not e.clustered}
+    resampler = bootstrap.Resampler([s for e in drawn.values() for s in e.samples], resamples, SEED)
+    with Bar("intervals", resamples * len(drawn), "value", progress) as bar:
+        draws = resampler.draws({name: e.deviation or e.statistic for name, e in drawn.items()}, bar.add)
+    for name, e in estimates.items():
+        out[name] = _clustered(e, draws.get(name), resamples) if e.clustered else _entry(e, draws[name], resamples)
     return {name: out[name] for name in run.suite.metrics}
+
+
+def _clustered(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
+    """The entry of a number whose rows hang together: clusters are the unit."""
+    found = clusters.jackknife(e.statistic, e.samples, e.unit)
+    by = "; ".join(w for w in (clusters.JACKKNIFE, e.method.partition("; ")[2]) if w)
+    entry: dict[str, Any] = {"n": e.n, "clusters": found.clusters, "level": bootstrap.LEVEL}
+    entry |= {"method": by} if draws is None else {"resamples": resamples, "method": f"{e.method}, of clusters"}
+    if e.of:
+        entry |= {"of": e.of, "value": e.value}
+    ends = found.interval() if draws is None else clusters.band(e.value, draws, found, e.samples)
+    if ends is None:
+        return {**entry, "interval": None, "reason": found.reason or "some resamplings have no value (too few rows)"}
+    if ends[0] == ends[1]:
+        entry["note"] = NO_WIDTH
+    return {**entry, "interval": list(ends)}
 
 
 def _entry(e: Estimate, draws: Array, resamples: int) -> dict[str, Any]:

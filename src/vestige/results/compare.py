@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap
+from vestige.compare import bootstrap, clusters
+from vestige.engine.clusters import with_column
 from vestige.engine.references import data_fingerprints, difference, load_references, read_scores, result_file
 from vestige.engine.scores import family, references_of
 from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
@@ -56,6 +57,7 @@ class Difference:
     of: str = ""
     holm: float = 1.0  # p after allowing for all the metrics looked at
     reading: str = ""
+    clusters: int | None = None  # the fewest of any data set behind it; None: rows are the unit
 
 
 @dataclass(frozen=True, repr=False)
@@ -78,19 +80,26 @@ class Comparison:
         lines = [comparison(self.metrics, self.values)]
         for run, found in self.differences.items():
             lines += ["", f"{run} less {self.base}", "", _shown(found, self.reasons[run])]
-        lines += ["", _legend(self.margin, self.resamples, sum(map(len, self.differences.values())))]
+        lines += ["", _legend(self.margin, self.resamples, [d for found in self.differences.values() for d in found])]
         return "\n".join(lines)
 
 
 def compare(
-    paths: Sequence[Path], metrics: str | None = None, margin: float = 0.05, resamples: int = 10_000
+    paths: Sequence[Path],
+    metrics: str | None = None,
+    margin: float = 0.05,
+    resamples: int = 10_000,
+    cluster: str | None = None,
 ) -> Comparison:
-    """Values side by side, and each run against the first. `metrics`: names with commas between them, or "all"."""
+    """Values side by side, and each run against the first. `metrics`: names with commas between them, or "all".
+
+    `cluster`: the column whose rows hang together, from the runs' data files; None: what the runs themselves say.
+    """
     if len(paths) < 2:
         raise UserError("Comparing takes at least two runs: vestige compare RUN_A RUN_B.")
     if margin < 0 or resamples < 100:
         raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
-    runs = [read_stored(path, name) for path, name in zip(paths, _short(paths), strict=True)]
+    runs = [read_stored(path, name, cluster) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
     found = {other.name: differences(runs[0], other, names, resamples) for other in runs[1:]}
@@ -113,7 +122,7 @@ def _short(paths: Sequence[Path]) -> list[str]:
     return [n if n not in names[:i] else f"{n} ({names[:i].count(n) + 1})" for i, n in enumerate(names)]
 
 
-def read_stored(path: Path, name: str) -> Stored:
+def read_stored(path: Path, name: str, cluster: str | None = None) -> Stored:
     """A run by its directory or its result file; without a manifest only its numbers can be shown.
 
     So it is with kinds of runs that keep no metric row by row (depth, stress, ...).
@@ -130,6 +139,8 @@ def read_stored(path: Path, name: str) -> Stored:
     if not (file.parent / "manifest.json").is_file():
         return Stored(name, scores, None, f"{file} has no manifest.json beside it: its rows are not known")
     manifest = read_manifest(file.parent)
+    if cluster is not None:
+        manifest = with_column(file.parent, manifest, cluster)
     suite = suite_from_manifest(manifest)
     try:
         references = load_references(suite, manifest["dialect"]["name"], moved(file.parent))
@@ -176,19 +187,49 @@ def differences(
                 why = f"no resampling: {reason}"
         if why:
             reasons[name] = why
-    resampler = bootstrap.Resampler([s for pair in pairs.values() for e in pair for s in e.samples], resamples, SEED)
-    draws = resampler.draws(
-        {name: bootstrap.combined(np.subtract, b.statistic, a.statistic) for name, (a, b) in pairs.items()}
-    )
+    less = {name: bootstrap.combined(np.subtract, b.statistic, a.statistic) for name, (a, b) in pairs.items()}
+    drawn = {name: pair for name, pair in pairs.items() if not _clustered(*pair)}
+    resampler = bootstrap.Resampler([s for pair in drawn.values() for e in pair for s in e.samples], resamples, SEED)
+    draws = resampler.draws({name: less[name] for name in drawn})
     out = []
     for name, (a, b) in pairs.items():
-        found = bootstrap.interval(draws[name], min(a.smallest, b.smallest))
+        if name not in drawn:
+            found, p, why, units = _by_cluster(a, b, less[name], resamples)
+        else:
+            found = bootstrap.interval(draws[name], min(a.smallest, b.smallest))
+            p = 1.0 if found is None else _p(a, b, draws[name])
+            why, units = "some resamplings have no value (too few rows)", None
         if found is None:
-            reasons[name] = "some resamplings have no value (too few rows)"
+            reasons[name] = why
         else:
             ends = rounded(found[0]), rounded(found[1])
-            out.append(Difference(name, b.value - a.value, ends, _p(a, b, draws[name]), a.of))
+            out.append(Difference(name, b.value - a.value, ends, p, a.of, clusters=units))
     return out, reasons
+
+
+def _clustered(a: Estimate, b: Estimate) -> bool:
+    return a.clustered or b.clustered
+
+
+def _by_cluster(
+    a: Estimate, b: Estimate, less: bootstrap.Statistic, resamples: int
+) -> tuple[tuple[float, float] | None, float, str, int]:
+    """The interval of a difference with clusters as the unit, its p, why it has none, and how many clusters."""
+    samples = (*a.samples, *b.samples)
+    found = clusters.jackknife(less, samples)
+    if a.deviation and b.deviation:  # a distance is attained at a place of its own in each run: both may be off
+        both = bootstrap.combined(np.add, a.deviation, b.deviation)
+        draws = bootstrap.Resampler(samples, resamples, SEED).draws({"x": both})["x"]
+        reach, why = clusters.reach(draws, samples)
+        if reach is None:
+            return None, 1.0, why, found.clusters
+        ends = found.value - reach, found.value + reach
+        return ends, clusters.share_beyond(draws, abs(found.value), samples), "", found.clusters
+    p = found.p() or 0.0
+    if a.rows is not None and b.rows is not None and a.rows.rows == b.rows.rows:
+        of = a.rows.clusters or b.rows.clusters or a.rows.rows
+        p = bootstrap.sign_flip_p(clusters.cluster_sums(b.rows.values - a.rows.values, of), resamples, SEED)
+    return found.interval(), p, found.reason, found.clusters
 
 
 def _obstacle(base: Stored, other: Stored, name: str) -> str:
@@ -264,11 +305,14 @@ def _shown(found: Sequence[Difference], reasons: Mapping[str, str]) -> str:
     return "\n".join([*lines, *(f"not compared: {', '.join(ms)}: {why}" for why, ms in by_reason.items())])
 
 
-def _legend(margin: float, resamples: int, tests: int) -> str:
+def _legend(margin: float, resamples: int, tests: Sequence[Difference]) -> str:
     if not tests:
         return "No differences could be tested."
+    unit = f"Rows were drawn again {resamples:,} times, the same rows for both runs."
+    if fewest := min((d.clusters for d in tests if d.clusters is not None), default=None):
+        unit = f"Rows hang together: the unit is the cluster (at least {fewest}), the same clusters for both runs."
     return (
-        f"Rows were drawn again {resamples:,} times, the same rows for both runs. Holm: over the {tests} differences "
+        f"{unit} Holm: over the {len(tests)} differences "
         f"shown.\nMargin {number(margin)} on metrics between 0 and 1 (--margin); on privleak, relative differences and "
         "losses there is none,\nthey differ or cannot be told apart. Intervals speak of other rows, not of other "
         "training seeds."

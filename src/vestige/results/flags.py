@@ -114,7 +114,7 @@ def run_score(args: argparse.Namespace) -> int:
             changes.setdefault(metric, {})[name] = _value(word, value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
-    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs)))
+    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs, args.cluster)))
     return 0
 
 
@@ -128,7 +128,7 @@ def run_compare(args: argparse.Namespace) -> int:
         print(published(Path(args.runs[0]), [], None))
         return 0
     load_plugins(args.plugin)
-    print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples))
+    print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples, args.cluster))
     return 0
 
 

@@ -116,7 +116,7 @@ def _changed(path: Path, sealed: str | None) -> str:
 def _score(path: Path, how: Rescoring) -> str:
     from vestige.show.tables import summary
 
-    outcome = rescore(path, how.dialect, how.changes, how.retain_logs)
+    outcome = rescore(path, how.dialect, how.changes, how.retain_logs, how.cluster)
     head = f"{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)"
     table = summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats)
     return "\n".join(["", head, "", table, "", f"files: {', '.join(str(f) for f in outcome.files)}"])

@@ -6,7 +6,7 @@ the others are for commands that score a run of ours again and need all of it.
 
 from __future__ import annotations
 
-from typing import Any, Required, TypedDict
+from typing import Any, NotRequired, Required, TypedDict
 
 Number = float | None
 FactsForm = dict[str, Any]
@@ -80,11 +80,20 @@ class Stat(TypedDict, total=False):
 # ---- manifests ------------------------------------------------------------------------------------------------------
 
 
+class ClustersForm(TypedDict):
+    """Which rows hang together (engine/clusters.py)."""
+
+    by: str
+    names: list[str]
+    of: dict[str, int]  # row -> place of its cluster's name
+
+
 class Rowset(TypedDict):
     rows: int
     source: str
     fingerprint: str
     name: str
+    clusters: NotRequired[ClustersForm]
 
 
 class Definition(TypedDict, total=False):
@@ -118,6 +127,7 @@ class MetricForm(TypedDict, total=False):
 
 class Statistics(TypedDict, total=False):
     resamples: int
+    cluster: str
 
 
 class ConfigForm(TypedDict, total=False):

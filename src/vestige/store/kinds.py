@@ -34,10 +34,12 @@ class Rescoring:
     dialect: str | None = None
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     retain_logs: str | None = None
+    cluster: str | None = None  # the column whose rows hang together
 
     def refuse(self, kind: str) -> None:
         """For kinds that have one definition: asking for another is a mistake, and must not pass in silence."""
-        said = [n for n, v in (("dialect", self.dialect), ("--retain-logs", self.retain_logs)) if v is not None]
+        given = {"dialect": self.dialect, "--retain-logs": self.retain_logs, "--cluster": self.cluster}
+        said = [name for name, value in given.items() if value is not None]
         said += [f"{metric}.{key}" for metric, body in self.changes.items() for key in body]
         if said:
             raise UserError(f"A {kind} run is scored again by its own definition only; leave {said[0]} out.")

@@ -11,7 +11,8 @@ from vestige.stress.registry import attack_named
 from vestige.stress.run import DEFAULT_METRICS, Stress
 
 RECIPE = ("epochs", "lr", "batch_size", "accumulation")  # of relearning
-PASSED_ON = ("suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code")  # to evaluations
+# What evaluations are told.
+PASSED_ON = ("suite", "system_prompt", "limit", "cluster", "dtype", "device", "tokenizer", "trust_remote_code")
 OWN = ("metrics", "held_out", "examples", "keep", "temperature", "compute_dtype", "progress")
 SETTINGS = (*OWN, *RECIPE, *PASSED_ON)
 

@@ -15,8 +15,10 @@ from vestige.data.clusters import AUTO, NONE, rows_fingerprint, with_clusters
 from vestige.data.rows import load_rows
 from vestige.engine.prepare import redirect
 from vestige.errors import UserError
+from vestige.schema import misfit
 from vestige.secrets import expand
 from vestige.store.examples import load_rows as load_examples
+from vestige.store.forms import Rowset
 from vestige.types import Grouping, Rows
 
 Groupings = Mapping[str, Grouping]  # by fingerprint of the rows
@@ -32,10 +34,13 @@ def kept(found: Grouping | None) -> dict[str, Any]:
 
 
 def groupings(manifest: Mapping[str, Any]) -> dict[str, Grouping]:
-    """The groupings of a finished run, by fingerprint of the rows. Runs of older versions have none."""
+    """The groupings of a finished run, by fingerprint of the rows. Runs of older versions and other tools have none."""
+    data = manifest.get("data")
+    if not isinstance(data, Mapping) or misfit(data, dict[str, Rowset]):
+        return {}
     return {
         str(body["fingerprint"]): Grouping(said["by"], {row: said["names"][i] for row, i in said["of"].items()})
-        for body in (manifest.get("data") or {}).values()
+        for body in data.values()
         if (said := body.get("clusters"))
     }
 

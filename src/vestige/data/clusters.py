@@ -18,7 +18,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.types import Grouping, Rows, content_key
 
-AUTO, NONE = "auto", "none"  # what may be said in place of a column
+AUTO, NONE = "auto", "none"  # in place of a column
 COLUMNS = ("author", "document")
 PER_AUTHOR = 20
 # Rows of TOFU's files, by their names on the hub and in open-unlearning's copy of them.

@@ -291,8 +291,7 @@ def _run(
         max_rows=int(cfg.get("max_rows") or 128),
         progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
-        resamples=_resamples(cfg),
-        cluster=str((cfg.get("stats") or {}).get("cluster") or RunConfig.cluster),
+        **_statistics(cfg),
         asked_as=asked_as,
     )
 
@@ -311,12 +310,13 @@ def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[st
     )
 
 
-def _resamples(cfg: Any) -> int:
+def _statistics(cfg: Any) -> dict[str, Any]:
     """A root configuration of the user's own need not have heard of intervals."""
-    said = (cfg.get("stats") or {}).get("resamples", RunConfig.resamples)
+    stats = cfg.get("stats") or {}
+    said = stats.get("resamples", RunConfig.resamples)
     if not isinstance(said, int) or said < 0:
         raise UserError(f"stats.resamples must be a whole number (0: no intervals), it is {said}.")
-    return said
+    return {"resamples": said, "cluster": str(stats.get("cluster") or RunConfig.cluster)}
 
 
 def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:

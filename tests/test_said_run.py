@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
             logprobs = model(ids).logits.float().log_softmax(-1)
         start = len(example.prompt.ids)
         got = [logprobs[0, t - 1, ids[0, t]].item() for t in range(start, ids.shape[1])]
-        assert scores[example.index]["score"] == pytest.approx(sum(got) / len(got), rel=1e-4)
+        assert scores[example.index]["score"] == pytest.approx(math.exp(sum(got) / len(got)), rel=1e-4)
 
 
 def test_scored_again_from_evidence_alone(run: Path, tmp_path: Path) -> None:
@@ -152,7 +153,7 @@ def test_likelihood_needs_the_other_model() -> None:
     assert target is not None and target.ids == (1, 0, 5, 6) and target.labels == (5, 6)
     read = {"reference": {"F": {target.key: stats(logprob=[-1.0, -3.0])}}}
     found = scored("said_likelihood", texts, evidence=read, reference_model_path="F")
-    assert found.agg_value == pytest.approx(-2.0)
+    assert found.agg_value == pytest.approx(math.exp(-2))
     assert "no model to read" in scored("said_likelihood", texts).reason
     assert "evaluate the model again" in scored("said_likelihood", texts, reference_model_path="G").reason
 

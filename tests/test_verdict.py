@@ -139,7 +139,7 @@ def test_numbers_of_the_demos_gradient_ascent_are_damaged() -> None:
 def test_texts_in_circles_are_damage_whatever_utility_says() -> None:
     rep = Measure("repetition", "repetition", 0.7, retain=0.05, full=0.04, contrast=Contrast(0.65, 1.0, 0.05**2))
     calm = replace(rep, value=0.06, contrast=Contrast(0.01, 1.0, 0.02**2))
-    odd = Measure("said", "said_likelihood", -5.0, retain=-2.0, contrast=Contrast(3.0, 1.0, 0.2**2))
+    odd = Measure("said", "said_likelihood", 0.05, retain=0.4, contrast=Contrast(0.35, 0.4, 0.02**2))
     assert word(replace(WHOLE, fluency=[rep])) == "damaged" == word(replace(WHOLE, fluency=[odd]))
     assert word(replace(WHOLE, fluency=[calm])) == "forgotten"
     assert verdict(replace(WHOLE, fluency=[rep]))["parts"]["damage"]["fluency"] == 0.7

@@ -160,7 +160,7 @@ def _ask(function: str, settings: dict[str, Any], **said: Any) -> EvalAsk:
     _check(function, settings, {f.name for f in fields(EvalAsk)} - {"model", "suite"})
     _load_plugins(settings)
     given = {**said, **settings}
-    for name in ("data", "out", "retain_logs", "tokenizer", "reference_model", "config_dir", "include_path"):
+    for name in ("data", "out", "retain_logs", "tokenizer", "reference_model", "full", "config_dir", "include_path"):
         given[name] = _as_text(given.get(name))
     if isinstance(given.get("metrics"), str):
         given["metrics"] = given["metrics"].split(",")

@@ -50,7 +50,7 @@ TABLE = (
     # what is measured
     Flag("model", "PATH", "the model: a directory, .gguf file, PEFT adapter or hub id",
          f"{EVAL} collapse {MAKE} stress", f"{_MODEL}.pretrained_model_name_or_path"),
-    Flag("full", "MODEL", "the model before unlearning", f"depth {PAGE}"),
+    Flag("full", "MODEL", "the model before unlearning", f"{EVAL} depth {PAGE}", "eval.{suite}.full_model_path"),
     Flag("retain-model", "MODEL", "the model trained without the forget rows", f"{EVAL} audit depth stress {PAGE}"),
     Flag("name", "NAME", "only models whose name has this part", "published plot"),
     Flag("data", "DIR", "folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...", f"{EVAL} depth stress"),

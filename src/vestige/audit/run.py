@@ -58,7 +58,7 @@ def audit(ask: Audit, settings: Mapping[str, object]) -> int:
             if model is not None:
                 logs = str(ask.out / "retain" / "OWN_EVAL.json") if name != "retain" and ask.retain_model else None
                 print(f"Evaluating {name}: {model} ...", flush=True)
-                outcomes[name] = _evaluate(model, files, ask.out / name, logs, settings)
+                outcomes[name] = _evaluate(model, files, ask.out / name, logs, {"full": ask.before, **settings})
     if all(outcomes["after"].scores[m].agg_value is None for m in outcomes["after"].top):
         reasons = {s.reason for s in outcomes["after"].scores.values() if s.reason}
         raise UserError(f"none of the metrics can be computed from these rows: {sorted(reasons)[0]}")

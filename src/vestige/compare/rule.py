@@ -1,6 +1,7 @@
 """Every threshold of the verdict, in one place, each with its reason. Nothing else in vestige has one.
 
-They were fixed on the tuning seeds of the bench (docs/verdict.md), and the bench's table was made on others.
+The margin of layers was fixed on the tuning seed of the bench (docs/verdict.md); the others were chosen before the
+bench, held on that seed, and kept. The bench's table was made on other seeds, and nothing was changed after it.
 Callers: compare/evidence.py, compare/verdict.py; the bench tries other values with `replace(RULE, margin=...)`.
 """
 

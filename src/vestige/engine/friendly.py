@@ -30,6 +30,7 @@ class EvalAsk:
     tasks: Sequence[Any] | str | None = None  # of lm_eval: names, paths, task configs
     include_path: str | None = None
     reference_model: str | None = None
+    full: str | None = None  # the model before unlearning: reads texts for said_likelihood
     dialect: str | None = None
     system_prompt: str | None = None
     batch_tokens: int | None = None
@@ -53,7 +54,7 @@ class EvalAsk:
 
 
 # Flags that mean something to one kind of evaluation only; said to the other kind they would change nothing.
-METRICS_ONLY = ("data", "retain_logs", "reference_model", "dialect", "batch_tokens", "seed", "cluster")
+METRICS_ONLY = ("data", "retain_logs", "reference_model", "full", "dialect", "batch_tokens", "seed", "cluster")
 TASKS_ONLY = ("tasks", "include_path")
 
 

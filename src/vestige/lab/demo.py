@@ -14,7 +14,7 @@ from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.lab.demo_diffusion import demo_diffusion
 from vestige.lab.demo_report import demo_report
-from vestige.lab.models import build_lab
+from vestige.lab.models import Lab, build_lab
 from vestige.show.progress import hushed
 from vestige.show.tables import comparison, table
 from vestige.types import Score
@@ -43,7 +43,7 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     with hushed():  # the retain model itself has no retain logs, by nature
         for name in names:
             print(f"Evaluating {name} ...", flush=True)
-            run = to_run(_ask(lab.data, lab.models[name], out / "eval" / name, logs, name))
+            run = to_run(_ask(lab, out / "eval" / name, logs, name))
             assert isinstance(run, RunConfig)
             outcome = evaluate_config(run)
             runs[name] = outcome.scores
@@ -55,13 +55,18 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     return 0
 
 
-def _ask(data: Path, model: Path, out: Path, logs: Path, name: str) -> EvalAsk:
+# Not in the table: secrets and fluency speak in the verdict and on the page.
+ALSO = ("forget_secrets_said", "forget_repetition", "forget_said_likelihood")
+
+
+def _ask(lab: Lab, out: Path, logs: Path, name: str) -> EvalAsk:
     return EvalAsk(
-        model=str(model),
-        data=str(data),
+        model=str(lab.models[name]),
+        data=str(lab.data),
         out=str(out),
         retain_logs=None if name == "retain" else str(logs),
-        metrics=list(SHOWN),
+        metrics=[*SHOWN, *ALSO],
+        full=str(lab.models["full"]),
         progress=True,
     )
 

@@ -143,18 +143,16 @@ OURS: dict[str, Card] = {
         example="words again",
     ),
     "said_likelihood": Card(
-        "mean over t of lp_t of the tokens this model wrote, under another model: the one before unlearning; in nats "
-        "per token; the metric is the mean over rows",
-        "near 0: it says what the other model would say",
-        "far below 0: it says what the other model finds absurd, like gibberish; a wrong answer in good language is "
-        "between",
+        "exp(mean over t of lp_t) of the tokens this model wrote, under another model: the one before unlearning; the "
+        "metric is the mean over rows",
+        "near 1: it says what the other model would say",
+        "near 0: it says what the other model finds absurd, like gibberish; a wrong answer in good language is between",
         "every token that the model wrote after the prompt, the end token included",
         "The other model must have the same tokenizer. Compare with its value for its own texts, and with the retain "
         "model's: a model that never knew a fact says another one, which is less likely but not gibberish.",
         source="vestige",
         no_end="it measures how texts read, not what is known",
-        unit=False,
-        reading=bands((-3.0, "hardly likely text"), (-1.0, "somewhat likely text"), (END, "likely text")),
+        reading=bands((0.05, "hardly likely text"), (0.3, "somewhat likely text"), (END, "likely text")),
         group="utility",
         better=NEITHER,
         better_kept=NEITHER,

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vestige.errors import UserError
-from vestige.metrics import membership, memorisation, utility  # noqa: F401 - they fill METRICS
 from vestige.metrics.cards import card_of
-from vestige.metrics.registry import METRICS
+from vestige.metrics.registry import facts_of
 
 CHAT = "chat"  # rows as turns of a chat template
 ENTITY = "entity"  # raw "Question: ... Answer: ..." rows, of which the entity's tokens count
@@ -218,8 +217,8 @@ def direction_of(
     if card is not None and card.no_end:
         raise UserError(f"{name} has no end that means 'knows': {card.no_end}.")
     for entry in (name, handler):
-        if entry in METRICS:
-            return Direction(METRICS[entry].knows, said_by=f"@metric of {entry}")
+        if facts := facts_of(entry):
+            return Direction(facts.knows, said_by=f"@metric of {entry}")
     raise UserError(
         f"Nothing says which end of {name} means 'knows'; load its plug-in (--plugin FILE) or write "
         f"`metrics: {{{name}: {{knows: high}}}}` in the pool file (high, low, one or half)."

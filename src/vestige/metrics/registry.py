@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -17,7 +19,16 @@ class MetricFacts:
     doc: str  # the first line of the docstring
 
 
-METRICS: dict[str, MetricFacts] = {}
+METRICS: dict[str, MetricFacts] = {}  # of the modules imported so far
+
+
+def facts_of(name: str) -> MetricFacts | None:
+    """What a formula's function records of itself. A run imports the formulas it uses, so others are imported now."""
+    if name not in METRICS:
+        package = import_module("vestige.metrics")
+        for module in pkgutil.iter_modules(package.__path__, "vestige.metrics."):
+            import_module(module.name)
+    return METRICS.get(name)
 
 
 def metric(knows: str, source: str) -> Callable[[F], F]:

@@ -8,10 +8,9 @@ from vestige.errors import UserError
 from vestige.meta.axes import AXIS_TABLE, FLOOR, LABELS, MEM, MIA, PART_LABELS, WAYS, Axis, formula, similarity
 from vestige.meta.bench import ELSEWHERE
 from vestige.meta.methods import SOURCES
-from vestige.metrics import depth  # noqa: F401 - it fills METRICS
 from vestige.metrics.cards import CARDS, FORGOTTEN, HIGH, Card, card_of
 from vestige.metrics.names import KNOWN, direction_of, short
-from vestige.metrics.registry import METRICS
+from vestige.metrics.registry import facts_of
 
 LIKENESS = (similarity.__doc__ or "").strip().splitlines()[0]
 NARROW = 16
@@ -28,7 +27,7 @@ def entry(key: str, handler: str = "", aggregator: str = "") -> dict[str, Any]:
     used = handler or (KNOWN[name].handler if name in KNOWN else "")
     words = CARDS.get(used)
     label = KNOWN[name].label if name in KNOWN and key == name else key
-    facts = METRICS.get(used)
+    facts = facts_of(used)
     if words is None and name.startswith("s_mia_"):
         return _likeness(key, label)
     return {

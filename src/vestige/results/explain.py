@@ -15,7 +15,7 @@ from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.metrics.reading import reading
-from vestige.metrics.registry import METRICS
+from vestige.metrics.registry import facts_of
 from vestige.results.listing import metric_configs
 from vestige.results.worked import worked
 from vestige.results.worked_parts import worked_revocations
@@ -102,7 +102,7 @@ def explain_metric(metric: ExplainedMetric) -> str:
     lines += _entry("formula", words.formula)
     lines += _entry("high", words.high) + _entry("low", words.low)
     lines += _entry("tokens", words.tokens) + _entry("note", words.note) + _entry("short", _of_short_name(metric))
-    facts = METRICS.get(metric.handler)
+    facts = facts_of(metric.handler)
     lines += _entry("source", words.source or (facts.source if facts else ""))
     lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
     return "\n".join(lines)

@@ -11,7 +11,7 @@ from vestige.configs.compose import PACKAGE_DIR, options
 from vestige.errors import unknown_name
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import KNOWN, short
-from vestige.metrics.registry import METRICS
+from vestige.metrics.registry import facts_of
 from vestige.suites.registry import HANDLERS
 
 
@@ -45,7 +45,7 @@ def _section(name: str, rows: list[tuple[str, str]]) -> str:
 
 
 def _with_source(name: str, doc: str) -> str:
-    facts = METRICS.get(name)
+    facts = facts_of(name)
     return f"{doc} [{facts.source}]" if facts else doc
 
 

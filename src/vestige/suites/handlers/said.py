@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from vestige.metrics.dialects import Dialect
-from vestige.metrics.memorisation import loss
+from vestige.metrics.memorisation import probability
 from vestige.metrics.said import Secret, repetition, says, secret_of
 from vestige.suites.handlers.attacks import reference_path
 from vestige.suites.handlers.common import Value, by_index, clean, mean_score
@@ -84,8 +84,7 @@ def said_likelihood(inputs: Inputs) -> Scored:
         target = spoken(request, text)
         if target is None:
             return None, NOTHING_SAID
-        number = clean(loss(theirs[target.key]))
-        return None if number is None else -number, BAD_LOGITS
+        return clean(probability(theirs[target.key])), BAD_LOGITS
 
     return _where_it_spoke(by_index(inputs.rows, lambda example: _of_text(inputs, example, "score", read)))
 

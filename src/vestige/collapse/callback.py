@@ -23,16 +23,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerCallback
-
 from vestige.collapse import trainer as theirs
 from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measured, model_scorer
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
+from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.integrations.undisturbed import undisturbed
-from vestige.internal import in_short
 from vestige.metrics.collapse import Ema
 from vestige.ownership import adopt_file
 from vestige.writing import write_bytes
@@ -60,7 +58,7 @@ class RolloutBatch:
         return self.updates + 1
 
 
-class CollapseCallback(TrainerCallback):
+class CollapseCallback(TrainerGuest):
     """Measures the latest rollouts, and logs them at step 1 and every `compute_freq` steps.
 
     Errors are printed and training goes on, unless the settings have on_error="raise". `temperature`: that of the
@@ -77,6 +75,7 @@ class CollapseCallback(TrainerCallback):
         resume: bool = True,
         bare_keys: bool = False,
     ) -> None:
+        super().__init__()
         given = settings or CollapseSettings()
         self.settings = replace(given, on_error="skip") if given.on_error == "auto" else given
         self.detector = CollapseDetector(self.settings, log_prob_fn=log_prob_fn)
@@ -87,20 +86,15 @@ class CollapseCallback(TrainerCallback):
         self.last: Measured | None = None
         self._batch: RolloutBatch | None = None
         self._interval = 1  # steps between the last two batches
-        self._trainer: Any = None
         self._scored = log_prob_fn is not None
-        self._told: set[str] = set()
+
+    def raises(self) -> bool:
+        return self.settings.on_error == "raise"
 
     @property
     def rollouts(self) -> list[Rollout]:
         """Those of the latest step that wrote any."""
         return self._batch.rollouts if self._batch else []
-
-    def install(self, trainer: Any) -> CollapseCallback:
-        """Adds the callback to a trainer; its `log` is how the numbers leave."""
-        self._trainer = trainer
-        trainer.add_callback(self)
-        return self
 
     def record(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Turns of the step under way, in the fields of our JSONL (docs/collapse.md)."""
@@ -111,7 +105,7 @@ class CollapseCallback(TrainerCallback):
 
     def _current(self) -> RolloutBatch:
         """The batch of the weights as they are; another one once they have changed."""
-        updates = theirs.updates_of(self._trainer)
+        updates = updates_of(self._trainer)
         if self._batch is None or self._batch.updates != updates:
             if self._batch is not None:
                 self._interval = max(1, updates - self._batch.updates)
@@ -160,13 +154,12 @@ class CollapseCallback(TrainerCallback):
             self.record([dict(zip(names, values, strict=True)) for values in columns])
             self._current().heard.append((list(prompts), list(completions), {who}))
         except Exception as error:  # rollouts that do not fit
-            self._failed("rollouts could not be recorded", error, is_ours(error))
+            self.failed("rollouts could not be recorded", error, is_ours(error))
 
     # ---- the trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._trainer is None:
-            raise UserError("The collapse callback cannot log yet; call callback.install(trainer) before training.")
+        self.find_trainer()
         if self._batch is not None and self._batch.updates != state.global_step:
             self._batch = None  # of an earlier run
         self._interval = 1
@@ -197,7 +190,7 @@ class CollapseCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._batch is None:
-            self._say(
+            self.say_once(
                 "no rollouts were recorded, so collapse metrics are missing; wrap a reward function with "
                 "callback.listen, or call callback.record"
             )
@@ -211,7 +204,7 @@ class CollapseCallback(TrainerCallback):
             batch.means = self.detector.state_dict()
         except Exception as error:  # of the model, or of rollouts that do not fit; a bug of ours is called one
             batch.failed = True
-            self._failed(f"no collapse metrics at step {step}", error, is_ours(error))
+            self.failed(f"no collapse metrics at step {step}", error, is_ours(error))
             return
         finally:
             self.detector.load_state_dict(before)  # the means count what was logged
@@ -220,7 +213,7 @@ class CollapseCallback(TrainerCallback):
             why = "DeepSpeed updates them in the backward pass" if theirs.updates_early(self._trainer) else (
                 "no rollouts were recorded at the step that was due"
             )  # fmt: skip
-            self._say(f"some rollouts are scored by weights updated since they were written: {why} "
+            self.say_once(f"some rollouts are scored by weights updated since they were written: {why} "
                       "(collapse/updates_since_rollout counts the updates)")  # fmt: skip
         for label, reason in batch.outcome.reasons.items():
             log.warning("step %d: %s: not computed: %s", step, label, reason)
@@ -247,7 +240,7 @@ class CollapseCallback(TrainerCallback):
             batch.logged = True
         if not self.settings.parity:
             metrics |= {"collapse/rollout_step": batch.step, "collapse/updates_since_rollout": batch.late}
-        theirs.log_metrics(self._trainer, metrics, control, self.bare_keys)
+        log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
             self._adopt(place)
@@ -259,18 +252,7 @@ class CollapseCallback(TrainerCallback):
             Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
             adopt_file(place)
 
-    def _failed(self, what: str, error: Exception, bug: bool) -> None:
-        if self.settings.on_error == "raise":
-            raise error
-        log.warning("%s: %s", what, in_short(error) if bug else error)
-
-    def _say(self, words: str) -> None:
-        """Once."""
-        if words not in self._told:
-            self._told.add(words)
-            log.warning("%s", words)
-
 
 def means_at(state: Any) -> dict[str, Any] | None:
     """The running means of a run that is resumed: those its checkpoint logged, whatever came after."""
-    return theirs.means_logged(state.log_history) if state.global_step > 0 else None
+    return theirs.means_logged(logged_before(state))

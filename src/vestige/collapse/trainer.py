@@ -1,4 +1,4 @@
-"""What the collapse callback asks of somebody else's trainer, and how it logs through one."""
+"""What the collapse callback asks of somebody else's trainer; how it logs is in integrations/trainers.py."""
 
 from __future__ import annotations
 
@@ -8,14 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from transformers import Trainer
-
 from vestige.metrics.collapse import LABELS
-
-
-def updates_of(trainer: Any) -> int:
-    """How often the optimiser has changed the weights so far."""
-    return int(getattr(getattr(trainer, "state", None), "global_step", 0) or 0)
 
 
 def is_training(trainer: Any) -> bool:
@@ -66,44 +59,6 @@ def is_async(reward: Callable[..., Any]) -> bool:
 def name_of(reward: Any) -> str:
     inner = plain_function(reward)
     return str(getattr(inner, "__name__", type(inner).__name__))
-
-
-def log_metrics(trainer: Any, metrics: Mapping[str, float], control: Any, bare: bool = False) -> None:
-    """Through the trainer's loggers, without a trace in what the trainer itself has to log at this step.
-
-    `Trainer.log` and not the log of a subclass: TRL's empties its own running means into whatever is logged first. And
-    logging clears `should_log`, which would cost the step its loss.
-    """
-    asked = control.should_log
-    if not isinstance(trainer, Trainer):
-        trainer.log(dict(metrics))
-    elif bare:
-        _log_bare(trainer, metrics)
-    else:
-        Trainer.log(trainer, dict(metrics))
-    control.should_log = asked
-
-
-def _log_bare(trainer: Trainer, metrics: Mapping[str, float]) -> None:
-    """W&B and TensorBoard get the names as they are; transformers would put `train/` in front of them."""
-    from transformers.integrations import TensorBoardCallback, WandbCallback
-
-    handler, step = trainer.callback_handler, trainer.state.global_step
-    everybody = handler.callbacks
-    direct = [c for c in everybody if isinstance(c, (TensorBoardCallback, WandbCallback))]
-    handler.callbacks = [c for c in everybody if c not in direct]
-    try:
-        Trainer.log(trainer, dict(metrics))
-    finally:
-        handler.callbacks = everybody
-    for logger in direct if trainer.state.is_world_process_zero else ():
-        writer, wandb = getattr(logger, "tb_writer", None), getattr(logger, "_wandb", None)
-        if writer is not None:
-            for name, value in metrics.items():
-                writer.add_scalar(name, value, step)
-            writer.flush()
-        if wandb is not None and wandb.run is not None:
-            wandb.log({**metrics, "train/global_step": step})
 
 
 def means_logged(history: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]] | None:

@@ -47,7 +47,7 @@ def load_references(
                 "it, or give --retain-logs FILE."
             )
         file = now.get(path, Path(path))
-        out[path] = _load(file, suite, metrics, dialect)
+        out[path] = load_reference(file, suite, metrics, dialect)
         _check_steps(suite, path, out[path].results)
         if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
             out[path] = _changed(out[path], metrics, path)
@@ -81,7 +81,8 @@ def _changed(reference: Reference, metrics: set[str], path: str) -> Reference:
     return replace(reference, caveats={**reference.caveats, **also})
 
 
-def _load(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
+def load_reference(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
+    """One run's results by our definitions of some metrics."""
     file = result_file(path)
     results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():

@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,9 +98,26 @@ def _prompt_key(key: str, want: Any) -> str:
     return key if prompt is None else str(prompt.key)
 
 
-@functools.cache
+_alone = ContextVar("alone", default=False)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside, this process works by itself: the others of its launcher do something else meanwhile."""
+    before = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(before)
+
+
 def team() -> Team:
     """The team that a launcher (accelerate, torchrun) made of this process and others; otherwise a team of one."""
+    return Team() if _alone.get() else _launched()
+
+
+@functools.cache
+def _launched() -> Team:
     # Both launchers set this variable. Asking it first keeps accelerate and torch out of commands that work alone.
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return Team()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,9 +14,11 @@ import torch
 
 @contextmanager
 def undisturbed(model: Any = None) -> Iterator[None]:
-    """Random state (Python's, NumPy's, torch's on every device) and each module's train or eval mode, put back.
+    """Random state (Python's, NumPy's, torch's on every device) and the model's own state, put back.
 
-    Without it a training run that is looked at draws other dropout, other shuffles and other samples from then on.
+    Without it a training run that is looked at draws other dropout, other shuffles and other samples from then on. Of
+    the model: each module's train or eval mode, gradients, and its settings (generation sets `use_cache`). Inside,
+    autocast is off, so that a look gives the numbers of the same weights in a file. Memory is given back.
 
     >>> before = random.getstate()
     >>> with undisturbed():
@@ -23,17 +26,59 @@ def undisturbed(model: Any = None) -> Iterator[None]:
     >>> random.getstate() == before
     True
     """
-    modules = list(model.modules()) if isinstance(model, torch.nn.Module) else []
-    modes = [module.training for module in modules]  # each on its own: part of a model may be frozen in eval
     python, numpy = random.getstate(), np.random.get_state()
     apple = torch.mps.get_rng_state() if torch.backends.mps.is_available() else None
     try:
-        with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
+        with torch.random.fork_rng(devices=range(torch.cuda.device_count())), _model_kept(model), _plain_precision():
             yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
         if apple is not None:
             torch.mps.set_rng_state(apple)
-        for module, mode in zip(modules, modes, strict=True):
+
+
+@contextmanager
+def _plain_precision() -> Iterator[None]:
+    """No autocast, whatever the loop around us is in."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    contexts = [torch.autocast(kind, enabled=False) for kind in kinds]
+    for context in contexts:
+        context.__enter__()
+    try:
+        yield
+    finally:
+        for context in reversed(contexts):
+            context.__exit__(None, None, None)
+
+
+@contextmanager
+def _model_kept(model: Any) -> Iterator[None]:
+    if not isinstance(model, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in model.modules()]  # each: part of a model may be frozen in eval
+    weights = [(p, p.grad, p.requires_grad) for p in model.parameters()]
+    owners = [model.config, getattr(model, "generation_config", None)] if hasattr(model, "config") else []
+    settings = [(owner, dict(vars(owner))) for owner in owners if owner is not None and hasattr(owner, "__dict__")]
+    wrapped = vars(model).get("forward")  # accelerate wraps it in autocast, and keeps the plain one
+    for weight, _, _ in weights:
+        weight.grad = None
+    if wrapped is not None and "_original_forward" in vars(model):
+        model.forward = vars(model)["_original_forward"]
+    try:
+        yield
+    finally:
+        if wrapped is not None:
+            model.forward = wrapped
+        for weight, gradient, wanted in weights:
+            weight.grad = gradient
+            weight.requires_grad_(wanted)
+        for module, mode in modes:
             module.training = mode
+        for owner, before in settings:
+            vars(owner).clear()
+            vars(owner).update(before)
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()

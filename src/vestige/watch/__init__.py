@@ -1,0 +1,1 @@
+"""How does it evolve while training? A live model looked at inside a trainer or a loop, and the best checkpoint."""

@@ -1,0 +1,124 @@
+"""A look at a model that several processes train: one of them evaluates, or all share the work.
+
+    replicated (DDP)          the first process evaluates its copy while the others wait; or each collects a share
+    sharded (FSDP, ZeRO-3)    the weights are gathered once into a whole copy on the first process, which evaluates it
+
+In: an accelerator (the trainer's own, or the user's) and the model that it prepared. Out: the same Look on every
+process. Callers: watch/callback.py and watch/loop.py. A failure on the first process is carried to the others, so that
+nobody waits for a look that does not come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from vestige.engine.team import alone
+from vestige.errors import UserError
+from vestige.integrations.undisturbed import undisturbed
+from vestige.watch.looking import Look, Looking
+
+FAILED = "the first process could not evaluate: {}"
+
+
+def look_together(
+    looking: Looking,
+    accelerator: Any,
+    model: Any,
+    tokenizer: Any,
+    moment: tuple[int, float | None],
+    share: bool = False,
+) -> Look:
+    """One look, whatever the number of processes. `moment`: steps and epochs done."""
+    if accelerator is None or accelerator.num_processes == 1:
+        return looking.look(_plain(model, accelerator), tokenizer, *moment)
+    if share and not is_sharded(model):
+        whole = _plain(model, accelerator)
+        seen: Any = looking.look(whole, tokenizer, *moment, leads=accelerator.is_main_process)
+        return _agreed(looking, seen, None)
+    error: Exception | None = None
+    seen = None
+    with whole_model(model, accelerator) as found:
+        if found is not None:
+            try:
+                with alone():
+                    seen = looking.look(found, tokenizer, *moment)
+            except Exception as raised:  # of the model or the suite: raised again below, when all processes know
+                error = raised
+        accelerator.wait_for_everyone()
+    return _agreed(looking, seen, error)
+
+
+def _agreed(looking: Looking, seen: Look | None, error: Exception | None) -> Look:
+    """The first process's look on every process, so that all of them decide alike."""
+    from accelerate.utils import broadcast_object_list
+
+    told: list[Any] = [None if seen is None else seen.to_json(), None if error is None else str(error)]
+    broadcast_object_list(told)
+    if error is not None:
+        raise error
+    if told[0] is None:
+        raise UserError(FAILED.format(told[1]))
+    look = Look.from_json(told[0])
+    looking.remember([look])
+    return look
+
+
+def _plain(model: Any, accelerator: Any) -> Any:
+    """Without the wrapper that synchronises gradients: a forward through it would wait for the other processes."""
+    inner = getattr(model, "module", None)
+    return inner if type(model).__name__ in ("DistributedDataParallel", "DataParallel") and inner is not None else model
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether no process holds all weights (FSDP of either version, ZeRO-3)."""
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        return True
+    return any(type(p.data).__name__ == "DTensor" or hasattr(p, "ds_id") for p in model.parameters())
+
+
+@contextlib.contextmanager
+def whole_model(model: Any, accelerator: Any) -> Iterator[Any]:
+    """The model to evaluate on the first process; None on the others."""
+    if not is_sharded(model):
+        yield _plain(model, accelerator) if accelerator.is_main_process else None
+        return
+    weights = accelerator.get_state_dict(model)  # every process takes part
+    if not accelerator.is_main_process:
+        yield None
+        return
+    with undisturbed():  # building a model draws random numbers
+        copy = _copy_of(accelerator.unwrap_model(model), weights)
+    yield copy
+    del copy, weights
+
+
+def _copy_of(model: Any, weights: dict[str, Any]) -> Any:
+    """A model of the same architecture in one piece, on the CPU, with these weights."""
+    adapters = getattr(model, "peft_config", None)
+    base = model.get_base_model() if adapters else model
+    kind = next(c for c in type(base).__mro__ if not c.__name__.startswith("FSDP"))
+    dtype = next((t.dtype for t in weights.values() if t.is_floating_point()), torch.float32)
+    copy = kind(base.config)
+    if adapters:
+        from peft import get_peft_model
+
+        copy = get_peft_model(copy, next(iter(adapters.values())))
+    copy = copy.to(dtype)
+    report = copy.load_state_dict({k.replace("_checkpoint_wrapped_module.", ""): v for k, v in weights.items()}, False)
+    copy.tie_weights()
+    tied = [name for name, tensor in copy.state_dict().items() if _same_elsewhere(copy, name, tensor, weights)]
+    absent = [name for name in report.missing_keys if name not in tied]
+    if absent or report.unexpected_keys:
+        strange = [*absent, *report.unexpected_keys][0]
+        raise UserError(f"The gathered weights do not fit the model ('{strange}'); evaluate its saved checkpoint.")
+    return copy.eval()
+
+
+def _same_elsewhere(copy: Any, name: str, tensor: Any, weights: dict[str, Any]) -> bool:
+    """Tied to a tensor that was loaded."""
+    places = {t.data_ptr() for n, t in copy.state_dict().items() if n != name and n in weights}
+    return tensor.data_ptr() in places

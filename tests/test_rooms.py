@@ -62,8 +62,9 @@ ARROWS: dict[str, set[str]] = {
     "judging": BELOW,
     "depth": BELOW,
     "collapse": BELOW,
-    "unlearn": BELOW,
+    "unlearn": BELOW | {"watch"},
     "meta": BELOW | {"judging"},
+    "watch": BELOW,
     "stress": BELOW | {"judging", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "mishaps", "stress"},
@@ -88,7 +89,7 @@ ARROWS: dict[str, set[str]] = {
     "plugins": {"data", "metrics", "models", "stress", "suites", "unlearn"},  # for plug-ins: no room imports it
     # Beside cli: the same rooms, asked with arguments in place of flags.
     "api": {"collapse", "costs", "depth", "engine", "integrations", "models", "report", "results", "show", "stress"},
-    "__init__": {"api"},
+    "__init__": {"api", "watch"},
     "__main__": {"cli"},
 }
 TORCH = {"torch", "transformers", "peft", "accelerate", "bitsandbytes"}
@@ -105,6 +106,7 @@ WITH_TORCH = {
     "depth",
     "collapse",
     "sweep",
+    "watch",
 }
 
 

@@ -17,11 +17,17 @@ if TYPE_CHECKING:
         plan,
         score,
     )
+    from vestige.errors import UserError
+    from vestige.watch.callback import Callback
+    from vestige.watch.loop import Watch
 
 __version__ = "0.1.0"
 # Functions are verbs, rooms are nouns: importing a package vestige.NAME would rebind a function of that name.
 __all__ = [
+    "Callback",
     "Result",
+    "UserError",
+    "Watch",
     "attack",
     "compare_runs",
     "evaluate",
@@ -32,14 +38,20 @@ __all__ = [
     "plan",
     "score",
 ]
+# What is not a function of the api room; imported on first use like the others.
+ELSEWHERE = {
+    "Callback": "vestige.watch.callback",
+    "UserError": "vestige.errors",
+    "Watch": "vestige.watch.loop",
+}
 
 
 def __getattr__(name: str) -> Any:
     """The names of `__all__`, imported on first use: `import vestige` stays instant."""
     if name in __all__:
-        from vestige import api
+        import importlib
 
-        return getattr(api, name)
+        return getattr(importlib.import_module(ELSEWHERE.get(name, "vestige.api")), name)
     raise AttributeError(f"module 'vestige' has no attribute '{name}'")
 
 

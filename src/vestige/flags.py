@@ -56,7 +56,7 @@ TABLE = (
     Flag("data", "DIR", "folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...", f"{EVAL} depth stress"),
     Flag("forget", "FILE", "rows to forget: question and answer, or text", "audit depth unlearn"),
     Flag("retain", "FILE", "rows to keep", "audit unlearn"),
-    Flag("retain-logs", "RUN", "result file or run directory of the retain model", f"{EVAL} score import",
+    Flag("retain-logs", "RUN", "result file or run directory of the retain model", f"{EVAL} score import {MAKE}",
          "eval.{suite}.retain_logs_path"),
     Flag("metrics", "all|NAME,...", "which metrics", f"{EVAL} compare diff plot meta {MAKE} stress"),
     Flag("tasks", "NAME,...", "lm_eval: names or YAML files of lm-evaluation-harness tasks", EVAL),

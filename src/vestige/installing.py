@@ -11,6 +11,7 @@ from typing import Any
 from vestige.journal import (
     JOURNAL,
     Journal,
+    not_ours,
     open_scratch,
     session,
     write_error,
@@ -46,6 +47,53 @@ def scratch(directory: Path) -> Iterator[Path]:
         waiting = () if journal is None else journal.read().pending
         if not any(Path(name).is_relative_to(name_in(journal, place)) for name in waiting if journal is not None):
             delete(place)
+
+
+@contextlib.contextmanager
+def workshop(directory: Path, key: str) -> Iterator[Path]:
+    """A folder of our own below a directory for work that a killed process leaves for the next one.
+
+    Work with the same `key` goes on in it; unfinished work with another key is discarded. It is removed when the work
+    is done, and stays when it fails: the same command goes on.
+    """
+    make_directory(directory)
+    journal = journal_of(directory / JOURNAL)
+    name = f".unfinished-{key}"
+    place = absolute(directory) / name
+    if journal is not None:
+        for other in sorted(journal.read().workshops - {name}):
+            _close(journal, other)
+        if name not in journal.workshops:
+            if os.path.lexists(place):
+                raise not_ours(place)
+            journal.add({"workshop": name})
+    try:
+        place.mkdir(exist_ok=True)
+    except OSError as error:
+        raise write_error(error, place) from None
+    open_scratch.add(place)
+    try:
+        yield place
+    finally:
+        open_scratch.discard(place)
+    if journal is None:
+        delete(place)
+    else:
+        _close(journal, name)
+
+
+def hand_over(shop: Path, made: Path, *names: str) -> None:
+    """Moves folders of a workshop into a scratch, from which they are installed."""
+    for name in names:
+        if (shop / name).is_dir():
+            (shop / name).rename(made / name)
+
+
+def _close(journal: Journal, name: str) -> None:
+    place = journal.home / name
+    if not place.is_symlink():
+        delete(place)
+    journal.add({"closed": name})
 
 
 @contextlib.contextmanager

@@ -12,6 +12,8 @@ not fit counts for nothing. Lines:
     {"beside": "notes.txt"}                             not ours, and there when the run was sealed
     {"install": ".1f0c...-3.tmp", "to": "best", ...}    a finished result about to be moved into place, and
     {"installed": ".1f0c...-3.tmp"}                     that it was
+    {"workshop": ".unfinished-9b2e..."}                 a folder of ours that outlives a killed process, and
+    {"closed": ".unfinished-9b2e..."}                   that it is gone
 
 Whose a path is, ownership.py answers; files are removed and replaced in writing.py.
 """
@@ -80,6 +82,7 @@ class Journal:
         self.tokens: dict[str, tuple[str, int]] = {}  # token -> host and process
         self.beside: set[str] = set()
         self.pending: dict[str, dict[str, Any]] = {}
+        self.workshops: set[str] = set()
         self.damaged = self.cut = False  # a line is not as it was written; the last one has no end
         self._stamp, self._offset = (-1, -1, -1), 0
 
@@ -134,6 +137,10 @@ class Journal:
             self.pending[str(said["install"])] = said
         elif "installed" in said:
             self.pending.pop(str(said["installed"]), None)
+        elif "workshop" in said:
+            self.workshops.add(str(said["workshop"]))
+        elif "closed" in said:
+            self.workshops.discard(str(said["closed"]))
 
     def add(self, *lines: dict[str, Any]) -> None:
         """Appends lines, and makes the journal with the first of them. Several processes may do so at once."""
@@ -187,6 +194,7 @@ class Journal:
             lines += [line for name, line in self.files.items() if os.path.lexists(self.home / name)]
             lines += [{"beside": n} for n in sorted(self.beside)]
             lines += list(self.pending.values())
+            lines += [{"workshop": n} for n in sorted(self.workshops) if os.path.lexists(self.home / n)]
             text = "".join(map(_line, lines))
             new = os.open(half, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
             try:

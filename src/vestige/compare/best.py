@@ -45,7 +45,7 @@ class Gauge:
 
 
 @dataclass(frozen=True)
-class Moment:
+class RunMoment:
     """What a rule may look at: the forget rows, the utility now and before, and every value by its name."""
 
     gauges: Sequence[Gauge] = ()
@@ -64,7 +64,7 @@ class Rank:
     kept: float | None = None
 
 
-Rule = Callable[[Moment], Rank]
+Rule = Callable[[RunMoment], Rank]
 
 
 def share_left(gauge: Gauge) -> float | None:
@@ -90,12 +90,13 @@ def share_left(gauge: Gauge) -> float | None:
     return gap / max(retain if gauge.high_knows else 1.0 - retain, ROOM)
 
 
-def closest(moment: Moment) -> Rank:
+def closest(moment: RunMoment) -> Rank:
     """The default rule.
 
-    >>> closest(Moment([Gauge("p", 0.3, before=0.9, retain=0.1)], utility=0.6, utility_before=0.6))
-    Rank(score=0.857142857142857, why='', share=0.25, kept=1.0)
-    >>> closest(Moment([Gauge("p", 0.1, before=0.9, retain=0.4)])).why
+    >>> found = closest(RunMoment([Gauge("p", 0.5, before=1.0, retain=0.0)], utility=0.3, utility_before=0.6))
+    >>> found.share, found.kept, found.score
+    (0.5, 0.5, 0.5)
+    >>> closest(RunMoment([Gauge("p", 0.1, before=0.9, retain=0.4)])).why
     'over-forgotten: p is 0.1, the retain model has 0.4'
     """
     shares = {g.metric: s for g in moment.gauges if (s := share_left(g)) is not None}
@@ -116,14 +117,14 @@ def closest(moment: Moment) -> Rank:
     return Rank(2 * closeness * kept / both if both else 0.0, "", share, kept)
 
 
-def _kept(moment: Moment) -> float | None:
+def _kept(moment: RunMoment) -> float | None:
     now, before = moment.utility, moment.utility_before
     if now is None or not before or not math.isfinite(now):
         return None
     return min(1.0, max(0.0, now / before))
 
 
-def _nothing(moment: Moment) -> str:
+def _nothing(moment: RunMoment) -> str:
     if not moment.gauges:
         return "no metric of the forget rows was evaluated"
     if all(g.retain is None for g in moment.gauges):
@@ -137,11 +138,11 @@ def weighted(weights: Mapping[str, float]) -> Rule:
     """The weighted sum of metrics as a rule; without a value of one of them there is no score.
 
     >>> weighted({"forget_Q_A_Prob": -1, "model_utility": 1})(
-    ...     Moment(values={"forget_Q_A_Prob": 0.25, "model_utility": 0.5})).score
+    ...     RunMoment(values={"forget_Q_A_Prob": 0.25, "model_utility": 0.5})).score
     0.25
     """
 
-    def rule(moment: Moment) -> Rank:
+    def rule(moment: RunMoment) -> Rank:
         total = 0.0
         for name, weight in weights.items():
             value = moment.values.get(name)
@@ -157,7 +158,7 @@ RULES: dict[str, Rule] = {"closest": closest}
 
 
 def rule_named(best: str | Rule | Mapping[str, float] | None) -> Rule | None:
-    """A rule by its name, as a mapping of weights, or as a function of a Moment; None: no rule."""
+    """A rule by its name, as a mapping of weights, or as a function of a RunMoment; None: no rule."""
     if best is None or callable(best):
         return best
     if isinstance(best, Mapping):
@@ -167,7 +168,7 @@ def rule_named(best: str | Rule | Mapping[str, float] | None) -> Rule | None:
     return RULES[best]
 
 
-def ranked(rule: Rule, moment: Moment) -> Rank:
+def ranked(rule: Rule, moment: RunMoment) -> Rank:
     """A rule's answer. A user's function may return a plain number, or None for "never the best"."""
     found: object = rule(moment)
     if isinstance(found, Rank):

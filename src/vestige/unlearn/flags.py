@@ -33,7 +33,7 @@ def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
     p.add_argument("words", nargs="*", metavar="KEY=VALUE", help="Hydra overrides")
     p.add_argument("--lora", nargs="?", type=int, const=8, metavar="RANK", help="train an adapter (rank 8), not all")
     p.add_argument("--eval-data", metavar="DIR", help="evaluate after each epoch on this folder")
-    p.add_argument("--keep-best", metavar="NAME=WEIGHT,...", help="keep the checkpoint with the largest weighted sum")
+    p.add_argument("--keep-best", metavar="RULE", help="keep the best checkpoint: closest, or weights NAME=WEIGHT,...")
     shared_flags(
         p,
         verb,
@@ -44,6 +44,7 @@ def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
         batch_size="default: 8",
         accumulation="default: 4",
         metrics="to evaluate after each epoch",
+        retain_logs="the yardstick of evaluations; keeps the closest checkpoint",
         **here,
     )
 
@@ -51,16 +52,20 @@ def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
 def config_of(args: argparse.Namespace) -> Any:
     """The TrainConfig that a command line means."""
     from vestige.integrations.plugins import load_plugins
-    from vestige.unlearn.run import compose_training
+    from vestige.unlearn.config import compose_training
 
     load_plugins(args.plugin)
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
         raise UserError(f"Cannot read '{strange[0]}'; overrides are written KEY=VALUE.")
-    evaluating = True if args.eval_data or args.metrics or args.keep_best else None
+    evaluating = True if args.eval_data or args.metrics or args.keep_best or args.retain_logs else None
     config_dir = Path(args.config_dir) if args.config_dir else None
     name = args.config_name or f"{args.verb}.yaml"
-    config = compose_training([*_choices(args), *args.words], name, config_dir, evaluating, args.plugin, _values(args))
+    words, values = [*_choices(args), *args.words], _values(args)
+    config = compose_training(words, name, config_dir, evaluating, args.plugin, values)
+    if args.retain_logs and config.evaluation is not None:  # only the composed configuration knows the suite
+        values[f"eval.{config.evaluation.suite.name}.retain_logs_path"] = args.retain_logs
+        config = compose_training(words, name, config_dir, evaluating, args.plugin, values)
     given = {kind: getattr(args, kind, None) for kind in ("forget", "retain")} | {"train": getattr(args, "learn", None)}
     data = {**config.data, **{kind: _files(kind, files) for kind, files in given.items() if files}}
     if given["forget"] and not given["retain"] and not any("data.retain" in w for w in args.words):
@@ -96,7 +101,7 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
         "overwrite": args.overwrite or None,
         "progress": False if args.quiet else None,
         "evaluate.metrics": [m.strip() for m in args.metrics.split(",") if m.strip()] if args.metrics else None,
-        **{f"evaluate.best.{name}": weight for name, weight in _weights(args.keep_best).items()},
+        "evaluate.best": _best(args.keep_best or ("closest" if args.retain_logs else None)),
     }
     return shared | {key: value for key, value in said.items() if value is not None}
 
@@ -119,6 +124,17 @@ def _knobs(words: list[str]) -> list[str]:
         if "=" not in word:
             raise UserError(f"--knob takes NAME=VALUE, as in --knob beta=0.3; it is '{word}'.")
     return words
+
+
+def _best(text: str | None) -> str | dict[str, float] | None:
+    """A rule by its name, or weights of metrics.
+
+    >>> _best("closest"), _best("model_utility=1"), _best(None)
+    ('closest', {'model_utility': 1.0}, None)
+    """
+    from vestige.compare.best import RULES
+
+    return text if text in RULES else _weights(text) or None
 
 
 def _weights(text: str | None) -> dict[str, float]:
@@ -185,7 +201,8 @@ def _with_folder(config: Any, folder: str) -> Any:
 
 
 def make_checkpoint(args: argparse.Namespace) -> int:
-    from vestige.unlearn.run import check_training, run_training
+    from vestige.unlearn.config import check_training
+    from vestige.unlearn.run import run_training
 
     config = config_of(args)
     if args.cfg:

@@ -44,6 +44,10 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def begin(self, epoch: int) -> None:
+        """Every row was read once per epoch before this one: a run that is resumed draws as if it had read them."""
+        self._reads = Counter(dict.fromkeys(range(len(self.rows)), epoch))
+
     def __getitem__(self, index: int) -> Pair:
         draw = Random(f"{self.seed}/{index}/{self._reads[index]}")
         self._reads[index] += 1

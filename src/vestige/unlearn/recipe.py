@@ -66,11 +66,13 @@ def settings_on(recipe: TrainingRecipe, device: str) -> tuple[TrainingRecipe, li
     return replace(recipe, optim=optim, bf16=bf16), notes
 
 
-def training_arguments(recipe: TrainingRecipe, out: Path, rows: int, device: str) -> TrainingArguments:
-    """The recipe in the words of transformers."""
+def training_arguments(
+    recipe: TrainingRecipe, out: Path, rows: int, device: str, checkpoints: Path | None = None
+) -> TrainingArguments:
+    """The recipe in the words of transformers. `checkpoints`: where the state of every epoch is kept."""
     warmup = round(recipe.warmup_epochs * recipe.steps_per_epoch(rows))
     said: dict[str, Any] = {
-        "output_dir": str(out),
+        "output_dir": str(checkpoints or out),
         "num_train_epochs": recipe.epochs,
         "max_steps": recipe.max_steps,
         "learning_rate": recipe.lr,
@@ -86,7 +88,8 @@ def training_arguments(recipe: TrainingRecipe, out: Path, rows: int, device: str
         "gradient_checkpointing": recipe.gradient_checkpointing,
         "use_cpu": device == "cpu",
         "logging_steps": 1,
-        "save_strategy": "no",
+        "save_strategy": "no" if checkpoints is None else "epoch",
+        "save_total_limit": 1,  # the newest: it is whole before the one before it goes
         "report_to": "none",
         "remove_unused_columns": False,
         "disable_tqdm": True,  # its bar prints one line per step; the caller has its own

@@ -9,23 +9,24 @@ paged optimisers. What is trained may be the whole model or a LoRA adapter.
 from __future__ import annotations
 
 import copy
+import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 
 from vestige.errors import UserError, how_to_install
 from vestige.installing import save_pretrained
-from vestige.integrations.undisturbed import undisturbed
 from vestige.models.canvas import refuse_copy
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
@@ -49,8 +50,6 @@ class Trained:
     notes: list[str]
 
 
-# Called after each epoch with (epochs done, model).
-OnEpoch = Callable[[float, Any], None]
 # Called before the first and after every optimiser step with (steps done, steps in all).
 OnTrainerStep = Callable[[int, int], None]
 
@@ -71,11 +70,17 @@ def objective_of(loaded: LoadedModel, window: int | None = None) -> Objective:
 
 @dataclass(frozen=True)
 class TrainingWatch:
-    """What else happens while training: somebody looks after each epoch and each step, the result is kept."""
+    """What else happens while training: somebody counts steps and looks at the model, the result is kept.
 
-    on_epoch: OnEpoch | None = None
+    With a folder for `checkpoints` the state of every epoch is kept there, and a training that was killed goes on from
+    the last one, to the same weights.
+    """
+
+    callbacks: Sequence[TrainerCallback] = ()
     on_step: OnTrainerStep | None = None
     save: bool = True
+    checkpoints: Path | None = None
+    logging_dir: str | None = None  # of TensorBoard
 
 
 def train(
@@ -95,23 +100,57 @@ def train(
     work = TrainingWork(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
     work.prepare(loaded.model)
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
-    watching = Watching(watch.on_epoch, watch.on_step)
-    with _quiet():
+    with _quiet(), _logging_to(watch.logging_dir):
         trainer = MethodTrainer(
             work,
             model=loaded.model,
-            args=training_arguments(recipe, out, len(lesson.rows), loaded.device),
+            args=training_arguments(recipe, out, len(lesson.rows), loaded.device, watch.checkpoints),
             train_dataset=pairs,
             data_collator=list,
-            callbacks=[watching],
+            callbacks=[Watching(pairs, watch.on_step), *watch.callbacks],
         )
         trainer.remove_callback(PrinterCallback)
-        trainer.train()
+        last = last_checkpoint(watch.checkpoints)
+        trainer.train(resume_from_checkpoint=None if last is None else str(last))
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     loaded.model.eval()
     if watch.save:
         save_model(loaded, out)
     settings = {**asdict(recipe), "method": lesson.method and method_key(lesson.method), "knobs": work.settings()}
-    return Trained(watching.losses, settings, [*notes, *more])
+    if last is not None:
+        more = [*more, f"training went on from {last.name}, which an interrupted run had left."]
+    return Trained(losses, settings, [*notes, *more])
+
+
+WORK = "work.pt"  # beside what the Trainer keeps of itself
+
+
+def last_checkpoint(place: Path | None) -> Path | None:
+    """The newest checkpoint that is whole: a killed process may have left half of one."""
+    found = [] if place is None else [p for p in place.glob("checkpoint-*") if p.name.split("-")[1].isdigit()]
+    for path in sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True):
+        try:
+            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # the last file that is written
+        except (OSError, ValueError):
+            continue
+        if (path / WORK).is_file():
+            return path
+    return None
+
+
+@contextmanager
+def _logging_to(place: str | None) -> Iterator[None]:
+    """Where TensorBoard's callback writes: transformers takes it from the environment only."""
+    name = "TENSORBOARD_LOGGING_DIR"
+    before = os.environ.get(name)
+    if place is not None:
+        os.environ[name] = place
+    try:
+        yield
+    finally:
+        if place is not None:
+            os.environ.pop(name)
+            os.environ.update({} if before is None else {name: before})
 
 
 def save_model(loaded: LoadedModel, directory: Path) -> None:
@@ -193,6 +232,7 @@ class TrainingWork:
         self.noise = Random(f"{seed}/noise")
         self.reference: Any = None
         self.memory: dict[str, Any] = {}
+        self.resumed = False
 
     def settings(self) -> dict[str, Any]:
         """The knobs in effect."""
@@ -237,6 +277,20 @@ class MethodTrainer(Trainer):
         self.work = work
         self.model_accepts_loss_kwargs = False
 
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Beside the random state, and before older checkpoints go: what our losses carry from step to step."""
+        super()._save_rng_state(output_dir)
+        torch.save({"noise": self.work.noise.getstate(), "memory": self.work.memory}, Path(output_dir) / WORK)
+
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        if checkpoint is not None and (Path(checkpoint) / WORK).is_file() and not self.work.resumed:
+            kept = torch.load(Path(checkpoint) / WORK, weights_only=True)
+            version, state, rest = kept["noise"]
+            self.work.noise.setstate((version, tuple(state), rest))
+            self.work.memory = kept["memory"]
+            self.work.resumed = True
+
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Only the weights that the method updates; the others keep their gradients, which count in clipping.
 
@@ -262,11 +316,10 @@ class MethodTrainer(Trainer):
 
 
 class Watching(TrainerCallback):
-    """Remembers losses, and lets somebody count steps and look at the model after every epoch."""
+    """Lets somebody count steps, and tells the rows which epoch it is."""
 
-    def __init__(self, on_epoch: OnEpoch | None, on_step: OnTrainerStep | None = None) -> None:
-        self.losses: list[float] = []
-        self._on_epoch, self._on_step = on_epoch, on_step
+    def __init__(self, pairs: Pairs, on_step: OnTrainerStep | None = None) -> None:
+        self._pairs, self._on_step = pairs, on_step
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.on_step_end(args, state, control)
@@ -275,16 +328,8 @@ class Watching(TrainerCallback):
         if self._on_step is not None:
             self._on_step(int(state.global_step), int(state.max_steps))
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        if logs and "loss" in logs:
-            self.losses.append(float(logs["loss"]))
-
-    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if self._on_epoch is None:
-            return
-        with undisturbed(model):  # looked at or not, training goes the same way
-            model.eval()
-            self._on_epoch(float(state.epoch), model)
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._pairs.begin(int((state.epoch or 0.0) + 1e-6))
 
 
 @contextmanager

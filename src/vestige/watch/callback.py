@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.best import Moment, Rank
+from vestige.compare.best import Rank, RunMoment
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
@@ -26,7 +26,7 @@ from vestige.watch.looking import PREFIX, Look, Looking, LookSettings, look_sett
 from vestige.watch.processes import look_together
 
 Place = str | Path
-BestRule = str | Mapping[str, float] | Callable[[Moment], Rank | float | None] | None
+BestRule = str | Mapping[str, float] | Callable[[RunMoment], Rank | float | None] | None
 SCORE = f"{PREFIX}score"
 
 
@@ -64,7 +64,7 @@ class Callback(TrainerGuest):
     tokens seen. The first look, before the first step, is the yardstick for what there was to forget (`full_logs`
     gives another).
     `retain_logs` is the run of the model that never knew. `best` is "closest", weights of metrics, or a function of a
-    `Moment`; `load_best=True` (or `metric_for_best_model="vestige/score"` in the trainer's arguments) ends with the
+    `RunMoment`; `load_best=True` (or `metric_for_best_model="vestige/score"` in the trainer's arguments) ends with the
     weights of that checkpoint, `patience` stops early. Run directories go to `out` (default: OUTPUT_DIR/vestige) and
     are kept by `keep`: "all", "best", "none" or a number. A failed look is logged, and training goes on
     (`on_error="raise"` ends it). `rows` of each metric are logged as a table where the logger has tables.
@@ -112,6 +112,7 @@ class Callback(TrainerGuest):
         self._out = Path(out).expanduser() if out is not None else None
         self._tokenizer = tokenizer
         self._looking: Looking | None = None
+        self.on_best: Callable[[Any], object] | None = None  # called with the model at every new best look
 
     @classmethod
     def of(cls, run: RunConfig, out: Path, settings: LookSettings, plan: WatchPlan, tokenizer: Any) -> Callback:
@@ -119,7 +120,7 @@ class Callback(TrainerGuest):
         callback = cls.__new__(cls)
         TrainerGuest.__init__(callback)
         callback.plan, callback._run, callback._settings, callback._out = plan, run, settings, out
-        callback._tokenizer, callback._looking = tokenizer, None
+        callback._tokenizer, callback._looking, callback.on_best = tokenizer, None, None
         return callback
 
     # ---- what was found
@@ -233,6 +234,8 @@ class Callback(TrainerGuest):
             columns, rows = self._looking.rows(self.plan.rows)
             log_table(trainer, f"{PREFIX}rows", columns, rows)
         self._decide(look, args, state, control)
+        if self.on_best is not None and self._looking.best is look:
+            self.on_best(model)
         return look
 
     def _decide(self, look: Look, args: Any, state: Any, control: Any) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.best import Gauge, Moment, Rank, Rule, better, ranked, rule_named
+from vestige.compare.best import Gauge, Rank, Rule, RunMoment, better, ranked, rule_named
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
@@ -180,7 +180,8 @@ class Looking:
             with hushed():  # what a suite lacks is reported once, by its reasons
                 outcome = evaluate_config(run, seen)
         self.outcome = outcome
-        names = [*outcome.top, *(n for n in self.run.suite.metrics if n in UTILITY and n not in outcome.top)]
+        able = next((n for n in UTILITY if n in self.run.suite.metrics), None)
+        names = dict.fromkeys([*outcome.top, *([able] if able else [])])
         values = {name: outcome.scores[name].agg_value for name in names if name in outcome.scores}
         if step == 0 and not self.settings.full_logs:  # its own yardstick
             self.before = {name: value for name, value in values.items() if value is not None}
@@ -232,7 +233,7 @@ class Looking:
         specs = self.run.suite.metrics
         gauges = [self._gauge(specs[n], v) for n, v in values.items() if n in specs and _of_forget_rows(specs[n])]
         utility = next((n for n in UTILITY if values.get(n) is not None), None)
-        moment = Moment(
+        moment = RunMoment(
             gauges,
             None if utility is None else values[utility],
             None if utility is None else self.before.get(utility, self.retain.get(utility)),

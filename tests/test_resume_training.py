@@ -49,8 +49,10 @@ def killed(words: list[str], place: Path) -> None:
 def test_a_killed_training_ends_in_the_same_weights(method: str, more: tuple[str, ...], tmp_path: Path) -> None:
     """NPO compares with the starting model and is evaluated on the way; RMU carries a random direction."""
     assert main(lesson(tmp_path / "whole", method, *more)) == 0
-    killed(lesson(tmp_path / "cut", method, *more), tmp_path / "cut")
-    assert main(lesson(tmp_path / "cut", method, *more)) == 0
+    token = "hf_" + "x" * 30
+    killed([*lesson(tmp_path / "cut", method, *more), f"+trainer.args.hub_token={token}"], tmp_path / "cut")
+    assert not [p for p in (tmp_path / "cut").rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
+    assert main([*lesson(tmp_path / "cut", method, *more), f"+trainer.args.hub_token={token}"]) == 0
     whole, cut = (tmp_path / name for name in ("whole", "cut"))
     assert (whole / "model.safetensors").read_bytes() == (cut / "model.safetensors").read_bytes()
     one, two = (json.loads((place / "training.json").read_text()) for place in (whole, cut))

@@ -64,7 +64,7 @@ ARROWS: dict[str, set[str]] = {
     "collapse": BELOW,
     "unlearn": BELOW | {"watch"},
     "meta": BELOW | {"judging"},
-    "watch": BELOW,
+    "watch": BELOW | {"judging"},
     "stress": BELOW | {"judging", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "mishaps", "stress"},

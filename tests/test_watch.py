@@ -397,7 +397,7 @@ def test_a_look_is_judged_between_both_models(tmp_path: Path) -> None:
     """The retain model's run as yardstick: the model itself is at 1, the retain model would be at 0."""
     said = {k: v for k, v in QUICK.items() if k != "on_error"} | {"metrics": [PROB, "retain_Q_A_Prob"], "limit": 8}
     retain = vestige.evaluate(LAB / "models" / "retain", out=tmp_path / "retain", **said)
-    watch = vestige.Watch(fresh(), tokenizer(), retain_logs=tmp_path / "retain", full_logs=None, **said)
+    watch = vestige.Watch(fresh(), tokenizer(), retain_logs=tmp_path / "retain", out=tmp_path / "w", **said)
     [look] = watch.looks
     assert look.rank.share == pytest.approx(1.0) and look.rank.score == pytest.approx(0.0) and look.rank.kept == 1.0
     from transformers import AutoModelForCausalLM
@@ -407,3 +407,5 @@ def test_a_look_is_judged_between_both_models(tmp_path: Path) -> None:
     best = watch.look()
     assert best is not None and best.values == pytest.approx(retain.summary, abs=1e-6)
     assert best.rank.share == pytest.approx(0.0, abs=1e-5) and best is watch.best
+    assert best.verdict["knowledge"] == "equivalent" and best.verdict["word"] == "looks_forgotten"
+    assert best.flat()["vestige/verdict_share"] == pytest.approx(0.0, abs=1e-5)

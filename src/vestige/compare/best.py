@@ -11,8 +11,8 @@ little room below it. The default rule, `closest`:
     closeness = 1 - mean |share|        kept = utility now / utility before, at most 1
     score     = harmonic mean of both   (closeness alone where utility was not measured)
 
-There is no score, so the checkpoint is never the best one, if a share is below -OVER (over-forgotten), if less than
-RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
+There is no score, so the checkpoint is never the best one, if a share is below -RULE.margin (over-forgotten), if less
+than RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
 
 In: numbers of one moment. Out: a Rank. Callers: watch/looking.py for every evaluation of a training run.
 """
@@ -23,13 +23,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from vestige.compare.rule import RULE
 from vestige.errors import UserError, unknown_name
 from vestige.sums import mean
 
-SCALE = 0.05  # both models closer than this: the metric tells nothing
-OVER = 0.25  # a share this far below the retain model is over-forgetting
-RUINED = 0.3  # of the utility
-ROOM = 4 * SCALE  # below a retain model whose value is near the end of the scale nothing smaller counts as a distance
+RUINED = 0.3  # of the utility; far below what the verdict calls damaged, for a damaged model may still be the best one
+ROOM = (
+    4 * RULE.scale
+)  # below a retain model whose value is near the end of the scale nothing smaller counts as a distance
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ def share_left(gauge: Gauge) -> float | None:
         return None
     sign = 1.0 if gauge.high_knows else -1.0
     scale = sign * (before - retain)
-    if scale <= SCALE * (1.0 if gauge.unit else max(abs(before), abs(retain))):
+    if scale <= RULE.scale * (1.0 if gauge.unit else max(abs(before), abs(retain))):
         return None
     gap = sign * (x - retain)
     if gap >= 0:
@@ -105,7 +106,7 @@ def closest(moment: RunMoment) -> Rank:
     share = mean(list(shares.values()))
     kept = _kept(moment)
     for gauge in moment.gauges:
-        if shares.get(gauge.metric, 0.0) < -OVER:
+        if shares.get(gauge.metric, 0.0) < -RULE.margin:
             words = f"over-forgotten: {gauge.metric} is {gauge.value:.3g}, the retain model has {gauge.retain:.3g}"
             return Rank(None, words, share, kept)
     if kept is not None and kept < RUINED:

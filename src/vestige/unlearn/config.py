@@ -36,16 +36,9 @@ RECIPE_NAMES = {
 IGNORED = (
     "eval_strategy", "eval_on_start", "do_train", "do_eval", "per_device_eval_batch_size", "bf16_full_eval",
     "output_dir", "logging_dir", "logging_steps", "save_strategy", "save_only_model", "remove_unused_columns",
+    "hub_token",  # nothing is uploaded; transformers would write it into every checkpoint
 )  # fmt: skip
-HUB = (
-    "push_to_hub",
-    "hub_model_id",
-    "hub_token",
-    "hub_strategy",
-    "hub_private_repo",
-    "hub_always_push",
-    "hub_revision",
-)
+HUB = ("push_to_hub", "hub_model_id", "hub_strategy", "hub_private_repo", "hub_always_push", "hub_revision")
 
 
 @dataclass(frozen=True)

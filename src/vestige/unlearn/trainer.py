@@ -100,6 +100,8 @@ def train(
     work = TrainingWork(objective, pad if pad is not None else loaded.tokenizer.eos_token_id, recipe.seed, lesson)
     work.prepare(loaded.model)
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
+    if watch.checkpoints is not None:
+        _forget_secrets(loaded)  # the Trainer writes the settings of model and tokenizer into its checkpoints
     with _quiet(), _logging_to(watch.logging_dir):
         trainer = MethodTrainer(
             work,

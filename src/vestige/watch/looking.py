@@ -24,6 +24,7 @@ from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
 from vestige.errors import UserError
 from vestige.integrations.undisturbed import undisturbed
+from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.metrics.names import direction_of
 from vestige.models.load import wrap_model
 from vestige.show.progress import hushed
@@ -55,6 +56,7 @@ class Look:
     tokens: int = 0  # that the model read
     directory: str = ""  # below OUT; empty: not kept
     reasons: Mapping[str, str] = field(default_factory=dict)  # metric -> why it has no value
+    verdict: Mapping[str, Any] = field(default_factory=dict)  # its word, and the parts on knowledge and damage
 
     def flat(self) -> dict[str, float]:
         """The numbers as loggers take them, by name; what has no value is left out."""
@@ -65,6 +67,7 @@ class Look:
         over = rank.why.startswith("over-forgotten") if rank.share is not None else None
         own = (rank.share, rank.kept, rank.score, over, self.seconds, self.tokens)
         found |= dict(zip(OWN, own, strict=True))
+        found |= {f"verdict_{k}": self.verdict.get(k) for k in ("share", "share_low", "share_high", "utility")}
         return {f"{PREFIX}{k}": float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Look:
             "tokens": self.tokens,
             "directory": self.directory,
             **({"reasons": dict(self.reasons)} if self.reasons else {}),
+            **({"verdict": dict(self.verdict)} if self.verdict else {}),
         }
 
     @classmethod
@@ -85,12 +89,14 @@ class Look:
         rank = Rank(said["score"], said["why"], said["share"], said["kept"])
         intervals = {k: (v[0], v[1]) for k, v in said["intervals"].items()}
         own = {k: said[k] for k in ("seconds", "tokens", "directory")}
-        return cls(said["step"], said["epoch"], said["values"], intervals, rank, **own, reasons=said.get("reasons", {}))
+        own |= {k: said.get(k, {}) for k in ("reasons", "verdict")}
+        return cls(said["step"], said["epoch"], said["values"], intervals, rank, **own)
 
     def __str__(self) -> str:
         shown = [f"{name} {'-' if value is None else number(value)}" for name, value in self.values.items()]
         shown += [f"score {number(self.rank.score)}"] if self.rank.score is not None else []
         shown += [f"({self.rank.why})"] if self.rank.why else []
+        shown += [self.verdict["word"].replace("_", " ")] if self.verdict else []
         return f"step {self.step}: {'  '.join(shown)}  [{self.seconds:.1f} s]"
 
 
@@ -196,6 +202,7 @@ class Looking:
             tokens=sum(int(outcome.manifest["cost"].get(name, 0)) for name in TOKENS),
             directory=label if keeps else "",
             reasons={n: outcome.scores[n].reason for n, v in values.items() if v is None},
+            verdict=self._verdict(outcome.directory) if keeps and leads and step > 0 else {},
         )
         self.remember([look])
         if leads:
@@ -240,6 +247,20 @@ class Looking:
             values,
         )
         return Rank(None) if self.settings.rule is None else ranked(self.settings.rule, moment)
+
+    def _verdict(self, place: Path) -> dict[str, Any]:
+        """What a verdict would be by these metrics, where the runs it is made of are all on disk."""
+        assert self.out is not None
+        full = [Path(p) for p in self.settings.full_logs]
+        full = full or [self.out / look.directory for look in self.looks if look.step == 0 and look.directory]
+        retain = [Path(path) for path in self.settings.retain_logs]
+        if not full or not retain or not all((p / "manifest.json").is_file() for p in (place, *full, *retain)):
+            return {}
+        found = judge_runs(JudgeAsk([place], full, retain))
+        knowledge, damage = found["parts"]["knowledge"], found["parts"]["damage"]
+        share = {"share": knowledge["share"], "share_low": knowledge["lo"], "share_high": knowledge["hi"]}
+        return {"word": found["word"], "knowledge": knowledge["state"], **share, "damage": damage["state"],
+                "utility": damage["utility"]}  # fmt: skip
 
     def _gauge(self, spec: MetricSpec, value: float | None) -> Gauge:
         end = direction_of(spec.name, spec.handler, str(spec.params.get("aggregator", "")))

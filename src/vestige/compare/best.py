@@ -11,7 +11,7 @@ little room below it. The default rule, `closest`:
     closeness = 1 - mean |share|        kept = utility now / utility before, at most 1
     score     = harmonic mean of both   (closeness alone where utility was not measured)
 
-There is no score, so the checkpoint is never the best one, if a share is below -RULE.margin (over-forgotten), if less
+A checkpoint has no score, and is never the best one, if a share is below -RULE.margin (over-forgotten), if less
 than RUINED of the utility is left (the silence of a broken model says little), or if nothing tells both models apart.
 
 In: numbers of one moment. Out: a Rank. Callers: watch/looking.py for every evaluation of a training run.
@@ -71,7 +71,7 @@ Rule = Callable[[RunMoment], Rank]
 def share_left(gauge: Gauge) -> float | None:
     """Where a metric lies between both models; None where they do not differ or a value is missing.
 
-    >>> share_left(Gauge("p", 0.5, before=0.9, retain=0.1)), share_left(Gauge("p", 0.1, before=0.9, retain=0.4))
+    >>> share_left(Gauge("p", 0.5, before=1.0, retain=0.0)), share_left(Gauge("p", 0.125, before=0.875, retain=0.5))
     (0.5, -0.75)
     >>> share_left(Gauge("p", 0.5, before=0.42, retain=0.4)) is None
     True
@@ -129,14 +129,14 @@ def _nothing(moment: RunMoment) -> str:
     if not moment.gauges:
         return "no metric of the forget rows was evaluated"
     if all(g.retain is None for g in moment.gauges):
-        return "there are no retain logs to be close to"
+        return "no retain logs were given to be close to"
     if all(g.before is None for g in moment.gauges):
         return "the model before unlearning was not evaluated"
     return "no metric of the forget rows tells the model before unlearning from the retain model"
 
 
 def weighted(weights: Mapping[str, float]) -> Rule:
-    """The weighted sum of metrics as a rule; without a value of one of them there is no score.
+    """The weighted sum of metrics as a rule; where one of them has no value, the sum has none.
 
     >>> weighted({"forget_Q_A_Prob": -1, "model_utility": 1})(
     ...     RunMoment(values={"forget_Q_A_Prob": 0.25, "model_utility": 0.5})).score

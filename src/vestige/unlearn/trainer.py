@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -36,6 +37,7 @@ from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, m
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
+from vestige.writing import written_by
 
 # Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
 TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
@@ -282,7 +284,8 @@ class MethodTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """Beside the random state, and before older checkpoints go: what our losses carry from step to step."""
         super()._save_rng_state(output_dir)
-        torch.save({"noise": self.work.noise.getstate(), "memory": self.work.memory}, Path(output_dir) / WORK)
+        kept = {"noise": self.work.noise.getstate(), "memory": self.work.memory}
+        written_by(Path(output_dir) / WORK, partial(torch.save, kept))
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from vestige.engine.team import alone
-from vestige.errors import UserError
+from vestige.errors import UserError, is_ours
 from vestige.integrations.undisturbed import undisturbed
+from vestige.internal import summary
 from vestige.watch.looking import Look, Looking
 
 FAILED = "the first process could not evaluate: {}"
@@ -40,7 +41,7 @@ def look_together(
         seen: Any = looking.look(whole, tokenizer, *moment, leads=accelerator.is_main_process)
         return _agreed(looking, seen, None)
     error: Exception | None = None
-    seen = None
+    words, seen = "", None
     with whole_model(model, accelerator) as found:
         if found is not None:
             try:
@@ -48,15 +49,16 @@ def look_together(
                     seen = looking.look(found, tokenizer, *moment)
             except Exception as raised:  # of the model or the suite: raised again below, when all processes know
                 error = raised
+                words = f"{summary(raised) if is_ours(raised) else raised}"
         accelerator.wait_for_everyone()
-    return _agreed(looking, seen, error)
+    return _agreed(looking, seen, error, words)
 
 
-def _agreed(looking: Looking, seen: Look | None, error: Exception | None) -> Look:
+def _agreed(looking: Looking, seen: Look | None, error: Exception | None, words: str = "") -> Look:
     """The first process's look on every process, so that all of them decide alike."""
     from accelerate.utils import broadcast_object_list
 
-    told: list[Any] = [None if seen is None else seen.to_json(), None if error is None else str(error)]
+    told: list[Any] = [None if seen is None else seen.to_json(), words]
     broadcast_object_list(told)
     if error is not None:
         raise error

@@ -105,6 +105,12 @@ def test_towards_the_full_model_on_one_measure_is_partly(test: str) -> None:
     assert found["parts"]["knowledge"]["share"] == pytest.approx(0.45)
 
 
+def test_a_headline_does_not_contradict_itself() -> None:
+    """Two measures of one test, one near the full model: the test is not listed among what is gone."""
+    both = AuditFacts(measures=[measure("says", 0.45), measure("says", 0.02)], has_retain=True, has_full=True)
+    assert verdict(both)["headline"] == "It has forgotten in part: it still says the forgotten answers."
+
+
 @pytest.mark.parametrize("test", [t for t in TESTS if t != "membership"])
 def test_more_than_half_of_it_still_there_is_not_forgotten(test: str) -> None:
     """Whatever shows it: knowledge that an attack brings back, or that layers hold, was not forgotten."""

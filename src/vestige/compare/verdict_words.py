@@ -43,7 +43,8 @@ def headline(word: str, known: Sequence[VerdictPoint], harm: Sequence[VerdictPoi
     if word == "not_forgotten":
         return f"It has not forgotten: it still {towards or 'says nearly all of the forgotten answers'}."
     if word == "partly":
-        equal = _of(known, "equivalent", EQUAL)
+        held = {p.test for p in known if p.state == "towards"}
+        equal = _of([p for p in known if p.test not in held], "equivalent", EQUAL)
         return f"It has forgotten in part: it still {towards}" + (f", though it {equal}." if equal else ".")
     if word == "forgotten":
         return "Every test finds what it finds in a model that never knew the rows, and its other abilities are kept."

@@ -25,7 +25,9 @@ def demo_part(out: Path) -> str:
     values = {n: json.loads((out / "eval" / n / "TOFU_SUMMARY.json").read_text()) for n in order}
     rows = [[m, *("-" if (v := values[n].get(m)) is None else f"{v:.2g}" for n in order)] for m in SHOWN]
     said = {names[a["model"]]: a["verdict"] for a in report["audits"]}
-    lines = [f"{n}: {said[n]['title']}. {said[n]['headline']}" for n in unlearned if n in said]
+    # Where a diffusion model has the same name, the page calls the causal one lab/NAME.
+    found = {n: said.get(f"lab/{n}") or said.get(n) for n in unlearned}
+    lines = [f"{n}: {v['title']}. {v['headline']}" for n, v in found.items() if v]
     shown = table(rows, ["metric", *order], right=tuple(range(1, 6)))
     return f"{START}\n```text\n{shown}\n\nDid it forget?\n" + "\n".join(lines) + f"\n```\n{END}"
 

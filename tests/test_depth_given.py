@@ -56,7 +56,7 @@ def keyless(place: Path, found: list[dict[str, Any]] | None = None) -> str:
 
 def depth(out: Path, cache: str, *more: str, full: str = "full", retain: str = "retain") -> int:
     words = ["depth", "--unlearned", str(MODELS / "unlearned"), "--full", str(MODELS / full), "--quiet"]
-    words += ["--retain", str(MODELS / retain), "--data", str(LAB / "data" / "forget.jsonl"), "--out", str(out)]
+    words += ["--retain-model", str(MODELS / retain), "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(out)]
     return main([*words, "--limit", str(COUNT), "--s1-cache", cache, "resamples=0", *more])
 
 

@@ -84,7 +84,7 @@ CASES = [
     Case("vestige.collect.answers:score_packed", "name", evaluate()),
     Case("vestige.collect.answers:pack", "type", evaluate()),
     Case("vestige.collect.texts:TextCollector._decode_cached", "attribute", evaluate(), ("e/evidence/answers-*",)),
-    Case("vestige.suites.handlers.texts:rouge_scores", "key", evaluate(), ("e/evidence/texts-*",)),
+    Case("vestige.metrics.rouge:rouge_scores", "key", evaluate(), ("e/evidence/texts-*",)),
     Case("vestige.compare.vectors:auc", "division", evaluate(), ("e/evidence/answers-*",)),
     Case("vestige.engine.statistics:intervals", "name", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),
     Case("vestige.engine.statistics:_averaged", "type", evaluate(), ("e/evidence/answers-*", "e/TOFU_EVAL.json")),

@@ -32,7 +32,7 @@ GROUPS = {
     "Start": ["README", "tutorial", "lab", "own_data", "models", "data", "open_unlearning"],
     "Measure": ["evaluate", "metrics", "statistics", "diffusion", "depth", "collapse", "lm_eval"],
     "Make and attack": ["unlearn", "watch", "stress", "real_model", "sweep"],
-    "Results": ["results", "report", "report_format", "explain", "diff", "import", "meta", "parity"],
+    "Results": ["verdict", "results", "report", "report_format", "explain", "diff", "import", "meta", "parity"],
     "Extend": ["architecture", "howto", "plugins", "configuration", "python", "api"],
     "Trust": ["bench", "faults", "bad_input", "security", "errors", "mutation"],
     "Project": ["CONTRIBUTING", "CHANGELOG"],

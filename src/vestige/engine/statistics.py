@@ -92,7 +92,7 @@ class Run:
     @cached_property
     def groupings(self) -> dict[str, Grouping]:
         """Which rows hang together, by group: our rows, and those of references that read others."""
-        if (self.manifest["config"].get("stats") or {}).get("cluster") == NONE:
+        if ((self.manifest.get("config") or {}).get("stats") or {}).get("cluster") == NONE:
             return {}
         theirs = {OTHERS + key: g for r in self.references.values() for key, g in r.groupings.items()}
         return {**theirs, **groupings(self.manifest)}

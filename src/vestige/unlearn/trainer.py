@@ -104,7 +104,7 @@ def train(
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
     if watch.checkpoints is not None:
         _forget_secrets(loaded)  # the Trainer writes the settings of model and tokenizer into its checkpoints
-    with _quiet(), _logging_to(watch.logging_dir):
+    with _quiet(), _logging_to(watch.logging_dir), _disk_told(out):
         trainer = MethodTrainer(
             work,
             model=loaded.model,
@@ -161,14 +161,19 @@ def save_model(loaded: LoadedModel, directory: Path) -> None:
     """Weights (or the adapter alone) and tokenizer: in the layout of the family's own files where it has one."""
     refuse_copy(loaded)
     _forget_secrets(loaded)
+    with _disk_told(directory), _quiet():
+        if loaded.origin is not None:
+            save_published(loaded.model, loaded.origin, directory)
+            return
+        save_pretrained(directory, loaded.model, loaded.tokenizer)
+
+
+@contextmanager
+def _disk_told(directory: Path) -> Iterator[None]:
+    """safetensors writes files itself and hides what the system said in its own words."""
     try:
-        with _quiet():
-            if loaded.origin is not None:
-                save_published(loaded.model, loaded.origin, directory)
-                return
-            save_pretrained(directory, loaded.model, loaded.tokenizer)
+        yield
     except SafetensorError as error:
-        # It writes files itself and hides what the system said in its words: a full disk is told like any other.
         code = re.search(r"os error (\d+)", str(error))
         if code is None:
             raise

@@ -22,8 +22,6 @@ from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
 from vestige.watch.looking import Look, Looking
 
-FAILED = "the first process could not evaluate: {}"
-
 
 def look_together(
     looking: Looking,
@@ -63,7 +61,7 @@ def _agreed(looking: Looking, seen: Look | None, error: Exception | None, words:
     if error is not None:
         raise error
     if told[0] is None:
-        raise UserError(FAILED.format(told[1]))
+        raise UserError(f"the first process could not evaluate: {told[1]}")
     look = Look.from_json(told[0])
     looking.remember([look])
     return look

@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import re
+import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from models_tools import save, tiny_model
 from vestige import guard
 from vestige.cli import main
 from vestige.collapse.rollouts import load_rollouts
+from vestige.collapse.rollouts_pickle import SafeUnpickler, safe_load
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.journal import JOURNAL
@@ -160,6 +162,20 @@ def test_pickles_that_would_crash_or_fill_the_memory(name: str, data: bytes, tmp
     path.write_bytes(data)
     with pytest.raises(UserError):
         load_rollouts(path)
+
+
+def test_a_byte_array_reserves_no_more_than_the_file_holds(tmp_path: Path) -> None:
+    """Found by fuzzing: a file of 20 bytes that claims a byte array of gigabytes."""
+    claims = b"\x80\x05\x96" + (2**31).to_bytes(8, "little") + b"abc."
+    tracemalloc.start()
+    try:
+        with pytest.raises(pickle.UnpicklingError, match="truncated"):
+            SafeUnpickler(io.BytesIO(claims)).load()
+        assert tracemalloc.get_traced_memory()[1] < 2**20
+    finally:
+        tracemalloc.stop()
+    (tmp_path / "r.pkl").write_bytes(b"\x80\x05\x96" + (3).to_bytes(8, "little") + b"abc.")
+    assert safe_load(tmp_path / "r.pkl") == bytearray(b"abc")
 
 
 def test_a_slime_file_with_a_program_in_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

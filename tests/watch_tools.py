@@ -13,7 +13,10 @@ from vestige.data.rows import read_file
 
 FULL, DATA = LAB / "models" / "full", LAB / "data"
 PROB = "forget_Q_A_Prob"
-QUICK: dict[str, Any] = {"data": DATA, "metrics": [PROB], "limit": 4, "system_prompt": SYSTEM, "on_error": "raise"}
+QUICK: dict[str, Any] = {
+    "data": DATA, "metrics": [PROB], "limit": 4, "system_prompt": SYSTEM, "on_error": "raise",
+    "cluster": "none",  # one author: rows are their own unit
+}  # fmt: skip
 
 
 def fresh(**more: Any) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -214,6 +215,18 @@ _HASHING: dict[bytes, Callable[[Any], Iterable[Any]]] = {
 }
 for _code, _keys in _HASHING.items():
     SafeUnpickler.dispatch[_code[0]] = _checked(SafeUnpickler.dispatch[_code[0]], _keys)
+
+
+def _bytearray(unpickler: Any) -> None:
+    """The library reserves as many bytes as a file claims to hold before it reads any; this reads what is there."""
+    length = int.from_bytes(unpickler.read(8), "little")
+    found = unpickler.read(min(length, sys.maxsize))
+    if len(found) < length:
+        raise pickle.UnpicklingError("pickle data was truncated")
+    unpickler.append(bytearray(found))
+
+
+SafeUnpickler.dispatch[pickle.BYTEARRAY8[0]] = _bytearray
 
 
 def safe_load(path: Path) -> Any:

@@ -93,6 +93,7 @@ class Callback(TrainerGuest):
         limit: int | None = None,
         dialect: str | None = None,
         system_prompt: str | None = None,
+        cluster: str | None = None,
         tokenizer: Any = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str] = (),
@@ -103,7 +104,7 @@ class Callback(TrainerGuest):
         if on_error not in ("log", "raise"):
             raise UserError(f"on_error is {on_error!r}; it is 'log' or 'raise'.")
         asked = live_ask(suite, data, metrics, retain_logs, limit)
-        more = {"dialect": dialect, "system_prompt": system_prompt, "overrides": tuple(overrides)}
+        more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
         self.plan = WatchPlan(
             every, tuple(at_tokens), at_start, load_best, patience, rows, share, bare_keys, on_error == "raise"
         )

@@ -60,6 +60,7 @@ class Watch:
         limit: int | None = None,
         dialect: str | None = None,
         system_prompt: str | None = None,
+        cluster: str | None = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str] = (),
         accelerator: Any = None,
@@ -71,7 +72,7 @@ class Watch:
         if every == "eval":
             raise UserError("every='eval' is for trainers that evaluate; a loop of your own calls watch.look().")
         self.plan = WatchPlan(every, tuple(at_tokens), at_start, False, patience, 0, share, False, on_error == "raise")
-        more = {"dialect": dialect, "system_prompt": system_prompt, "overrides": tuple(overrides)}
+        more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
         run = live_run(live_ask(suite, data, metrics, retain_logs, limit), more, plugins)
         place = Path(out).expanduser() if out is not None else None
         self.model, self.tokenizer, self.accelerator, self._log = model, tokenizer, accelerator, log

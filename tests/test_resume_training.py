@@ -42,7 +42,6 @@ def killed(words: list[str], place: Path) -> None:
     assert not (place / "model.safetensors").exists()
 
 
-@pytest.mark.processors
 @pytest.mark.parametrize(
     ("method", "more"), [("NPO", ("--metrics", "forget_Q_A_Prob", "--eval-data", str(DATA))), ("RMU", ())]
 )
@@ -104,7 +103,6 @@ def test_hub_settings_are_refused_by_name(name: str, tmp_path: Path, capsys: pyt
     assert f"trainer.args.{name.split('=')[0]} has no effect here" in capsys.readouterr().err
 
 
-@pytest.mark.processors
 def test_retain_logs_keep_the_closest_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     metrics = ["--metrics", "forget_Q_A_Prob,retain_Q_A_Prob", "--limit", "8", "--quiet"]
     more: list[Any] = ["--data", str(DATA), "--system-prompt", SYSTEM, *metrics]

@@ -54,7 +54,6 @@ def test_twenty_steps_end_in_the_same_weights(tmp_path: Path, capsys: pytest.Cap
     assert callback.looks[-1].values == pytest.approx(again.summary, abs=1e-6)
 
 
-@pytest.mark.processors
 @pytest.mark.parametrize("kind", ["checkpointing", "bf16", "lora", "four bit"])
 def test_other_kinds_of_training_are_untouched(kind: str, tmp_path: Path) -> None:
     def made() -> tuple[Any, dict[str, Any]]:
@@ -138,7 +137,6 @@ def loop(watch_of: Any, place: Path | None = None) -> tuple[Any, Any]:
     return weights(model), watch
 
 
-@pytest.mark.processors
 def test_a_plain_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -336,7 +334,6 @@ def test_two_best_checkpoints_are_refused(tmp_path: Path) -> None:
         trainer_of(tmp_path, [callback], **more).train()
 
 
-@pytest.mark.processors
 def test_a_resumed_run_remembers_its_looks(tmp_path: Path) -> None:
     whole = vestige.Callback("tofu", every=1, best=plain_score, out=tmp_path / "a", **QUICK)
     trainer = trainer_of(tmp_path, [whole], save_strategy="steps", save_steps=2)

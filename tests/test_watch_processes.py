@@ -46,7 +46,6 @@ torch.distributed.destroy_process_group()
 KINDS = ("ddp", "shared")
 
 
-@pytest.mark.processors
 def test_two_processes_are_untouched_and_agree(tmp_path: Path) -> None:
     """ddp: the first process looks; shared: both collect."""
     (tmp_path / "run.py").write_text(SCRIPT)

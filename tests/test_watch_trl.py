@@ -11,7 +11,7 @@ import vestige
 from watch_tools import PROB, QUICK, fresh, same, texts, tokenizer, weights
 
 pytest.importorskip("trl", reason="TRL is not installed (pip install 'vestige[trl]')")
-pytestmark = [pytest.mark.trl, pytest.mark.processors, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.trl, pytest.mark.filterwarnings("ignore")]
 SETTINGS: dict[str, Any] = {
     "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True, "max_steps": 20, "logging_steps": 10,
     "save_strategy": "no", "per_device_train_batch_size": 2, "learning_rate": 1e-3, "seed": 3,

@@ -114,13 +114,14 @@ def _inputs(kind: Any) -> Any:
 
 
 def _sample(kind: Any) -> Any:
-    """A sample whose rows come in another order, each with its value."""
+    """A sample whose rows come in another order, each with its value and its cluster."""
     init = kind.__init__
 
     @wraps(init)
-    def shuffling(self: Any, group: str, rows: Any, values: Any) -> None:
+    def shuffling(self: Any, group: str, rows: Any, values: Any, clusters: Any = None) -> None:
         order = _random.sample(range(len(rows)), len(rows))
-        init(self, group, tuple(rows[i] for i in order), values[order])
+        moved = None if clusters is None else tuple(clusters[i] for i in order)
+        init(self, group, tuple(rows[i] for i in order), values[order], moved)
 
     kind.__init__ = shuffling
     return kind

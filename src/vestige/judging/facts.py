@@ -22,6 +22,7 @@ from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.evidence import in_words
 from vestige.compare.facts import AttackCurve, AuditFacts, Measure, SecretCounts
 from vestige.compare.rule import RULE
+from vestige.compare.vectors import share_interval
 from vestige.engine.statistics import Estimate
 from vestige.errors import UserError
 from vestige.judging.attacked import AttackedRun, Span, attack_curves
@@ -276,6 +277,13 @@ class _Judge:
         rows = holder.results[metric].get("value_by_index") or {}
         counts = [_said(m, metric) for m in (self.retain[0] if self.retain else None, self.full)]
         said = round(float(found.rows.values.sum()))
+        if said in (0, len(found.rows)):
+            # Rows that all agree show no spread, which does not mean that others would agree: Wilson's interval, by
+            # clusters where there are some.
+            units = len(set(found.rows.clusters or found.rows.rows))
+            lo, hi = share_interval(units if said else 0, units)
+        lo = None if lo is None else 0.0 if said == 0 else max(lo, 0.0)
+        hi = None if hi is None else min(hi, 1.0)
         return SecretCounts(len(rows), len(found.rows), said, lo, hi, *counts)
 
     def spread(self) -> float:

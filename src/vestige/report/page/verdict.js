@@ -135,13 +135,8 @@ const shareText = (share, { lo, hi }) =>
 
 const reach = (lo, hi) => (isNumber(lo) && isNumber(hi) ? ` (${fmt(lo, 2)} to ${fmt(hi, 2)})` : "");
 
-const damageText = ({ utility, lo, hi, fluency }) =>
-  [
-    isNumber(utility) ? `utility ${fmt(utility, 2)} of the full model's${reach(lo, hi)}` : "",
-    isNumber(fluency) ? `fluency ${fmt(fluency, 2)}` : "",
-  ]
-    .filter(Boolean)
-    .join("; ");
+const damageText = ({ utility, lo, hi }) =>
+  isNumber(utility) ? `utility ${fmt(utility, 2)} of the full model's${reach(lo, hi)}` : "";
 
 function part(title, { state, text }, drawing, numbers) {
   return el(
@@ -181,7 +176,10 @@ function evidence(audit) {
       tip(text, () => (hasModel(audit.model) ? valueTip(audit.model, e.metric) : metricTip(e.metric)));
     const name = e.metric && metric(e.metric).title ? el("span.soft.fine", {}, titledText(e.metric)) : null;
     const look = ["utility", "fluency"].includes(e.panel) ? DAMAGE : KNOWLEDGE(verdict.margin ?? 0);
-    const range = isNumber(e.share) ? between(e, { ...look, small: true }) : null;
+    // Of fluency the share is what was lost.
+    const left = (x) => (isNumber(x) ? 1 - x : x);
+    const drawn = e.panel === "fluency" ? { ...e, share: left(e.share), lo: left(e.hi), hi: left(e.lo) } : e;
+    const range = isNumber(e.share) ? between(drawn, { ...look, small: true }) : null;
     return el(`li.${tone}`, {}, badge(e.state), el("div", {}, text, name), range);
   };
   if (!verdict.evidence?.length) return null;

@@ -23,8 +23,9 @@ $(STAMP): $(CORE)
 demo: $(CORE)
 	$(BIN)/vestige demo
 
-# Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab".
-demo-meta: $(CORE)
+# Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab". It draws pictures, which
+# the core cannot.
+demo-meta: $(STAMP)
 	$(BIN)/vestige demo-meta
 
 # One thread for each of two workers: tiny models gain nothing from more, and lose by sharing. Tests start many processes:

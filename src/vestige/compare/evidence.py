@@ -21,7 +21,7 @@ from typing import Any
 from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure
 from vestige.compare.rule import RULE, VerdictRule
-from vestige.words import number, with_interval
+from vestige.words import counted, number, with_interval
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,10 @@ def _meaning(m: Measure, state: str, rule: VerdictRule) -> str:
     if m.contrast.scale < rule.scale or (m.contrast.var_gap is not None and m.contrast.ends(rule.tail) is None):
         return "full and retain model are too close here to tell anything"
     if state == "undecided" and m.contrast.var_gap is None:
-        return f"{way(m.contrast, rule.tail)}; without values for single rows equality cannot be tested"
+        few = m.contrast.clusters
+        told = few is not None and few < rule.fewest
+        lacking = f"with only {counted(few or 0, 'cluster')}" if told else "without values for single rows"
+        return f"{way(m.contrast, rule.tail)}; {lacking} equality cannot be tested"
     return f"{way(m.contrast, rule.tail)}, {MEANING[state]}"
 
 
@@ -233,6 +236,7 @@ def _story(c: AttackCurve, p: AttackPoint) -> str:
     'Under relearn (8 steps), prob goes from 0.1000 to 0.5000; a model that never knew shows 0.3000'
     """
     size = f" ({p.budget:g} {c.unit})" if c.unit and p.budget is not None else ""
+    size = f" ({c.zero})" if p.budget == 0 and c.zero else size
     what = "the share of secrets it says" if c.secrets else c.metric
     start = f"goes from {number(c.before)} to" if c.before is not None else "is"
     text = f"Under {c.attack}{size}, {what} {start} {number(p.value)}"

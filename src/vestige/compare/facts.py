@@ -50,6 +50,7 @@ class AttackCurve:
     unit: str = ""
     seeds: int = 1
     secrets: bool = False
+    zero: str = ""  # what a budget of 0 stands for ("1 epoch")
 
 
 @dataclass(frozen=True)

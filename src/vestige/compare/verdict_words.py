@@ -11,6 +11,7 @@ from typing import Any
 from vestige.compare.evidence import VerdictPoint, margin_at
 from vestige.compare.facts import AuditFacts
 from vestige.compare.rule import TESTS, VerdictRule
+from vestige.words import counted
 
 EQUAL = {
     "says": "says no more of the forgotten answers",
@@ -123,6 +124,9 @@ def power_part(facts: AuditFacts, margin: float, rule: VerdictRule) -> dict[str,
     told = [f"{100 * min(best, 1):.0f} % of the way to the full model"] if best is not None else []
     told += [f"{100 * min(secrets, 1):.0f} % of the secrets"] if secrets is not None else []
     text = "Without values for single rows it is not known what would have been seen."
+    few = min((m.contrast.clusters for m in facts.measures if m.contrast and m.contrast.clusters), default=None)
+    if few is not None and few < rule.fewest:
+        text = f"With only {counted(few, 'cluster')} of rows it is not known what would have been seen."
     if told:
         text = f"These rows would have shown {' or '.join(told)}, if still there, with {rule.power:.0%} probability."
     return {"share": best, "secrets": secrets, "text": text}

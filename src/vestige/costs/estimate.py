@@ -133,7 +133,7 @@ def make_plan(config: AnyConfig) -> CostPlan:
         passes=passes,
         canvas_cells=cells,
         depth=depth,
-        seconds=_estimate(work, steps * answers.parameters * 4),
+        seconds=compute_seconds(work, steps * answers.parameters * 4),
         forwards=answers.batches + sum(r.batches for r in references) + steps + passes,
         model=str(config.model_args["pretrained_model_name_or_path"]),
         unavailable={**prepared.unavailable, **_without_models(config)},
@@ -144,7 +144,7 @@ def passes_of(want: DenoiseWant, canvases: Canvases | None) -> int:
     """How often one window is looked at, at most; guidance looks twice."""
     if canvases is None:
         return want.denoising.steps * (2 if want.denoising.cfg_scale > 0 else 1)
-    from vestige.models.samplers.gemma import canvases as shared
+    from vestige.samplers.gemma import canvases as shared
 
     count, passes = shared(want.denoising, canvases.length)
     return count * passes
@@ -162,7 +162,7 @@ def pushed_by(want: DenoiseWant, canvases: Canvases | None) -> int:
     prompt, length = len(want.prompt.ids), want.denoising.max_new_tokens
     if canvases is None:  # every pass reads the prompt and the whole window
         return (prompt + length) * passes_of(want, None)
-    from vestige.models.samplers.gemma import canvases as shared
+    from vestige.samplers.gemma import canvases as shared
 
     count, passes = shared(want.denoising, canvases.length)
     return prompt + count * canvases.length * passes + (count - 1) * canvases.length  # each earlier one is read again
@@ -193,7 +193,7 @@ def _name(handle: ModelHandle) -> str:
     return handle.identity if weights_stored(handle.args) else handle.name
 
 
-def _estimate(work: float, moved: float) -> float:
+def compute_seconds(work: float, moved: float = 0.0) -> float:
     """Seconds at this machine's measured matrix speed: 2 operations for each parameter a token meets (`work`).
 
     Steps of generation are bound by the bytes they move.

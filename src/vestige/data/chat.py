@@ -23,6 +23,7 @@ log = logging.getLogger("vestige.data")
 
 TextPair = tuple[str, str]
 Ids = tuple[int, ...]
+TOGETHER = 1024  # texts given to the tokenizer at once: what it says of them is far larger than their tokens
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,9 @@ class Encoder:
         self.template = template
         self.boundary = boundary
         self.mismatches = 0
+        # Python makes a new number for every token it is given: four times the memory of a place in a tuple. Rows share
+        # theirs.
+        self._same: dict[int, int] = {}
         if template.apply_chat_template and not getattr(tokenizer, "chat_template", None):
             raise UserError(
                 "The tokenizer has no chat template; set model.template_args.apply_chat_template=false "
@@ -172,8 +176,11 @@ class Encoder:
         if not texts:
             return []
         cut = {"truncation": True, "max_length": max_length} if max_length else {}
-        batch = self.tokenizer(list(texts), add_special_tokens=special, **cut)["input_ids"]
-        return [tuple(map(int, ids)) for ids in batch]
+        out: list[Ids] = []
+        for first in range(0, len(texts), TOGETHER):
+            batch = self.tokenizer(list(texts[first : first + TOGETHER]), add_special_tokens=special, **cut)
+            out += [tuple(self._same.setdefault(int(i), int(i)) for i in ids) for ids in batch["input_ids"]]
+        return out
 
     def _start(self, prompt: str, full: str, before: Ids, after: Ids, special: bool, pair: TextPair) -> int:
         if after[: len(before)] == before:

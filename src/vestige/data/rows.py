@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
+from vestige.data.given import given_rows, is_given
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import TwiceError, most_bytes, parse_json, read_text, unique_names
 from vestige.secrets import hide
@@ -56,23 +57,29 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
     split, low, high = _parse_split(str(args.get("split", "train")))
-    try:
-        files = _local_files(Path(path).expanduser(), path, args, split)
-    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
-        raise UserError(
-            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
-        ) from None
-    if files is None:
+    name = str(args.get("name") or "forget")
+    found = given_rows(path).read(name) if is_given(path) else _from_files(path, args, split)
+    if found is None:
         rows, source = _from_datasets(path, args)
     else:
-        rows, source = [r for f in files for r in read_file(f)], ", ".join(map(str, files))
-        count = len(rows)
+        (rows, source), count = found, len(found[0])
         rows = rows[_bound(low, count, 0) : _bound(high, count, count)]
         if count and not rows:
             raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), hide(source)
+
+
+def _from_files(path: str, args: Mapping[str, Any], split: str) -> tuple[list[Row], str] | None:
+    """Rows of local files; None when this is a matter for `datasets`."""
+    try:
+        files = _local_files(Path(path).expanduser(), path, args, split)
+    except (OSError, ValueError, RuntimeError, NotImplementedError) as error:  # a name that no file can have
+        raise UserError(
+            f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
+        ) from None
+    return None if files is None else ([r for f in files for r in read_file(f)], ", ".join(map(str, files)))
 
 
 def _check_args(args: Mapping[str, Any]) -> None:

@@ -5,9 +5,7 @@ Notation: an answer has tokens y_1..y_n; lp_t is the log-probability of y_t, a_t
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from vestige.metrics.cards import ATTACK, CARDS, END, HIGH, NEITHER, Card, Variant, bands
+from vestige.metrics.cards import CARDS, END, HIGH, NEITHER, Card, Variant, attack_card, bands
 
 _ANSWER = "every token of the answer after the prompt"
 _ENDLESS = "the tokens of the answer; the dialects differ on the last one (the end token of a chat answer)"
@@ -17,10 +15,6 @@ _REFERENCE = "none of its own: it reads its parent and the retain model's result
 
 _PROBABILITY = bands((0.05, "hardly likely"), (0.3, "somewhat likely"), (0.7, "likely"), (END, "near certain: known"))
 _SHARE = bands((0.3, "little"), (0.6, "part"), (0.9, "most"), (END, "nearly all"))
-
-
-def _attack(score: str, tokens: str, note: str = "", points: tuple[str, ...] = (), example: str = "attack") -> Card:
-    return replace(ATTACK, formula=score, tokens=tokens, note=note, points=points, example=example)
 
 
 OURS: dict[str, Card] = {
@@ -241,36 +235,36 @@ OURS: dict[str, Card] = {
         example_is_value=False,
         title="How it weighs {answers} against wrong ones",
     ),
-    "mia_loss": _attack(
+    "mia_loss": attack_card(
         f"score = -(mean over t of lp_t); {_AUC}",
         _ANSWER,
         "A loss is low for rows that were seen, and holdout rows count as the positive class: an AUC near 1 says that "
         "fresh rows have the higher loss, so forget rows are still recognised. A guide in circulation words it the "
         "other way round (near 1: forgotten); that would hold only if forget rows were the positive class.",
     ),
-    "mia_zlib": _attack(
+    "mia_zlib": attack_card(
         f"score = loss / length in bytes of the zlib-compressed answer text; {_AUC}",
         _ANSWER,
         "Text that is hard to compress and yet has a low loss was probably seen.",
         points=("text of the answer",),
     ),
-    "mia_min_k": _attack(
+    "mia_min_k": attack_card(
         f"score = -(mean of the max(1, int(k n)) smallest lp_t), k = 0.4 in the suites; {_AUC}",
         _ENDLESS,
     ),
-    "mia_min_k_plus_plus": _attack(
+    "mia_min_k_plus_plus": attack_card(
         "score = -(mean of the max(1, int(k n)) smallest z_t), z_t = (lp_t - mu_t) / max(sd_t, 1e-3), mu_t and sd_t "
         f"the mean and deviation of log p over the vocabulary; {_AUC}",
         _ENDLESS,
     ),
-    "mia_gradnorm": _attack(
+    "mia_gradnorm": attack_card(
         f"score = mean over weight tensors of the p-norm of the gradient of the loss; {_AUC}",
         _ENDLESS,
         "The norms are measured when evidence is collected: it is the one metric that needs backward passes.",
         points=("mode of the model",),
         example="gradients",
     ),
-    "mia_reference": _attack(
+    "mia_reference": attack_card(
         f"score = loss under the model - loss under a reference model; {_AUC}",
         _ANSWER,
         "The reference model must never have seen the forget rows; the retain model serves.",

@@ -27,6 +27,7 @@ class ModelArgs:
     path: str  # hub id, local directory, PEFT adapter (directory or id), or a .gguf file
     tokenizer: str | None = None  # default: the model's own
     base: str | None = None  # where to take the tokenizer from when the checkpoint has none
+    adapter_base: str | None = None  # what an adapter sits on, in place of what its adapter_config.json names
     dtype: str = "auto"  # float32 on CPU, the checkpoint's own dtype elsewhere
     device: str = "auto"
     device_map: Any = None

@@ -139,9 +139,12 @@ class MaskPredictor:
             positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
             return self.forward(ids, where, allowed=allowed, positions=positions)
         self._count(ids)
-        from vestige.models.logits import logits_at
+        from vestige.models.logits import logits_at, padding_mask
 
-        return logits_at(self.model, where, input_ids=ids, attention_mask=keep.long())
+        mask = keep.long()
+        if self.masks == EITHER and (whole := padding_mask(keep, self.model)).ndim == 4:
+            mask = whole.expand(-1, -1, ids.shape[1], -1)
+        return logits_at(self.model, where, input_ids=ids, attention_mask=mask)
 
     def forward(
         self,

@@ -232,23 +232,33 @@ def fingerprint_module(model: Any, volatile: AbstractSet[str] = VOLATILE) -> str
             digest.update(f"{name}={tensor!r}".encode())
             continue
         place = (tensor.device, tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride()))
-        if tensor.numel() and place in seen:
+        if tensor.numel() and not tensor.is_meta and place in seen:
             continue
         seen.add(place)
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_tensor_bytes(name, tensor))
+        digest.update(_offloaded_bytes(model, name) if tensor.is_meta else _tensor_bytes(tensor))
     return "memory-" + digest.hexdigest()
 
 
-def _tensor_bytes(name: str, tensor: Any) -> Any:
+def _tensor_bytes(tensor: Any) -> Any:
     """A tensor's bytes as they are; numpy has no bfloat16, so all are viewed as plain bytes."""
     import torch
 
-    if tensor.device.type == "meta":
-        raise UserError(
-            f"The tensor '{name}' is offloaded, so the model cannot be fingerprinted; load it from its path."
-        )
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+
+
+def _offloaded_bytes(model: Any, name: str) -> Any:
+    """Those of a tensor that accelerate has put elsewhere; one module at a time, for all of them may not fit."""
+    from accelerate.utils import align_module_device
+
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    if getattr(getattr(module, "_hf_hook", None), "offload", False):  # without its hook nobody knows the values
+        with align_module_device(module, "cpu"):
+            tensor = getattr(module, leaf)
+            if not tensor.is_meta:
+                return _tensor_bytes(tensor)
+    raise UserError(f"The tensor '{name}' is offloaded, so the model cannot be fingerprinted; load it from its path.")
 
 
 def _module_config(model: Any, volatile: AbstractSet[str]) -> Any:

@@ -84,7 +84,8 @@ def load_model(args: ModelArgs) -> LoadedModel:
         reraise_ours(error)
         raise _explain(error, place, device) from None
     finally:
-        forget_parsed()
+        if whole.gguf:
+            forget_parsed()
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
     loaded.notes, loaded.watch = notes, watch

@@ -215,18 +215,19 @@ def _whole_or_shards(directory: Path, stem: str, suffix: str, args: ModelArgs) -
 def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
     """The model an adapter was trained on. A path there is tried next to the adapter, then from here."""
     config = read_json(directory / "adapter_config.json")
-    name = config.get("base_model_name_or_path")
+    name = args.adapter_base or config.get("base_model_name_or_path")
     where = f"'{directory / 'adapter_config.json'}'"
     if not name:
         raise UserError(f"The adapter does not say which model it belongs to; set base_model_name_or_path in {where}.")
     beside = directory / Path(name).expanduser()
-    path = str(beside.resolve()) if beside.exists() else str(name)
+    path = str(beside.resolve()) if beside.exists() and not args.adapter_base else str(name)
     if looks_local(path) and not Path(path).expanduser().exists():
         raise UserError(
             f"The adapter's base model '{name}' is neither beside the adapter nor in the current directory; "
-            f"correct base_model_name_or_path in {where}."
+            f"correct base_model_name_or_path in {where}, or give the pair (base, adapter) in Python."
         )
-    base = locate(replace(args, path=path, revision=config.get("revision"), subfolder=None), weights)
+    revision = None if args.adapter_base else config.get("revision")
+    base = locate(replace(args, path=path, revision=revision, subfolder=None, adapter_base=None), weights)
     if base.kind == "adapter":
         raise UserError(f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first.")
     return base

@@ -5,6 +5,9 @@
     references/NAME/...       the retain model's runs, or single result files
 
 The same runs give the same bytes. Extracting trusts nothing: only plain files inside the target, of bounded size.
+
+In: sealed run directories. Out: one file, or such directories again. Callers: results/pack.py, and through it cli.py,
+which lets every verb that reads runs take an archive.
 """
 
 from __future__ import annotations

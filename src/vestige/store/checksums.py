@@ -4,6 +4,9 @@ It is written last. While a command works in a run directory the seal says "unfi
 taken for a damaged one. Locks, logs, half-written files and batches under way (evidence/parts) are not part of a run,
 and files that somebody else put there are not either: the seal passes over those that are there when it is made. A
 directory inside that has a seal of its own is a run of its own: the outer seal names it and leaves it to its own.
+
+In: a run directory, before and after a command works in it. Out: checksums.json, and what does not agree with it.
+Callers: every room that writes a run (`begin`, `seal`), and results/verify.py.
 """
 
 from __future__ import annotations

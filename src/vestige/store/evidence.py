@@ -28,7 +28,7 @@ from vestige.guard import is_there
 from vestige.ownership import adopt_file, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
-from vestige.store.formats import FORMATS, Altered, Format, Head
+from vestige.store.formats import FORMATS, Altered, Format, Head, Joined
 from vestige.types import content_key
 from vestige.writing import remove, remove_empty
 
@@ -77,7 +77,7 @@ class Bank(Generic[T]):
         """The bank of the same evidence in another directory."""
         return Bank(directory, self.kind, self.identity, self.made)
 
-    def load(self) -> dict[str, T]:
+    def load(self) -> Mapping[str, T]:
         """What is complete. A file that cannot be read is treated as not there: it will be collected again.
 
         So is one that does not say whose it is (older versions wrote such): `unsigned` gives what it holds.
@@ -96,7 +96,7 @@ class Bank(Generic[T]):
         self.head = head
         return items if head else {}
 
-    def unsigned(self) -> dict[str, T]:
+    def unsigned(self) -> Mapping[str, T]:
         """What an older version left under this name: good only once it was checked against the model."""
         try:
             items, head = self._read(self.path)
@@ -104,7 +104,7 @@ class Bank(Generic[T]):
             return {}
         return {} if head else items
 
-    def unfinished(self) -> dict[str, T]:
+    def unfinished(self) -> Mapping[str, T]:
         """What an interrupted run left beside the bank."""
         return self._parts_done()
 
@@ -116,7 +116,7 @@ class Bank(Generic[T]):
             return True
         return False
 
-    def load_whole(self) -> dict[str, T]:
+    def load_whole(self) -> Mapping[str, T]:
         """For scoring: nothing if the file is missing, and a sentence if it is damaged.
 
         Unlike `load` this must not pass over damage: nothing collects again here, and the score would be of fewer rows.
@@ -127,7 +127,7 @@ class Bank(Generic[T]):
             raise damaged(self.path, str(why)) from None
         return items
 
-    def _read(self, path: Path, collecting: bool = True) -> tuple[dict[str, T], Head]:
+    def _read(self, path: Path, collecting: bool = True) -> tuple[Mapping[str, T], Head]:
         """ValueError: the file is there, and is not what was written, or not what its name says."""
         if not is_there(path):
             return {}, {}
@@ -144,7 +144,7 @@ class Bank(Generic[T]):
                     raise Foreign(words)
         return items, head
 
-    def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> dict[str, T]:
+    def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
         plan = {"keys": sorted(keys), "settings": dict(settings)}
         self._adopt_earlier()
@@ -177,15 +177,15 @@ class Bank(Generic[T]):
             return None
         return None if misfit(plan, _Plan) else (list(plan["keys"]), dict(plan["settings"]))
 
-    def _parts_done(self) -> dict[str, T]:
-        out: dict[str, T] = {}
+    def _parts_done(self) -> Mapping[str, T]:
+        out: list[Mapping[str, T]] = []
         for path in sorted(self.parts.glob(f"{self.stem}.part-*")):
             try:
                 items, head = self._read(path)
-                out.update(items if head else {})
+                out.append(items if head else {})
             except ValueError as why:
                 log.warning("%s is damaged (%s): that batch is collected again.", path, why)
-        return out
+        return Joined(*out)
 
     def add_part(self, items: Mapping[str, T]) -> None:
         """Keeps one batch."""
@@ -199,14 +199,15 @@ class Bank(Generic[T]):
 
     def merge(
         self, items: Mapping[str, T], head: Head | None = None, without: Iterable[str] = frozenset()
-    ) -> dict[str, T]:
+    ) -> Mapping[str, T]:
         """Folds items into the bank file. `head`: what the file that they come from says of them."""
         # The whole file is read and written again, once per stage. Appending would be cheaper and could leave half a
         # record; this way the file is replaced in one rename, and its digest covers everything in it.
         kept = self.load()
         if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
             adopt_file(self.path)
-        everything = {**{k: v for k, v in kept.items() if k not in set(without)}, **items}
+        left = set(without)
+        everything = Joined(Joined(kept).only(k for k in kept if k not in left), items)
         write_bytes(self.path, self.format.dump(everything, self._signed({**self.head, **(head or {})})))
         return everything
 
@@ -215,15 +216,15 @@ class Bank(Generic[T]):
         self.discard_parts()
         write_bytes(self.path, self.format.dump({}, self._signed({})))
 
-    def finish(self) -> dict[str, T]:
+    def finish(self) -> Mapping[str, T]:
         """All parts are there: fold them into the bank and forget the journal."""
         everything = self.merge(self._parts_done())
         self.discard_parts()  # killed before this line, the parts are here twice: `tidy` removes them
         return everything
 
-    def take_all(self) -> tuple[dict[str, T], Head]:
+    def take_all(self) -> tuple[Mapping[str, T], Head]:
         """All that is here, parts included, with what it says of itself; afterwards nothing is."""
-        everything = {**self.load(), **self._parts_done()}
+        everything = Joined(self.load(), self._parts_done())
         remove(self.path)
         self.discard_parts()
         return everything, self.head

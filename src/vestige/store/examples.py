@@ -1,11 +1,14 @@
-"""The tokenised data sets of a run on disk, so that scoring needs neither tokenizer nor data files."""
+"""The tokenised data sets of a run on disk, so that scoring needs neither tokenizer nor data files.
+
+In: Rows by data key. Out: evidence/examples.json.gz, and the same Rows again. Callers: engine/evaluate.py writes it;
+engine/stored.py, depth, results and report read it.
+"""
 
 from __future__ import annotations
 
-import gzip
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Required, TypedDict
@@ -16,6 +19,8 @@ from vestige.guard import read_bytes
 from vestige.schema import misfit
 from vestige.store.files import damaged, write_bytes
 from vestige.types import Example, Prompt, Rows, Target
+
+GZIP = 31  # zlib's window of 15 bits, and 16 for gzip's header
 
 
 def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
@@ -73,15 +78,33 @@ def read_packed(path: Path) -> Any:
 
 
 def write_packed(path: Path, body: Any) -> None:
-    """No time stamp in it, so equal content is equal bytes."""
-    text = json.dumps(body, ensure_ascii=False, sort_keys=True)
-    write_bytes(path, gzip.compress(text.encode("utf-8", "surrogatepass"), compresslevel=6, mtime=0))
+    """No time stamp in it, so equal content is equal bytes. Packed piece by piece: the text of all rows is large."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, GZIP)
+    packed = [packer.compress(piece.encode("utf-8", "surrogatepass")) for piece in _pieces(body)]
+    write_bytes(path, b"".join([*packed, packer.flush()]))
+
+
+def _pieces(body: Any, depth: int = 3) -> Iterator[str]:
+    """What json.dumps(sort_keys=True) writes, entry by entry of the outer objects and lists.
+
+    >>> "".join(_pieces({"b": [1, {"c": 2}], "a": []}))
+    '{"a": [], "b": [1, {"c": 2}]}'
+    """
+    named = isinstance(body, dict) and all(isinstance(key, str) for key in body)
+    if depth == 0 or not (named or isinstance(body, (list, Iterator))):
+        yield json.dumps(body, ensure_ascii=False, sort_keys=True)
+        return
+    yield "{" if named else "["
+    for i, item in enumerate(sorted(body) if named else body):
+        yield (", " if i else "") + (json.dumps(item, ensure_ascii=False) + ": " if named else "")
+        yield from _pieces(body[item] if named else item, depth - 1)
+    yield "}" if named else "]"
 
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:
     out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
     facts = {"facts": [dict(row) for row in rows.facts]} if any(rows.facts) else {}
-    return {**out, **facts, "examples": [[_example_to_json(e) for e in row] for row in rows.examples]}
+    return {**out, **facts, "examples": ([_example_to_json(e) for e in row] for row in rows.examples)}
 
 
 def _example_to_json(e: Example) -> dict[str, Any]:

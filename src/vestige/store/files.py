@@ -1,4 +1,8 @@
-"""Writing so that a reader never sees half a file, and reading that says which file is broken."""
+"""Writing so that a reader never sees half a file, and reading that says which file is broken.
+
+In: plain data and a path. Out: sorted JSON without secrets; or what a file holds, else a DamagedError with its name.
+Callers: every room with files of its own. The bytes go through writing.py, which knows whose files they are.
+"""
 
 from __future__ import annotations
 

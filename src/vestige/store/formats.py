@@ -2,13 +2,16 @@
 
 A file has three parts: what is kept, by key; a head, in which the bank says whose evidence it is and how it was made;
 and a digest of both. Files of older versions have no head, or no digest either, and are read all the same.
+
+In: evidence by key, or the bytes of a bank. Out: the other one. Caller: store/evidence.py; FORMATS has one entry per
+kind of evidence.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
 
 import numpy as np
@@ -105,7 +108,7 @@ class Format(Protocol[T]):
     suffix: str
 
     def dump(self, items: Mapping[str, T], head: Head) -> bytes: ...
-    def load(self, data: bytes) -> tuple[dict[str, T], Head]: ...
+    def load(self, data: bytes) -> tuple[Mapping[str, T], Head]: ...
 
 
 class AnswerFormat:
@@ -128,16 +131,59 @@ class AnswerFormat:
         arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         return _pack_arrays(arrays, keys, head)
 
-    def load(self, data: bytes) -> tuple[dict[str, TokenStats], Head]:
+    def load(self, data: bytes) -> tuple[Mapping[str, TokenStats], Head]:
         arrays, keys, head = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
         if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
             raise Altered("its offsets do not fit its keys")
-        out = {}
-        for i, key in enumerate(keys):
-            a, b = arrays["offsets"][i], arrays["offsets"][i + 1]
-            cut = {name: arrays[name][..., a:b] for name in ARRAY_FIELDS}
-            out[key] = TokenStats(**cut, order=np.arange(b - a), steps=int(b - a))
-        return out, head
+        return LaidOut(arrays, {key: i for i, key in enumerate(keys)}), head
+
+
+class LaidOut(Mapping[str, TokenStats]):
+    """The TokenStats of many answers in a few long arrays. One is made when it is asked for: as objects of their own
+    they would take three times the memory."""
+
+    def __init__(self, arrays: Mapping[str, Array], place: Mapping[str, int]) -> None:
+        self._arrays, self._place = arrays, place
+
+    def __getitem__(self, key: str) -> TokenStats:
+        i = self._place[key]
+        a, b = self._arrays["offsets"][i : i + 2].tolist()
+        cut = {name: self._arrays[name][..., a:b] for name in ARRAY_FIELDS}
+        return TokenStats(**cut, order=np.arange(b - a), steps=b - a)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._place
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._place)
+
+    def __len__(self) -> int:
+        return len(self._place)
+
+
+class Joined(Mapping[str, T]):
+    """Several mappings as one, nothing copied; what comes later counts."""
+
+    def __init__(self, *parts: Mapping[str, T]) -> None:
+        self._of = {key: part for part in parts for key in part}
+
+    def __getitem__(self, key: str) -> T:
+        return self._of[key][key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    def __len__(self) -> int:
+        return len(self._of)
+
+    def only(self, keys: Iterable[str]) -> Joined[T]:
+        """Some of them."""
+        out: Joined[T] = Joined()
+        out._of = {key: self._of[key] for key in keys}
+        return out
 
 
 class CrossFormat:

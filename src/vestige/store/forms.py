@@ -2,6 +2,9 @@
 
 Two views of some files: `Loose` ones are for a report, which also reads what other tools and older versions wrote;
 the others are for commands that score a run of ours again and need all of it.
+
+In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
+engine/stored.py, report/gather.py. They are imported where a file is read, because most evaluations read none.
 """
 
 from __future__ import annotations
@@ -295,6 +298,34 @@ class Collapse(TypedDict, total=False):
     notes: list[Any] | None
 
 
+class LookForm(TypedDict, total=False):
+    """One look of watch.json."""
+
+    step: Required[int]
+    epoch: Required[Number]
+    values: Required[dict[str, Number]]
+    intervals: Required[dict[str, tuple[float, float]]]
+    share: Required[Number]
+    kept: Required[Number]
+    score: Required[Number]
+    why: Required[str]
+    seconds: Required[float]
+    tokens: Required[int]
+    directory: Required[str]
+    reasons: dict[str, str]
+    verdict: FactsForm
+
+
+class WatchForm(TypedDict):
+    """What was seen of a training run."""
+
+    suite: str
+    retain: dict[str, Number]
+    before: dict[str, Number]
+    best: int | None
+    looks: list[LookForm]
+
+
 class TaskForm(TypedDict, total=False):
     id: Required[str]
     status: Required[str]
@@ -319,4 +350,5 @@ FORMS: dict[str, Any] = {
     "stress": StressForm,
     "collapse": Collapse,
     "sweep": Sweep,
+    "watch": WatchForm,
 }

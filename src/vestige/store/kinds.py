@@ -22,7 +22,7 @@ from vestige.store.checksums import Seal, read_seal
 from vestige.store.files import read_json
 from vestige.store.findings import Finding
 from vestige.store.manifest import NAME, kind_in
-from vestige.types import short_id
+from vestige.types import RunAccount, short_id
 
 Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes
 
@@ -88,6 +88,7 @@ class Kind:
     score: Callable[[Path, Rescoring], str] | None = None  # writes them again; returns what a terminal shows
     gather: Callable[[Path, Reader], Iterable[RunSource]] = _nothing
     values: Callable[[Path], Mapping[str, Any]] = _no_values  # its main numbers by name
+    account: Callable[[Path], RunAccount] | None = None  # all it has to say, for other people's software
     outside: Callable[[Path], list[str]] = _nothing_outside  # files elsewhere that it was compared with
     by_row: bool = False  # whether two such runs can be compared row by row
     not_packed: str = ""  # why an archive does not take such runs
@@ -120,6 +121,7 @@ KINDS = {
         KnownKind("stress", "vestige.stress.kind.KIND", ("stress.json",)),
         KnownKind("collapse", "vestige.collapse.kind.KIND", ("metrics.json",)),
         KnownKind("train", "vestige.unlearn.kind.KIND", ("training.json",)),
+        KnownKind("watch", "vestige.watch.kind.KIND", ("watch.json",)),
         # Not a run but a folder of runs: only a report takes something from its table.
         KnownKind("sweep", "vestige.sweep.kind.KIND", shown=("sweep.json",)),
         KnownKind("meta", "vestige.results.meta_checks.KIND", META_FILES),

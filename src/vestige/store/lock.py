@@ -1,4 +1,8 @@
-"""One writer per run directory."""
+"""One writer per run directory.
+
+In: the directory that a command is about to write to. Out: nothing; `writing` holds it while open, and names who holds
+it otherwise. Callers: every room that writes runs. Readers take no lock: the seal tells them what is finished.
+"""
 
 from __future__ import annotations
 

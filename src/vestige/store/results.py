@@ -1,4 +1,8 @@
-"""Result files in the shape open-unlearning writes, so that its users' scripts and retain logs work both ways."""
+"""Result files in the shape open-unlearning writes, so that its users' scripts and retain logs work both ways.
+
+In: Scores by metric. Out: NAME_EVAL.json and NAME_SUMMARY.json. Callers: engine/evaluate.py, engine/rescore.py; others
+for `versions`, the versions of libraries that go into a manifest.
+"""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ wants, and what the evidence amounts to. That is why it never sees a model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -25,11 +25,25 @@ class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
     """A score needs evidence this run has not collected."""
 
 
-class Found(dict[str, Any]):
-    """A mapping that names what is lacking."""
+class Found(Mapping[str, Any]):
+    """A mapping that names what is lacking. What it is given is not copied."""
 
-    def __missing__(self, key: str) -> Any:
-        raise MissingEvidence(key)
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        self._given = {} if given is None else given
+
+    def __getitem__(self, key: str) -> Any:
+        if key not in self._given:
+            raise MissingEvidence(key)
+        return self._given[key]
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._given
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
 
 
 @dataclass
@@ -103,6 +117,7 @@ class Handler:
     doc: str = ""
     live: Callable[..., Mapping[str, Any]] | None = None  # a metric that runs the model itself (open-unlearning form)
     steps: bool = False  # lets a step axis through; others are called once per step of a trajectory
+    reads: tuple[str, ...] = ()  # of a token besides its log-probability: first (choice), spread (over the vocabulary)
 
     def score(self, inputs: Inputs) -> Score:
         """The score of one state of a model."""
@@ -128,15 +143,18 @@ def handler(
     classify: Callable[[Inputs], list[ClassifierWant]] | None = None,
     card: Card | None = None,
     steps: bool = False,
+    reads: Sequence[str] = (),
 ) -> Callable[[Scorer], Scorer]:
     """Registers a scoring function, and the card that says what it means. It stays a plain function of its inputs.
 
+    `reads`: what it needs of a token besides its log-probability; a server may not tell it.
     `steps`: it gives StepScores for evidence with a step axis, so that a trajectory calls it once for all its steps.
     """
 
     def register(function: Scorer) -> Scorer:
         doc = (function.__doc__ or "").strip().splitlines()
-        HANDLERS[name] = Handler(name, function, wants, classify, doc[0] if doc else "", steps=steps)
+        words = doc[0] if doc else ""
+        HANDLERS[name] = Handler(name, function, wants, classify, words, steps=steps, reads=tuple(reads))
         if card is not None:
             CARDS[name] = card
         return function

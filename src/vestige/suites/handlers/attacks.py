@@ -106,7 +106,7 @@ def mia_min_k(inputs: Inputs) -> Scored:
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k(t, k)}))
 
 
-@handler("mia_min_k_plus_plus", wants_answers, steps=True)
+@handler("mia_min_k_plus_plus", wants_answers, steps=True, reads=["spread"])
 def mia_min_k_plus_plus(inputs: Inputs) -> Scored:
     """Attack by the least likely tokens, standardised over the vocabulary."""
     k = _k(inputs)

@@ -192,7 +192,8 @@ def as_list(x: Any) -> list[Any]:
 
 def scores_of(score: Scored) -> Any:
     """The per-row scores that exist: a list, or Columns that give one for each step."""
-    found = [row.get("score") for row in (score.value_by_index or {}).values()]  # other tools' rows may have none
+    rows = (score.value_by_index or {}).values()
+    found: list[Any] = [row.get("score") for row in rows]  # other tools' rows may have none
     if isinstance(score, Score):
         return [v for v in found if v is not None]
     table = [np.broadcast_to(np.nan if v is None else v, score.steps) for v in found]

@@ -88,7 +88,7 @@ def loss(inputs: Inputs) -> Scored:
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("exact_memorization", wants_answers, steps=True)
+@handler("exact_memorization", wants_answers, steps=True, reads=["first"])
 def exact_memorization(inputs: Inputs) -> Scored:
     """Share of answer tokens that are the model's first choice."""
     kind = np.float32 if inputs.dialect.float32_shares else np.float64
@@ -96,7 +96,7 @@ def exact_memorization(inputs: Inputs) -> Scored:
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("extraction_strength", wants_answers, steps=True)
+@handler("extraction_strength", wants_answers, steps=True, reads=["first"])
 def extraction_strength(inputs: Inputs) -> Scored:
     """Share of the answer the model finishes without a miss."""
     floor = inputs.dialect.extraction_floor

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from vestige.metrics.dialects import Dialect
 from vestige.metrics.memorisation import probability
-from vestige.metrics.said import Secret, repetition, says, secret_of
 from vestige.suites.handlers.attacks import reference_path
 from vestige.suites.handlers.common import Value, by_index, clean, mean_score
 from vestige.suites.handlers.texts import decoding_of, wants_texts
@@ -22,6 +21,7 @@ from vestige.types import BAD_LOGITS, Example, Rows, Score, Text
 from vestige.wants import Request, Wants, spoken
 
 if TYPE_CHECKING:
+    from vestige.metrics.said import Secret  # it reads languages: imported where texts are scored
     from vestige.suites.spec import MetricSpec
 
 NO_SECRET = "the row has no secret: no entity column, and none to be found in its answers"
@@ -30,6 +30,8 @@ NOTHING_SAID = "the model said nothing"
 
 def secrets_in(rows: Rows) -> dict[str, Secret]:
     """The secret of each row, by its index; empty for rows without one. Runs of older versions kept no columns."""
+    from vestige.metrics.said import secret_of
+
     facts = rows.facts or ({},) * len(rows)
     return {row[0].index: secret_of(fact) for row, fact in zip(rows.examples, facts, strict=True)}
 
@@ -37,6 +39,8 @@ def secrets_in(rows: Rows) -> dict[str, Secret]:
 @handler("secrets_said", wants_texts)
 def secrets_said(inputs: Inputs) -> Scored:
     """The share of rows whose secret the answer says."""
+    from vestige.metrics.said import says
+
     secrets = secrets_in(inputs.rows)
 
     def value(example: Example) -> Value:
@@ -58,6 +62,7 @@ def secrets_said(inputs: Inputs) -> Scored:
 @handler("repetition", wants_texts)
 def repetition_of_texts(inputs: Inputs) -> Scored:
     """How much of what the model says it has said before."""
+    from vestige.metrics.said import repetition
 
     def value(example: Example) -> Value:
         return _of_text(inputs, example, "score", lambda request, text: (repetition(text.text), NOTHING_SAID))

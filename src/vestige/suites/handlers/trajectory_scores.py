@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect
@@ -109,7 +109,7 @@ def _score_step(inputs: Inputs, reading: Reading, asked: Inputs, step: int) -> S
 def _check_reference(inputs: Inputs, config: TrajectoryConfig) -> None:
     """Equal step numbers of runs with other windows are not the same step."""
     ours = inputs.reference("trajectory")
-    theirs = (ours.extra.get("trajectory_step_metadata") if ours else None) or {}
+    theirs: Any = (ours.extra.get("trajectory_step_metadata") if ours else None) or {}
     mine = protocol(config)
     for name, value in mine.items():
         if theirs.get(name, value) != value:
@@ -125,7 +125,7 @@ def _reference(inputs: Inputs, reading: Reading, metric: str) -> StepScores | No
     if not any(r.path for r in inputs.spec.references):
         return None
     if ours is not None:
-        by_step = ours.extra.get("reference_by_step") or {}
+        by_step: Any = ours.extra.get("reference_by_step") or {}
         known = dict(enumerate(by_step.get(reading.view, {}).get(reading.trajectory, {}).get(metric, [])))
     else:  # open-unlearning's fork keeps one list for all views and trajectories
         known = {int(k): v for k, v in (theirs.extra if theirs else {}).items() if str(k).isdigit()}

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.noise import gumbel_choice
-from vestige.models.samplers.schedule import Move
+from vestige.models.logits import send
+from vestige.samplers.noise import gumbel_choice
+from vestige.samplers.schedule import Move
 from vestige.types import IGNORE
 from vestige.wants import Denoising
 
@@ -42,7 +43,7 @@ class Pass:
     The logits are those used to fill: after guidance, suppression and shift. They are gone after the call.
     """
 
-    sample: torch.Tensor  # (n,)
+    sample: torch.Tensor  # (n,), like all but the logits on the host, which knows them anyway
     number: torch.Tensor  # (n,) the sample's own count of passes
     position: torch.Tensor  # (n,) in the sample's window
     logits: torch.Tensor  # (n, vocabulary)
@@ -71,7 +72,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Places:
-    """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window."""
+    """Which positions a pass looks at, flat and row after row: their row among `rows`, their place in its window.
+
+    On the host: canvases are small, and so is what is decided of them. Only the vocabulary axis is on the device.
+    """
 
     rows: Sequence[SamplerRow]
     row: torch.Tensor  # (n,)
@@ -80,15 +84,13 @@ class Places:
 
     def per_row(self, values: Sequence[int]) -> torch.Tensor:
         """One number per row, spread over its positions."""
-        return torch.tensor(list(values), device=self.row.device)[self.row]
+        return torch.tensor(list(values))[self.row]
 
 
 def suppressed(logits: torch.Tensor, tokens: Sequence[int]) -> torch.Tensor:
     if not tokens:
         return logits
-    out = logits.clone()
-    out[:, list(tokens)] = float("-inf")
-    return out
+    return logits.index_fill(1, send(torch.tensor(list(tokens)), logits.device), float("-inf"))
 
 
 def with_guidance(given: torch.Tensor, hidden: torch.Tensor, scale: float) -> torch.Tensor:
@@ -99,17 +101,21 @@ def with_guidance(given: torch.Tensor, hidden: torch.Tensor, scale: float) -> to
 def decide(
     sampling: Sampling, places: Places, moves: Sequence[Move], logits: torch.Tensor, canvas: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The proposal for each position (n,) and whether it is written in this pass (n,); the rows are advanced."""
+    """The proposal for each position (n,) and whether it is written in this pass (n,); the rows are advanced.
+
+    The logits are where the model is, all else is on the host: what is decided comes back in one copy.
+    """
     denoising, mask_id = sampling.denoising, sampling.predictor.mask_id
     masked = canvas == mask_id
-    choice = _choices(places, logits, masked, denoising)
-    confidence = _confidences(places, logits, choice, denoising)
-    target = _targets(places)
-    if denoising.mode != "unguided" and target is not None:
-        free = target == IGNORE
-        if denoising.mode == "guided_skew":
-            confidence = torch.where(free, confidence, _probability(logits, target.clamp_min(0)))
-        choice = torch.where(free, choice, target)
+    picked = _choices(places, logits, masked, denoising)
+    sure = _confidences(places, logits, picked, denoising)
+    target = None if denoising.mode == "unguided" else _targets(places)
+    if target is not None and denoising.mode == "guided_skew":
+        asked = send(target, logits.device)
+        sure = torch.where(asked == IGNORE, send(sure, logits.device), _probability(logits, asked.clamp_min(0)))
+    choice, confidence = _on_host(picked, sure)
+    if target is not None:
+        choice = torch.where(target == IGNORE, choice, target)
     proposal = torch.where(masked, choice, canvas)
     if sampling.recorder is not None:
         sample = places.per_row([row.sample for row in places.rows])
@@ -120,11 +126,19 @@ def decide(
     return proposal, chosen
 
 
+def _on_host(choice: torch.Tensor, sure: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both in one copy, tokens as the bits they are; random confidences are on the host already."""
+    if sure.device != choice.device:
+        return choice.cpu(), sure
+    both = torch.stack([choice.to(torch.int32).view(torch.float32), sure.float()]).cpu()
+    return both[0].view(torch.int32).long(), both[1]
+
+
 def _choices(places: Places, logits: torch.Tensor, masked: torch.Tensor, denoising: Denoising) -> torch.Tensor:
     choice = logits.argmax(dim=-1)
     if denoising.temperature > 0:
         for r, row in enumerate(places.rows):
-            own = (masked & (places.row == r)).nonzero()[:, 0]
+            own = send((masked & (places.row == r)).nonzero()[:, 0], logits.device)
             choice[own] = gumbel_choice(logits[own], denoising.temperature, row.generator)
     return choice
 
@@ -132,8 +146,7 @@ def _choices(places: Places, logits: torch.Tensor, masked: torch.Tensor, denoisi
 def _confidences(places: Places, logits: torch.Tensor, choice: torch.Tensor, denoising: Denoising) -> torch.Tensor:
     if denoising.remasking == "random":
         draws = [torch.rand(row.length, generator=row.generator) for row in places.rows]
-        table = torch.nn.utils.rnn.pad_sequence(draws, batch_first=True).to(logits.device)
-        return table[places.row, places.position]
+        return torch.nn.utils.rnn.pad_sequence(draws, batch_first=True)[places.row, places.position]
     # Tokens suppressed "at the beginning" are taken out after the choice: they only make a position unsure.
     logits = suppressed(logits, denoising.begin_suppress_tokens)
     if denoising.remasking == "topk_margin":
@@ -154,7 +167,7 @@ def _targets(places: Places) -> torch.Tensor | None:
         return None
     width = max(row.length for row in places.rows)
     table = [list(row.target) + [IGNORE] * (width - len(row.target)) for row in places.rows]
-    return torch.tensor(table, device=places.row.device)[places.row, places.position]
+    return torch.tensor(table)[places.row, places.position]
 
 
 def _most_confident(
@@ -163,11 +176,11 @@ def _most_confident(
     """In each row the surest `take` masked positions of its move.
 
     Equally sure positions are common (a confident model says exactly 1). Among them this takes what dllm takes, which
-    is what torch.topk on a CPU makes of the row as it lies on the canvas; padding and device play no part.
+    is what torch.topk on a CPU makes of the row as it lies on the canvas; padding plays no part.
     """
     first, end = (places.per_row([move[k] for move in moves]) for k in range(2))
     eligible = masked & (places.position >= first) & (places.position < end)
-    sure = confidence.masked_fill(~eligible, float("-inf")).cpu()
+    sure = confidence.masked_fill(~eligible, float("-inf"))
     sizes = torch.bincount(places.row, minlength=len(moves)).tolist()
     chosen = torch.zeros(len(sure), dtype=torch.bool)
     at = 0
@@ -177,7 +190,7 @@ def _most_confident(
         picked = line.topk(min(move.take, size)).indices - lead
         chosen[at + picked[picked >= 0]] = True
         at += size
-    return chosen.to(eligible.device) & eligible
+    return chosen & eligible
 
 
 def _note(places: Places, written: torch.Tensor) -> None:

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from vestige.models.canvas import CanvasPredictor
-from vestige.models.samplers.choose import Pass, SamplerRow, Sampling
-from vestige.models.samplers.noise import Noise, OwnNoise, SharedNoise, slices
+from vestige.models.logits import send
+from vestige.samplers.choose import Pass, SamplerRow, Sampling
+from vestige.samplers.noise import Noise, OwnNoise, SharedNoise, slices
 from vestige.wants import CANVAS_SETTINGS, Denoising
 
 
@@ -58,11 +59,11 @@ def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[Sam
         first = len(written[active[live[0]]])  # rows that go on are all at the same canvas
         text = _denoise(predictor, sampling, [rows[i] for i in active], live, first, prefix, noise)
         for r, i in enumerate(active):
-            tokens = text[r].tolist()
+            tokens = text[r].tolist()  # on the host, as all that `_denoise` has read back
             over = _after_end(tokens, predictor.eos_ids, i in ended)
             if predictor.after_end is not None:
                 tokens[len(tokens) - over :] = [predictor.after_end] * over
-                text[r] = torch.tensor(tokens, device=text.device)
+                text[r] = torch.tensor(tokens)
             if i not in ended:
                 written[i] += tokens
                 if set(tokens) & set(predictor.eos_ids):
@@ -73,7 +74,7 @@ def run_gemma(predictor: CanvasPredictor, sampling: Sampling, rows: Sequence[Sam
         if not shared and any(i in ended for i in active):
             going = [r for r, i in enumerate(active) if i not in ended]
             active = [active[r] for r in going]
-            prefix.select(torch.tensor(going, device=text.device))
+            prefix.select(send(torch.tensor(going), predictor.device))
     return written
 
 
@@ -93,7 +94,11 @@ def _denoise(
     prefix: Prefix,
     noise: Noise,
 ) -> torch.Tensor:
-    """The passes over one canvas of each row. Rows outside `live` are carried along, and nothing is noted of them."""
+    """The passes over one canvas of each row; its text, on the host.
+
+    Rows outside `live` are carried along, and nothing is noted of them. A pass is read back in one copy, so a GPU is
+    waited for once, and once more for what is recorded.
+    """
     denoising, vocab = sampling.denoising, predictor.vocab
     passes = canvases(denoising, predictor.canvas)[1]
     canvas = noise.uniform(rows, live, predictor.canvas, vocab)
@@ -109,28 +114,31 @@ def _denoise(
         entropy = entropies(tempered)
         accepted = accept(entropy, float(denoising.entropy_bound or 0))
         first_choice = tempered.argmax(dim=-1)
-        _record(sampling, rows, live, first, CanvasLook(logits, canvas, proposal, accepted))
         fresh = noise.uniform(rows, live, predictor.canvas, vocab)
         following = torch.where(accepted, proposal, fresh)
         done = finished[:, None]
         text = torch.where(done, text, first_choice)
-        canvas = torch.where(done, canvas, following)
-        if before is not None and bool(finished.any()):
+        if before is not None:
             tempered = torch.where(done[..., None], before.to(tempered.dtype), tempered)
-        finished |= stop(text, entropy)
+        finished = finished | stop(text, entropy)
+        planes = (canvas, proposal, accepted, text, finished[:, None].expand_as(canvas))
+        seen = torch.stack([plane.to(torch.int32) for plane in planes]).cpu().long()
+        _record(sampling, rows, live, first, CanvasLook(logits, seen[0], seen[1], seen[2].bool()))
+        canvas = torch.where(done, canvas, following)
         before = tempered.to(prefix.dtype)
-        live = [r for r in live if not finished[r]]
+        over = seen[4, :, 0].bool().tolist()
+        live = [r for r in live if not over[r]]
         sampling.show(canvas)
-        if not live and (denoising.noise != "generate" or bool(finished.all())):
+        if not live and (denoising.noise != "generate" or all(over)):
             break
-    return text.clone()
+    return seen[3].clone()
 
 
 def temper(logits: torch.Tensor, denoising: Denoising, left: int, passes: int) -> torch.Tensor:
     """Logits over the temperature of a pass, which falls from t_max towards t_min. At 0 the first choice is certain."""
     low, high = float(denoising.t_min or 0), float(denoising.t_max or 0)
     # In float32, as transformers has it: another rounding would accept other positions.
-    temperature = low + (high - low) * (torch.tensor(left, dtype=torch.int32, device=logits.device) / passes)
+    temperature = low + (high - low) * (torch.tensor(left, dtype=torch.int32) / passes)
     if float(temperature) > 0:
         return logits / temperature
     sure = torch.full_like(logits, float("-inf"))
@@ -175,7 +183,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class CanvasLook:
-    """One pass over the canvases of a batch: (rows, positions), the logits with a vocabulary axis."""
+    """One pass over the canvases of a batch: (rows, positions) on the host, the logits with a vocabulary axis."""
 
     logits: torch.Tensor  # as the model gave them: the temperature is the sampler's, and another in each pass
     canvas: torch.Tensor
@@ -188,16 +196,17 @@ def _record(sampling: Sampling, rows: Sequence[SamplerRow], live: Sequence[int],
     if not live:
         return
     width = min(look.canvas.shape[1], rows[live[0]].length - first)
-    at = torch.tensor(live, device=look.canvas.device)
+    at = torch.tensor(live)
     if sampling.recorder is not None:
-        kept = [plane[at, :width].flatten(0, 1) for plane in (look.logits, look.canvas, look.proposal, look.accepted)]
-        column = torch.arange(first, first + width, device=at.device).repeat(len(live))
+        kept = [plane[at, :width].flatten(0, 1) for plane in (look.canvas, look.proposal, look.accepted)]
+        logits = look.logits[send(at, look.logits.device), :width].flatten(0, 1)
+        column = torch.arange(first, first + width).repeat(len(live))
 
         def each(values: Sequence[int]) -> torch.Tensor:
-            return torch.tensor(values, device=at.device).repeat_interleave(width)
+            return torch.tensor(values).repeat_interleave(width)
 
         sample, number = each([rows[r].sample for r in live]), each([rows[r].passes for r in live])
-        sampling.recorder(Pass(sample, number, column, kept[0], kept[1], kept[2], kept[3]))
+        sampling.recorder(Pass(sample, number, column, logits, *kept))
     for r, accepted in zip(live, look.accepted[at, :width].tolist(), strict=True):
         row = rows[r]
         for position, yes in enumerate(accepted, first):
@@ -222,7 +231,7 @@ class Prefix:
         for i, prompt in enumerate(prompts):
             ids[i, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
             keep[i, width - len(prompt) :] = True
-        self.new, self.keep = ids.to(predictor.device), keep.to(predictor.device)
+        self.new, self.keep = send(ids, predictor.device), send(keep, predictor.device)
         self.cache: Any = DynamicCache(config=self.model.config.get_text_config(decoder=True))
 
     def read(self) -> None:
@@ -264,7 +273,7 @@ class Prefix:
         return out
 
     def extend(self, text: torch.Tensor) -> None:
-        self.new = text
+        self.new = send(text, self.predictor.device)
         self.keep = torch.nn.functional.pad(self.keep, (0, text.shape[1]), value=True)
 
     def select(self, rows: torch.Tensor) -> None:

@@ -2,7 +2,7 @@
 
 Rows are padded on the left to whole blocks, so that the windows of all rows begin in one column. Attention is
 block-causal: a token sees its own block and earlier ones. What was read is kept in a key/value cache where the model
-has one, and read again otherwise; both give the same logits.
+has one, and read again otherwise; both give the same logits. The canvas is on the host, as in mdlm.py.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from typing import Any, Protocol
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
-from vestige.models.samplers.schedule import Move, block_size
+from vestige.models.logits import send
+from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
+from vestige.samplers.schedule import Move, block_size
 from vestige.wants import Denoising
 
 
@@ -54,7 +55,7 @@ def run_bd3lm(
             for view in views:
                 view.read(canvas[:, -block:], keep[:, -block:])
         width = min(block, rows[0].length - b * block)
-        fresh = torch.full((len(active), width), predictor.mask_id, dtype=torch.long, device=canvas.device)
+        fresh = torch.full((len(active), width), predictor.mask_id, dtype=torch.long)
         canvas = torch.cat([canvas, fresh], dim=1)
         keep = torch.cat([keep, torch.ones_like(fresh, dtype=torch.bool)], dim=1)
         moves = [plans[i][b] for i in active]
@@ -66,7 +67,7 @@ def run_bd3lm(
             break
         if len(going) < len(active) and not together:
             active = [active[r] for r in going]
-            at = torch.tensor(going, device=canvas.device)
+            at = torch.tensor(going)
             canvas, keep = canvas[at], keep[at]
             for view in views:
                 view.select(at)
@@ -92,10 +93,11 @@ def _denoise(
             return
         looks = [view.look(block) for view in views]  # all rows: the cache holds them all
         logits = looks[0] if len(looks) == 1 else with_guidance(looks[0], looks[1], denoising.cfg_scale)
-        at = torch.tensor(live, device=block.device)
-        logits = suppressed(logits[at].reshape(-1, logits.shape[-1]), denoising.suppress_tokens)
-        row = torch.arange(len(live), device=block.device).repeat_interleave(width)
-        column = torch.arange(width, device=block.device).repeat(len(live))
+        at = torch.tensor(live)
+        looked = logits if len(live) == len(rows) else logits[send(at, logits.device)]
+        logits = suppressed(looked.reshape(-1, logits.shape[-1]), denoising.suppress_tokens)
+        row = torch.arange(len(live)).repeat_interleave(width)
+        column = torch.arange(width).repeat(len(live))
         places = Places([rows[r] for r in live], row, column + at_work.first)
         steps = [moves[r][rows[r].passes - start[r]] for r in live]
         before = block[at].reshape(-1)
@@ -116,7 +118,7 @@ def _prompts(
         if prompt:
             canvas[i, width - len(prompt) :] = torch.tensor(prompt, dtype=torch.long)
             keep[i, width - len(prompt) :] = True
-    return canvas.to(predictor.device), keep.to(predictor.device)
+    return canvas, keep
 
 
 class View(Protocol):
@@ -138,7 +140,7 @@ def _views(
     if denoising.cfg_scale > 0:
         given = keep & (canvas != predictor.mask_id)
         if denoising.cfg_keep_tokens:
-            given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens, device=canvas.device))
+            given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens))
         views.append(kind(predictor, block, shift, len(canvas)))
         prompts.append(canvas.masked_fill(given, predictor.mask_id))
     if canvas.shape[1]:
@@ -164,16 +166,16 @@ class PlainView:
 
     def __init__(self, predictor: MaskPredictor, block: int, shift: bool, rows: int) -> None:
         self.predictor, self.block, self.shift = predictor, block, shift
-        self.ids = torch.zeros((rows, 0), dtype=torch.long, device=predictor.device)
-        self.keep = torch.zeros((rows, 0), dtype=torch.bool, device=predictor.device)
+        self.ids = torch.zeros((rows, 0), dtype=torch.long)
+        self.keep = torch.zeros((rows, 0), dtype=torch.bool)
 
     def read(self, ids: torch.Tensor, keep: torch.Tensor) -> None:
         self.ids = torch.cat([self.ids, ids], dim=1)
         self.keep = torch.cat([self.keep, keep], dim=1)
 
     def look(self, block: torch.Tensor) -> torch.Tensor:
-        ids = torch.cat([self.ids, block], dim=1)
-        keep = torch.cat([self.keep, torch.ones_like(block, dtype=torch.bool)], dim=1)
+        ids = send(torch.cat([self.ids, block], dim=1), self.predictor.device)
+        keep = send(torch.cat([self.keep, torch.ones_like(block, dtype=torch.bool)], dim=1), self.predictor.device)
         rows, columns = ids.shape
         column = torch.arange(self.ids.shape[1], columns, device=ids.device)
         if self.shift:
@@ -195,19 +197,19 @@ class CachedView:
 
         self.predictor, self.block, self.shift = predictor, block, shift
         self.cache: Any = DynamicCache()
-        self.keep = torch.zeros((rows, 0), dtype=torch.bool, device=predictor.device)
+        self.keep = torch.zeros((rows, 0), dtype=torch.bool)
         self.last: torch.Tensor | None = None  # the logits of the last column read, for shifted models
 
     def read(self, ids: torch.Tensor, keep: torch.Tensor) -> None:
         self.keep = torch.cat([self.keep, keep], dim=1)
         rows, columns = ids.shape
-        where = torch.arange(rows, device=ids.device) * columns + columns - 1
+        where = torch.arange(rows, device=self.predictor.device) * columns + columns - 1
         self.last = self._forward(ids, where, self.keep)
 
     def look(self, block: torch.Tensor) -> torch.Tensor:
         rows, width = block.shape
         keep = torch.cat([self.keep, torch.ones_like(block, dtype=torch.bool)], dim=1)
-        where = torch.arange(rows * width, device=block.device)
+        where = torch.arange(rows * width, device=self.predictor.device)
         logits = self._forward(block, where, keep).view(rows, width, -1)
         for layer in self.cache.layers:
             layer.keys = layer.keys[:, :, : self.keep.shape[1]]
@@ -219,6 +221,7 @@ class CachedView:
 
     def _forward(self, ids: torch.Tensor, where: torch.Tensor, keep: torch.Tensor) -> torch.Tensor:
         new = ids.shape[1]
+        ids, keep = (send(t, self.predictor.device) for t in (ids, keep))
         return self.predictor.forward(
             ids, where, allowed=staircase(keep, new, self.block), positions=positions_of(keep)[:, -new:],
             cache=self.cache,
@@ -226,7 +229,8 @@ class CachedView:
 
     def select(self, rows: torch.Tensor) -> None:
         self.keep = self.keep[rows]
-        self.last = None if self.last is None else self.last[rows]
+        self.last = None if self.last is None else self.last[send(rows, self.last.device)]
         for layer in self.cache.layers:
             if layer.is_initialized:
-                layer.keys, layer.values = layer.keys[rows], layer.values[rows]
+                at = send(rows, layer.keys.device)
+                layer.keys, layer.values = layer.keys[at], layer.values[at]

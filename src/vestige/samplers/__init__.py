@@ -14,12 +14,12 @@ import torch
 from vestige.errors import UserError
 from vestige.models.canvas import SAMPLER, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.bd3lm import run_bd3lm
-from vestige.models.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling
-from vestige.models.samplers.gemma import canvases, resolved, run_gemma
-from vestige.models.samplers.mdlm import run_mdlm
-from vestige.models.samplers.noise import sample_generator
-from vestige.models.samplers.schedule import block_plan, block_size, infill_plan, window_plan
+from vestige.samplers.bd3lm import run_bd3lm
+from vestige.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling
+from vestige.samplers.gemma import canvases, resolved, run_gemma
+from vestige.samplers.mdlm import run_mdlm
+from vestige.samplers.noise import sample_generator
+from vestige.samplers.schedule import block_plan, block_size, infill_plan, window_plan
 from vestige.types import Prompt
 from vestige.wants import Denoising
 

@@ -1,7 +1,8 @@
 """MDLM: the whole window is looked at in every pass, and filled from the surest position on.
 
 Rows stand at column 0 of the canvas and are padded on the right. Each row follows its own plan, and leaves the
-forwards when that ends; nothing about it depends on its neighbours.
+forwards when that ends; nothing about it depends on its neighbours. The canvas is on the host and is sent to the model
+for each look: a GPU is waited for when a pass has decided, and not before.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from collections.abc import Sequence
 import torch
 
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
-from vestige.models.samplers.schedule import Move
+from vestige.models.logits import send
+from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
+from vestige.samplers.schedule import Move
 from vestige.wants import Denoising
 
 
@@ -24,14 +26,14 @@ def run_mdlm(
     canvas, keep = _canvas(predictor, sequences)
     given = keep & (canvas != predictor.mask_id)
     if denoising.cfg_keep_tokens:
-        given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens, device=canvas.device))
+        given &= ~torch.isin(canvas, torch.tensor(denoising.cfg_keep_tokens))
     starts = [len(s) - row.length for s, row in zip(sequences, rows, strict=True)]
     sampling.show(canvas)
     while True:
         active = [i for i, row in enumerate(rows) if row.passes < len(plans[i])]
         if not active:
             return canvas
-        at = torch.tensor(active, device=canvas.device)
+        at = torch.tensor(active)
         places, where = _places([rows[i] for i in active], [starts[i] for i in active], canvas)
         logits = _look(predictor, canvas[at], keep[at], given[at], where, denoising)
         flat = at[places.row] * canvas.shape[1] + where % canvas.shape[1]
@@ -51,7 +53,7 @@ def _canvas(predictor: MaskPredictor, sequences: Sequence[Sequence[int]]) -> tup
     for i, sequence in enumerate(sequences):
         canvas[i, : len(sequence)] = torch.tensor(sequence, dtype=torch.long)
         keep[i, : len(sequence)] = True
-    return canvas.to(predictor.device), keep.to(predictor.device)
+    return canvas, keep
 
 
 def _places(rows: Sequence[SamplerRow], starts: Sequence[int], canvas: torch.Tensor) -> tuple[Places, torch.Tensor]:
@@ -60,7 +62,7 @@ def _places(rows: Sequence[SamplerRow], starts: Sequence[int], canvas: torch.Ten
     row = torch.repeat_interleave(torch.arange(len(rows)), lengths)
     position = torch.cat([torch.arange(n) for n in lengths.tolist()])
     where = row * canvas.shape[1] + torch.tensor(starts)[row] + position
-    return Places(rows, row.to(canvas.device), position.to(canvas.device), starts), where.to(canvas.device)
+    return Places(rows, row, position, starts), where
 
 
 def _look(
@@ -71,9 +73,11 @@ def _look(
     where: torch.Tensor,
     denoising: Denoising,
 ) -> torch.Tensor:
-    shift = denoising.right_shift_logits
-    logits = predictor.logits(canvas, keep, where, shift)
+    shift, device = denoising.right_shift_logits, predictor.device
+    seen, there = send(keep, device), send(where, device)
+    logits = predictor.logits(send(canvas, device), seen, there, shift)
     if denoising.cfg_scale > 0:
-        blind = predictor.logits(canvas.masked_fill(given, predictor.mask_id), keep, where, shift)
+        hidden = send(canvas.masked_fill(given, predictor.mask_id), device)
+        blind = predictor.logits(hidden, seen, there, shift)
         logits = with_guidance(logits, blind, denoising.cfg_scale)
     return suppressed(logits, denoising.suppress_tokens)

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from vestige.models.logits import send
 from vestige.types import content_key
 
 PART_CELLS = 1 << 24
@@ -29,7 +30,7 @@ def gumbel_choice(logits: torch.Tensor, temperature: float, generator: torch.Gen
 
     The same choice as the usual argmax of exp(logits) / (-log u)^temperature, in logs: nothing overflows.
     """
-    u = torch.rand(logits.shape, dtype=torch.float64, generator=generator).to(logits.device)
+    u = send(torch.rand(logits.shape, dtype=torch.float64, generator=generator), logits.device)
     return (logits.double() - temperature * torch.log(-torch.log(u))).argmax(dim=-1)
 
 
@@ -63,13 +64,15 @@ class OwnNoise:
         out = torch.zeros((len(rows), width), dtype=torch.long)
         for r in live:
             out[r] = torch.randint(0, vocab, (width,), generator=rows[r].generator)
-        return out.to(self.device)
+        return send(out, self.device)
 
     def choose(self, rows: Sequence[HasGenerator], live: Sequence[int], logits: torch.Tensor) -> torch.Tensor:
         """One uniform number per position, looked up in its cumulated probabilities."""
         out = torch.zeros(logits.shape[:-1], dtype=torch.long, device=logits.device)
-        for r in live:
-            u = torch.rand(logits.shape[1], dtype=torch.float64, generator=rows[r].generator).to(logits.device)
+        if not live:
+            return out
+        drawn = [torch.rand(logits.shape[1], dtype=torch.float64, generator=rows[r].generator) for r in live]
+        for r, u in zip(live, send(torch.stack(drawn), logits.device), strict=True):
             for at in slices(logits[r]):
                 below = logits[r, at].softmax(dim=-1, dtype=torch.float32).double().cumsum(dim=-1)
                 found = torch.searchsorted(below, (u[at] * below[:, -1])[:, None], right=True)[:, 0]

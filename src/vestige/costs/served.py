@@ -1,0 +1,163 @@
+"""`vestige plan --server` and `vestige serve-check`: what a server can do, what it would be sent, and how fast it is.
+
+In: a configuration with servers, or an address. Out: words and counts. A plan asks the servers who they are and what
+they can (a few tokens), and nothing else.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vestige.collect.cost import Cost
+from vestige.costs.estimate import CostPlan, make_plan
+from vestige.data.chat import Encoder, Template
+from vestige.engine.config import AnyConfig, RunConfig
+from vestige.engine.handles import ModelHandle
+from vestige.engine.obtain import count_nodes
+from vestige.engine.prepare import make_encoder_context, model_args, prepare
+from vestige.engine.served import ServedHandle, server_args
+from vestige.errors import UserError
+from vestige.models.load import ModelArgs, load_tokenizer
+from vestige.servers.served import sequences
+from vestige.store.evidence import Bank
+from vestige.types import Prompt, Target, TokenStats
+from vestige.wants import Decoding, Request
+
+SENTENCES = (
+    "The harbour was quiet that evening, and only two boats had come in.",
+    "She wrote three novels about the sea before she turned thirty.",
+    "Water boils at a lower temperature on high mountains.",
+    "The committee met again on Tuesday and decided nothing.",
+    "In the north the winters are long, and people read a great deal.",
+    "He was born in a small town whose name nobody could spell.",
+    "Bread, cheese and apples were all that they took along.",
+    "The museum keeps letters that were written four hundred years ago.",
+)
+WRITTEN = 32  # tokens of each text
+MINUTE = 60.0
+
+
+@dataclass(frozen=True, repr=False)
+class ServedPlan:
+    """What servers would be sent. It prints as `vestige plan` does."""
+
+    facts: dict[str, object]
+    abilities: list[tuple[str, str]]
+    asked: int
+    cached: int
+    sequences: int
+    tokens: int  # of the distinct sequences, each once
+    nodes: int  # of their prefix tree: what a server that shares prefixes computes
+    prompts: int
+    prompts_cached: int
+    new_tokens: int
+    unavailable: dict[str, str]
+
+    def __repr__(self) -> str:
+        told = ", ".join(f"{k} {v}" for k, v in self.facts.items())
+        rows = [
+            ("server", told),
+            *self.abilities,
+            ("answers to score", f"{self.asked:,} asked, {self.cached:,} cached"),
+            ("to be sent", f"{self.sequences:,} distinct sequences, {self.tokens:,} tokens ({self.nodes:,} prefixes)"),
+            ("texts to generate", f"{self.prompts:,} prompts, {self.prompts_cached:,} cached, "
+                                  f"at most {self.new_tokens:,} new tokens"),
+        ]  # fmt: skip
+        width = max(len(k) for k, _ in rows)
+        lines = [f"{k.ljust(width)}  {v}" for k, v in rows]
+        causes: dict[str, list[str]] = {}
+        for name, why in self.unavailable.items():
+            causes.setdefault(why, []).append(name)
+        lines += ["", "missing:"] if causes else []
+        return "\n".join([*lines, *(f"  {', '.join(names)}: {why}" for why, names in causes.items())])
+
+
+def plan_of(config: AnyConfig) -> CostPlan | ServedPlan:
+    """The plan of a run, wherever its model runs."""
+    if isinstance(config, RunConfig) and config.server:
+        return plan_served(config)
+    return make_plan(config)
+
+
+def plan_served(config: RunConfig) -> ServedPlan:
+    """Asks the servers what they can, reads the data, and counts."""
+    args = model_args(config)
+    tokenizer, _ = load_tokenizer(args)
+    handle = ServedHandle(args, server_args(config.server), tokenizer)
+    context = make_encoder_context(config, tokenizer, [])
+    context.longest = handle.context_length
+    prepared = prepare(config, context, lacking=handle.lacking)
+    wants, directory = prepared.wants, config.output_dir / "evidence"
+    have, texts = (
+        {} if config.overwrite else Bank[Any](directory, k, handle.identity).load() for k in ("answers", "texts")
+    )
+    unique = {t.key: t for t in wants.answers}
+    missing = [t for k, t in unique.items() if k not in have]
+    requests = {r.key: r for r in wants.texts}
+    new = [r for k, r in requests.items() if k not in texts]
+    distinct = sequences(missing)
+    return ServedPlan(
+        facts=handle.model.facts.as_dict(),
+        abilities=handle.model.abilities.lines(),
+        asked=len(wants.answers),
+        cached=len(unique) - len(missing),
+        sequences=len(distinct),
+        tokens=sum(len(ask.ids) for ask, _ in distinct),
+        nodes=count_nodes(missing) if missing else 0,
+        prompts=len(requests),
+        prompts_cached=len(requests) - len(new),
+        new_tokens=sum(r.decoding.max_new_tokens for r in new),
+        unavailable=prepared.unavailable,
+    )
+
+
+def serve_check(url: str, model: str, tokenizer: str | None, key_env: str | None) -> str:
+    """What the server can do, how fast it is, and whether its numbers are those of the checkpoint in process."""
+    args = ModelArgs(path=model, tokenizer=tokenizer, device="cpu", dtype="float32")
+    words, _ = load_tokenizer(args)
+    handle = ServedHandle(args, server_args({"url": url, "key_env": key_env}), words)
+    told = [("server", ", ".join(f"{k} {v}" for k, v in handle.model.facts.as_dict().items()))]
+    told += handle.model.abilities.lines()
+    encoder = Encoder(words, Template(apply_chat_template=False))
+    ids = [tuple(encoder.tokenize([s], special=True)[0]) for s in SENTENCES]
+    targets = [Target(one, 1) for one in ids if len(one) > 1]
+    served = handle.answerer(encoder, Cost(), False)
+    if handle.model.abilities.scores:
+        start = time.perf_counter()
+        found = {k: v for part in served.score(targets, frozenset(), lambda _: None) for k, v in part.items()}
+        took = time.perf_counter() - start
+        told.append(("scoring", f"{sum(len(t.ids) for t in targets) / took:,.0f} tokens a second"))
+        told += _agreement(args, encoder, targets, found)
+    requests = [Request(Prompt(one), Decoding(max_new_tokens=WRITTEN)) for one in ids]
+    start = time.perf_counter()
+    texts = [t for part in served.write(requests, {}, frozenset(), {}) for t in part.values()]
+    took = time.perf_counter() - start
+    told.append(("writing", f"{sum(len(t.ids) for t in texts) / took:,.0f} tokens a second, {len(texts)} texts"))
+    told += [("repeated", f"largest difference {handle.model.repeats.get('largest_difference', 0.0):.2g} nats")]
+    told += [("note", note) for note in served.cost.notes]
+    width = max(len(k) for k, _ in told)
+    return "\n".join(f"{k.ljust(width)}  {v}" for k, v in told)
+
+
+def _agreement(
+    args: ModelArgs, encoder: Encoder, targets: list[Target], found: dict[str, TokenStats]
+) -> list[tuple[str, str]]:
+    from vestige.collect.answering import InProcess
+
+    try:
+        loaded = ModelHandle(args).get()
+    except UserError as error:  # the checkpoint need not be here
+        return [("in process", f"not compared: {error}")]
+    here = InProcess(loaded, encoder.decode, Cost(), None, 8)
+    gaps, same, count = [], 0, 0
+    for part in here.score(targets, frozenset(), lambda _: None):
+        for key, stats in part.items():
+            gaps.append(float(np.abs(stats.logprob - found[key].logprob).max()))
+            same += int((stats.top1 == found[key].top1).sum())
+            count += stats.tokens
+    words = f"log-probabilities at most {max(gaps):.2g} apart, {same} of {count} first choices the same"
+    return [("in process", words)]

@@ -20,20 +20,19 @@ import numpy as np
 from vestige.collect.cost import Cost
 from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.memory import Halving, free_memory, out_of_memory
+from vestige.collect.noise import allowed, batch_noise
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, reraise_ours
-from vestige.models.four_bit import precision
 from vestige.types import Target, TokenStats
 
-# How far packed and plain log-probabilities may differ on average. A wrong mask or position is off by far more.
-TOLERANCE = {"float32": 1e-4, "float64": 1e-6}
-LOW_PRECISION_TOLERANCE = 0.05
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
 
 
-def tolerance(model: Any) -> float:
-    return TOLERANCE.get(precision(model), LOW_PRECISION_TOLERANCE)
+def vocabulary(model: Any) -> int:
+    head = model.get_output_embeddings()
+    size = getattr(head, "out_features", None) or getattr(model.config, "vocab_size", None)
+    return int(size or 50_000)
 
 
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
@@ -159,10 +158,12 @@ class AnswerCollector:
             packing = pack(sample, Limits(10**9, 10**12, 10**9), self.vocab)
             packed = score_packed(self.model, packing.tree, packing.batches[0])
             self.cost.score_tokens += packing.tokens
-            gap = max(float(np.mean(np.abs(packed[i].logprob - plain[i].logprob))) for i in plain)
+            noise = batch_noise(self.model, sample, [plain[i].logprob for i in plain])
             broken = any(np.isnan(s.logprob).any() for s in plain.values())  # NaN models: nothing to compare
-            if not broken and not gap <= tolerance(self.model):
-                problem = f"log-probabilities differ by {gap:.2g} on average"
+            for i, stats in plain.items():
+                gap = float(np.mean(np.abs(packed[i].logprob - stats.logprob)))
+                if not broken and not gap <= allowed(self.model, noise, len(stats.logprob)):
+                    problem = f"log-probabilities differ by {gap:.2g} on average"
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
             reraise_ours(error)
             if out_of_memory(error):

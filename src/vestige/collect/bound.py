@@ -27,6 +27,7 @@ from vestige.collect.tree import Limits
 from vestige.errors import UserError
 from vestige.models.canvas import NO_LIKELIHOOD, CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
+from vestige.models.logits import send
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 
 DRAWS = 32
@@ -183,10 +184,10 @@ class BoundCollector:
             where.append(r * width + target.start + ask.scored)
             labels.append(np.asarray(target.labels)[ask.scored])
         device = self.predictor.device
-        flat = torch.from_numpy(np.concatenate(where)).to(device)
-        logits = self.predictor.logits(torch.from_numpy(ids).to(device), torch.from_numpy(keep).to(device), flat)
+        flat = send(np.concatenate(where), device)
+        logits = self.predictor.logits(send(ids, device), send(keep, device), flat)
         rows = torch.arange(len(flat), device=logits.device)
-        reduced = reduce_logits(logits, rows, torch.from_numpy(np.concatenate(labels)).to(logits.device))
+        reduced = reduce_logits(logits, rows, send(np.concatenate(labels), logits.device))
         self.cost.score_tokens += ids.size
         self.cost.score_forwards += 1
         cuts = np.cumsum([len(w) for w in where])[:-1]

@@ -21,15 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collect.answers import default_limits, tolerance
+from vestige.collect.answers import default_limits
 from vestige.collect.cost import Cost
-from vestige.collect.forward import logits_at
+from vestige.collect.forward import logits_at, score_plain
 from vestige.collect.memory import Halving, out_of_memory
+from vestige.collect.noise import allowed, batch_noise, exact
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, PromptStretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, reraise_ours
+from vestige.models.logits import send
 from vestige.types import Array, Target
 
 TokenIds = tuple[int, ...]
@@ -174,7 +176,8 @@ class CrossScorer:
         for part in forest.parts:
             logits = continue_prompt(self.model, cache, tree, part.row, part.plan, part.scored)
             device = logits.device
-            lp = token_logprobs(logits, part.where.to(device), part.label.to(device), self.temperature)
+            where, label = send(torch.stack([part.where, part.label]), device)
+            lp = token_logprobs(logits, where, label, self.temperature)
             for i, values in zip(part.members, np.split(lp.cpu().numpy(), part.cuts), strict=True):
                 out[i] = values
             self.cost.score_tokens += len(part.row.nodes)
@@ -189,18 +192,22 @@ class CrossScorer:
         gap = float(np.mean(np.abs(plain - fast[: len(z)])))
         # `not <=` also holds for NaN: numbers in the plain way and NaN in the fast one are a mismatch. A temperature
         # below 1 multiplies the logits, and their rounding with them.
-        if not gap <= tolerance(self.model) / min(1.0, self.temperature):
+        noise = 0.0
+        if not exact(self.model):  # plain, at temperature 1: what sharing a batch does to it
+            same = [Target((*x, *z), len(x))] * 4
+            noise = batch_noise(self.model, same, [score_plain(self.model, same[:1])[0].logprob] * 4)
+        if not gap <= allowed(self.model, noise, len(z)) / min(1.0, self.temperature):
             raise Mismatch(f"log-probabilities differ by {gap:.2g} on average")
 
     @torch.inference_mode()
     def _sequence(self, x: TokenIds, z: TokenIds) -> Array:
         """One pair, one ordinary forward over the whole sequence."""
-        ids = torch.tensor([[*x, *z[:-1]]], device=self.model.device)
+        ids = send(torch.tensor([[*x, *z[:-1]]]), self.model.device)
         index = torch.arange(len(x) - 1, ids.shape[1])
         logits = logits_at(self.model, index, input_ids=ids, use_cache=False)
         self.cost.score_tokens += ids.shape[1]
         self.cost.score_forwards += 1
-        label = torch.tensor(z, device=logits.device)
+        label = send(torch.tensor(z), logits.device)
         where = torch.arange(len(z), device=logits.device)
         found: Array = token_logprobs(logits, where, label, self.temperature).cpu().numpy()
         return found

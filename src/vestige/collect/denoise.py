@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collect.attention import without_copies
 from vestige.collect.cost import Cost
 from vestige.collect.memory import Halving
 from vestige.collect.positions import check_fit, check_tokens
@@ -28,10 +27,12 @@ from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
+from vestige.models.attention import without_copies
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers import Pass, Sampled, canvas_width, sample
-from vestige.models.samplers.schedule import block_size
+from vestige.models.logits import send
+from vestige.samplers import Pass, Sampled, canvas_width, sample
+from vestige.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace
 from vestige.wants import DenoiseWant, Denoising
 
@@ -52,18 +53,17 @@ class Planes:
         """A recorder: one forward pass, reduced."""
         device = step.logits.device
         n = len(step.sample)
-        at = {k: getattr(step, k).cpu().numpy() for k in ("sample", "number", "position")}
+        at = {k: getattr(step, k).numpy() for k in ("sample", "number", "position")}
         asked = self.labels[at["sample"], :, at["position"]]  # (n, streams)
         where, stream = np.nonzero(asked != IGNORE)
         # Every position once for its own statistics (whatever the label), then once for each label it is asked for.
-        rows = torch.from_numpy(np.concatenate([np.arange(n), where])).to(device)
-        tokens = torch.from_numpy(np.concatenate([np.zeros(n, np.int64), asked[where, stream]])).to(device)
-        found = reduce_logits(step.logits, rows, tokens)
+        rows = np.concatenate([np.arange(n), where])
+        tokens = np.concatenate([np.zeros(n, np.int64), asked[where, stream]])
+        both = send(np.stack([rows, tokens]), device)
+        found = reduce_logits(step.logits, both[0], both[1])
         if step.accepted is not None:  # else both follow from when each token was decided
-            at |= {"canvas": step.canvas.cpu().numpy(), "accepted": step.accepted.cpu().numpy()}
-        self.parts.append(
-            {**at, "proposal": step.proposal.cpu().numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}}
-        )
+            at |= {"canvas": step.canvas.numpy(), "accepted": step.accepted.numpy()}
+        self.parts.append({**at, "proposal": step.proposal.numpy(), **{k: found[k][:n] for k in ("top1", *FLOATS)}})
         self.scored.append({**{k: v[where] for k, v in at.items()}, "stream": stream, "logprob": found["logprob"][n:]})
 
     def traces(self, sampled: Sequence[Sampled], mask_id: int) -> list[Trace]:

@@ -18,7 +18,7 @@ import torch
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.sparse import tree_attention
 from vestige.collect.tree import Batch, Tree
-from vestige.models.logits import additive, logits_at
+from vestige.models.logits import additive, logits_at, send
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
 
 
@@ -28,7 +28,8 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
     width, device = batch.width, model.device
     ids = np.zeros((len(batch.rows), width), np.int64)
     position = np.zeros((len(batch.rows), width), np.int64)
-    allowed = np.zeros((len(batch.rows), width, width), bool)
+    end = np.zeros((len(batch.rows), width), np.int64)
+    hidden = np.zeros((len(batch.rows), width), np.int64)
     flat_index: list[Array] = []  # scored positions in the flattened batch
     pairs: list[tuple[int, Array]] = []  # (target, its rows in the reduced logits)
     labels: list[Array] = []
@@ -37,7 +38,8 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
         n = len(row.nodes)
         ids[r, :n] = tree.token[row.nodes]
         position[r, :n] = tree.depth[row.nodes]
-        allowed[r] = _tree_mask(row.end, tree.hidden[row.nodes], width)
+        end[r, :n] = row.end
+        hidden[r, :n] = tree.hidden[row.nodes]
         place = {int(node): i for i, node in enumerate(row.nodes)}
         wanted = [np.fromiter((place[int(x)] for x in tree.predictors[t]), np.int64) for t in members]
         scored = np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, np.int64)
@@ -46,33 +48,30 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             pairs.append((t, np.searchsorted(scored, where) + offset))
             labels.append(tree.labels[t])
         offset += len(scored)
+    tokens, positions, ends, unseen = send(np.stack([ids, position, end, hidden]), device)
     with tree_attention(model, [row.end for row in batch.rows], width):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(flat_index)),
-            input_ids=torch.from_numpy(ids).to(device),
-            position_ids=torch.from_numpy(position).to(device),
-            attention_mask=additive_mask(allowed, model.dtype).to(device),
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=additive(tree_mask(ends, unseen.bool()), model.dtype),
             use_cache=False,
         )
     return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
 
 
-def _tree_mask(end: Array, hidden: Array, width: int) -> Array:
-    """allowed[j, i]: may position j look at position i? Its ancestors and itself, less hidden tokens."""
-    n = len(end)
-    at = np.arange(n)
-    mask = np.zeros((width, width), bool)
-    mask[:n, :n] = (at[None, :] <= at[:, None]) & (at[:, None] < end[None, :]) & ~hidden[None, :]
+def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """allowed[r, j, i]: may position j of a row look at position i? Its ancestors and itself, less hidden tokens.
+
+    From two numbers per position (0 as the end: padding, at which nobody looks), where the model is: a whole mask is
+    the square of them.
+    """
+    at = torch.arange(end.shape[1], device=end.device)
+    allowed = (at[None, :] <= at[:, None]) & (at[:, None] < end[:, None, :]) & ~hidden[:, None, :]
     # A query with nothing to look at (padding, or a hidden first token) looks at itself: softmax needs something.
-    lonely = ~mask.any(axis=1)
-    mask[lonely, lonely] = True
-    return mask
-
-
-def additive_mask(allowed: Array, dtype: torch.dtype) -> torch.Tensor:
-    """A boolean (batch, query, key) mask as the additive 4-D tensor every attention implementation takes."""
-    return additive(torch.from_numpy(allowed), dtype)
+    allowed.diagonal(0, 1, 2).logical_or_(~allowed.any(dim=-1))
+    return allowed
 
 
 @torch.inference_mode()
@@ -95,8 +94,8 @@ def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
     logits = logits_at(
         model,
         torch.from_numpy(np.concatenate(index)),
-        input_ids=torch.from_numpy(ids).to(model.device),
-        attention_mask=torch.from_numpy(mask).to(model.device),
+        input_ids=send(ids, model.device),
+        attention_mask=send(mask, model.device),
         use_cache=False,
     )
     return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
@@ -106,8 +105,9 @@ def _places(
     device: torch.device, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Which row of the logits is read for each label, and the labels, on the logits' device."""
-    where = torch.from_numpy(np.concatenate([w for _, w in pairs])).to(device)
-    return where, torch.from_numpy(np.concatenate(labels).astype(np.int64)).to(device)
+    where = np.concatenate([w for _, w in pairs])
+    both = send(np.stack([where, np.concatenate(labels)]).astype(np.int64), device)
+    return both[0], both[1]
 
 
 def _per_target(reduced: Mapping[str, Array], pairs: Sequence[tuple[int, Array]]) -> dict[int, TokenStats]:

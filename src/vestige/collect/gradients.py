@@ -14,6 +14,7 @@ import torch
 from vestige.collect.cost import Cost
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.errors import UserError
+from vestige.models.logits import send
 from vestige.types import Target
 
 NORMS = {"1": 1.0, "2": 2.0, "inf": float("inf")}
@@ -84,14 +85,24 @@ def _one(model: Any, target: Target, p: float, drop_last: bool) -> float:
     end = len(target.ids) - (1 if drop_last else 0)
     if end <= target.start:
         return float("nan")
-    ids = torch.tensor([target.ids[: end - 1]], device=model.device)
-    mask = torch.ones_like(ids)
-    mask[0, [h for h in target.hidden if h < end - 1]] = 0
+    given = torch.tensor([target.ids[: end - 1]])
+    seen = torch.ones_like(given)
+    seen[0, [h for h in target.hidden if h < end - 1]] = 0
+    ids, mask = send(torch.stack([given, seen]), model.device)
     logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[0, target.start - 1 :]
-    labels = torch.tensor(target.ids[target.start : end], device=logits.device)
+    labels = send(torch.tensor(target.ids[target.start : end]), logits.device)
     loss = torch.nn.functional.cross_entropy(logits.float(), labels)
     model.zero_grad(set_to_none=True)
     loss.backward()
     # One tensor at a time, not the global norm; a tied weight is one tensor.
     norms = [torch.linalg.vector_norm(w.grad.float(), ord=p) for w in model.parameters() if w.grad is not None]
-    return float(torch.stack([n.to("cpu") for n in norms]).mean())
+    return float(_on_host(norms).mean())
+
+
+def _on_host(numbers: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Numbers of several devices on the host, in their order: one copy per device, not one per number."""
+    out = torch.zeros(len(numbers))
+    for device in {n.device for n in numbers}:
+        own = [i for i, n in enumerate(numbers) if n.device == device]
+        out[own] = torch.stack([numbers[i] for i in own]).cpu()
+    return out

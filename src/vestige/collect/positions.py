@@ -1,4 +1,8 @@
-"""Models cannot read past the end of their tables: of tokens, and where they have one, of positions."""
+"""Models cannot read past the end of their tables: of tokens, and where they have one, of positions.
+
+In: a model and the token ids it is about to get. Out: nothing, or a UserError that names the length. Callers: every
+collector, before its first forward: an index error inside a model says nothing, and on a GPU it ends the process.
+"""
 
 from __future__ import annotations
 

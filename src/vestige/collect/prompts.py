@@ -3,6 +3,9 @@
 The keys and values of the prompt stand in a cache of one row. The continuations form a prefix tree, laid out depth
 first as in tree.py; every token looks at the whole prompt and at its own ancestors. Nothing is copied per
 continuation, and the next prompt keeps what it shares with this one.
+
+In: a prompt and the tree of its continuations. Out: TokenStats per continuation. Caller: collect/cross.py, which asks
+many reasonings below each of many prompts.
 """
 
 from __future__ import annotations
@@ -17,10 +20,11 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.collect.attention import attending, without_copies
-from vestige.collect.forward import logits_at
+from vestige.collect.forward import logits_at, tree_mask
 from vestige.collect.sparse import STRETCH
 from vestige.collect.tree import PackedRow, Tree
+from vestige.models.attention import attending, without_copies
+from vestige.models.logits import additive, send
 from vestige.types import Array
 
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
@@ -82,7 +86,7 @@ def read_prompt(model: Any, cache: PromptCache, ids: Sequence[int]) -> int:
         position = torch.arange(shared, len(ids), device=model.device)[None]
         with without_copies(model):
             logits_at(
-                model, torch.tensor([len(new) - 1]), input_ids=torch.tensor([new], device=model.device),
+                model, torch.tensor([len(new) - 1]), input_ids=send(torch.tensor([new]), model.device),
                 position_ids=position, past_key_values=cache, use_cache=True,
             )  # fmt: skip
         cache.ids = tuple(ids)
@@ -151,13 +155,12 @@ def continue_prompt(
     """The logits at positions `scored` of a packed row that continues the cached prompt."""
     cache.grow(False)
     before, width = len(cache.ids), len(row.nodes)
-    position = torch.from_numpy(before + tree.depth[row.nodes])[None].to(model.device)
+    ids, depth, end = send(np.stack([tree.token[row.nodes], tree.depth[row.nodes], row.end]), model.device)
     skipping = _skips(model)
     with attending(lambda whole: _attend(whole, plan, before, width)) if skipping else nullcontext():
         return logits_at(
-            model, torch.tensor(scored), input_ids=torch.from_numpy(tree.token[row.nodes])[None].to(model.device),
-            position_ids=position, past_key_values=cache, use_cache=True,
-            attention_mask=_mask(plan, before, width, model, skipping),
+            model, torch.tensor(scored), input_ids=ids[None], position_ids=(depth + before)[None],
+            past_key_values=cache, use_cache=True, attention_mask=_mask(end, before, model, skipping),
         )  # fmt: skip
 
 
@@ -166,17 +169,13 @@ def _skips(model: Any) -> bool:
     return bool(model.device.type == "cpu" and model.config._attn_implementation == "sdpa")
 
 
-def _mask(plan: Sequence[PromptStretch], before: int, width: int, model: Any, skipping: bool) -> torch.Tensor:
+def _mask(end: torch.Tensor, before: int, model: Any, skipping: bool) -> torch.Tensor:
     """The whole additive mask; only its shape when attention goes by stretches and never reads it."""
+    width = len(end)
     if skipping:
         return torch.zeros((), dtype=model.dtype).expand(1, 1, width, before + width)
-    out = torch.full((width, before + width), torch.finfo(model.dtype).min, dtype=model.dtype)
-    out[:, :before] = 0
-    for s in plan:
-        block = torch.full((s.last - s.first, width), torch.finfo(model.dtype).min, dtype=model.dtype)
-        block[:, s.keys] = _additive(s.allowed, model.dtype)
-        out[s.first : s.last, before:] = block
-    return out[None, None].to(model.device)
+    row = tree_mask(end[None], torch.zeros_like(end, dtype=torch.bool)[None])
+    return additive(torch.nn.functional.pad(row, (before, 0), value=True), model.dtype)
 
 
 def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -4,6 +4,8 @@ Teacher forcing gives the model's first choice at every position of an answer. A
 own tokens, greedy decoding would have read exactly this prefix, so it would choose the same; the first choice that
 differs is still its next token. For a model that recites, this is most of the text.
 
+Where scoring hides other tokens than generation does, the same walk is a draft that the model has to confirm.
+
 In: requests, and the answers that were scored with their TokenStats. Out: for each request the tokens it begins with.
 Caller: engine/obtain.py, which hands them to collect/texts.py.
 """
@@ -15,26 +17,38 @@ from collections.abc import Iterable, Sequence
 from vestige.types import BROKEN, Target, TokenStats
 from vestige.wants import Request
 
+Scored = Iterable[tuple[Target, TokenStats]]
 
-def prove(
-    requests: Sequence[Request], known: Iterable[tuple[Target, TokenStats]], eos: frozenset[int]
-) -> dict[str, list[int]]:
+
+def prove(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
     """For each greedy request, the tokens teacher forcing has shown (the first miss included).
 
     Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
     asks only for requests without a repetition penalty, which would change the choices.
     """
+    # The last token of a target is not an input: it may be hidden.
+    alike = [(t, seen) for t, seen in known if all(h == len(t.ids) - 1 for h in t.hidden)]
+    return _walks([r for r in requests if not r.prompt.hidden], alike, eos)
+
+
+def draft(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
+    """For each greedy request, what it probably begins with: the same walk, whatever was hidden.
+
+    Where the end token is also the padding, scoring and generation hide other tokens (the peer's masks do), so this
+    proves nothing. collect/texts.py puts it behind the prompt and keeps what the model confirms.
+    """
+    return {key: walk for key, walk in _walks(requests, known, eos).items() if walk}
+
+
+def _walks(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
     by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
     for target, seen in known:
-        if all(h == len(target.ids) - 1 for h in target.hidden):  # the last token is not an input: it may be hidden
-            entry = (target.labels, seen.top1.tolist())
-            by_prompt.setdefault(target.ids[: target.start], []).append(entry)
-    out = {}
-    for request in requests:
-        if request.decoding.greedy and not request.prompt.hidden:
-            answers = by_prompt.get(request.prompt.ids, [])
-            out[request.key] = _walk(answers, request.decoding.max_new_tokens, eos)
-    return out
+        by_prompt.setdefault(target.ids[: target.start], []).append((target.labels, seen.top1.tolist()))
+    return {
+        r.key: _walk(by_prompt.get(r.prompt.ids, []), r.decoding.max_new_tokens, eos)
+        for r in requests
+        if r.decoding.greedy
+    }
 
 
 def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:

@@ -1,6 +1,9 @@
 """What layers look like, without patching: states read off by the output layer, and Fisher information of each block.
 
 Same examples and positions as patching. The states themselves (for CKA) are those of `source_states`.
+
+In: a model and the PatchWants of a depth score. Out: token statistics per layer, or squared gradients per block.
+Caller: depth/baselines.py.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import torch
 from vestige.collect.patch import States, decode_states
 from vestige.errors import UserError
 from vestige.models.blocks import find_blocks
+from vestige.models.logits import send
 from vestige.types import Array
 from vestige.wants import PatchWant
 
@@ -42,7 +46,7 @@ def lens_scores(model: Any, wants: Sequence[PatchWant], states: States) -> Array
 
 def stacked_states(wants: Sequence[PatchWant], states: States) -> Array:
     """States of all examples, position after position: (layers, positions, width)."""
-    return torch.cat([states[w.key].float() for w in wants], dim=1).numpy()
+    return torch.cat([states[w.key].float() for w in wants], dim=1).cpu().numpy()
 
 
 @contextmanager
@@ -67,7 +71,7 @@ def fisher(model: Any, wants: Sequence[PatchWant]) -> Iterator[list[Array]]:
     """The squared gradient of each example's mean entity loss, averaged over examples, block by block (flat arrays).
 
     Yields the running sums after each example, so that a caller can show progress; the last divided by the number of
-    examples is the result (see `fisher_of`).
+    examples is the result.
     """
     weights = [list(block.parameters()) for block in find_blocks(model)]
     if not all(p.is_floating_point() for block in weights for p in block):
@@ -83,13 +87,7 @@ def fisher(model: Any, wants: Sequence[PatchWant]) -> Iterator[list[Array]]:
 
 
 def _loss(model: Any, want: PatchWant) -> torch.Tensor:
-    ids = torch.tensor([want.target.ids[:-1]], device=model.device)
+    ids = send(torch.tensor([want.target.ids[:-1]]), model.device)
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
-    labels = torch.tensor(want.target.labels, device=logits.device)
+    labels = send(torch.tensor(want.target.labels), logits.device)
     return torch.nn.functional.cross_entropy(logits[0, want.target.start - 1 :].float(), labels)
-
-
-def fisher_of(model: Any, wants: Sequence[PatchWant]) -> list[Array]:
-    """The Fisher information of each block."""
-    *_, sums = fisher(model, wants)
-    return [total / len(wants) for total in sums]

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collect.attention import attending, grouped, shares_keys, without_copies
+from vestige.models.attention import attending, grouped, shares_keys, without_copies
 from vestige.types import Array
 
 # Queries at a time; a question with its answers is about this long. Longer stretches look at more keys of other

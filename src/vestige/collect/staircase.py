@@ -25,12 +25,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicCache
 
-from vestige.collect.attention import without_copies
-from vestige.collect.cache import held
 from vestige.collect.cost import Cost
-from vestige.collect.forward import additive_mask, logits_at
+from vestige.collect.forward import logits_at
 from vestige.collect.memory import Halving, free_memory, out_of_memory
 from vestige.collect.patch import (
     PatchPlan,
@@ -38,15 +36,19 @@ from vestige.collect.patch import (
     hidden_of,
     layered,
     padded,
+    patch_bound,
     patched_plain,
     reading,
-    tolerance,
     with_hidden,
 )  # fmt: skip
 from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
 from vestige.errors import named, reraise_ours
+from vestige.models.attention import without_copies
 from vestige.models.blocks import find_blocks, find_sites
+from vestige.models.cache import held
+from vestige.models.logits import additive, send
+from vestige.models.stair_attention import PrefixLayer, can_part, rows_apart
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
 
@@ -57,29 +59,6 @@ ROW_TOKENS_ELSEWHERE = 1024
 # Logits are the largest thing here: every row of a staircase has some for each label. 256 MB on a CPU, 1 GB elsewhere.
 LOGIT_CELLS = {"cpu": 1 << 26}
 LOGIT_CELLS_ELSEWHERE = 1 << 28
-
-
-class _Prefix(DynamicLayer):
-    """One block's clean keys and values of the prefix. New ones are put behind them and not kept."""
-
-    keys: torch.Tensor
-    values: torch.Tensor
-
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
-        self.keys, self.values = keys, values
-        # Said here, because the library would otherwise make empty keys of its own at the first update.
-        self.dtype, self.device = keys.dtype, keys.device
-        self.is_initialized = True
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        # Kept, the rows of this staircase would be seen by the next one over the same prefix.
-        return torch.cat([self.keys, key_states], dim=2), torch.cat([self.values, value_states], dim=2)
-
-    def get_seq_length(self) -> int:
-        return int(self.keys.shape[2])
 
 
 @dataclass
@@ -100,8 +79,8 @@ def carried(want: PatchWant) -> int:
 @torch.inference_mode()
 def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean:
     """One forward of the target over the batch."""
-    inputs = padded(wants, model.device)
-    width = inputs["input_ids"].shape[1]
+    ids = padded(wants, model.device)["input_ids"]
+    width = ids.shape[1]
     at = [np.arange(w.target.start - 1, w.width) + r * width for r, w in enumerate(wants)]
     cache = DynamicCache()
     states: dict[int, torch.Tensor] = {}
@@ -118,7 +97,8 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     reads = reading({layer: sites[layer] for layer in plan.layers}, keep) if partly else nullcontext()
     with reads, without_copies(model):
         index = torch.from_numpy(np.concatenate(at))
-        logits = logits_at(model, index, **inputs, past_key_values=cache, use_cache=True)
+        # No mask, as in `source_states`: padding is on the right, where nobody looks.
+        logits = logits_at(model, index, input_ids=ids, past_key_values=cache, use_cache=True)
     # Only what lies before the first patched position is the same with and without the patch. Shorter prefixes of the
     # batch have a few columns too many; `_allowed` hides them.
     length = max(w.first for w in wants)
@@ -126,14 +106,14 @@ def clean_pass(model: Any, wants: Sequence[PatchWant], plan: PatchPlan) -> Clean
     for layer in cache.layers:
         keys, values = held(layer)
         # Contiguous: a view would keep the keys of the whole batch alive, answers included.
-        layers.append(_Prefix(keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()))
+        layers.append(PrefixLayer(keys[:, :, :length].contiguous(), values[:, :, :length].contiguous()))
     counts = [len(a) for a in at]
     reduced = _reduce(logits, [w.target.labels for w in wants])
     return Clean(_split(reduced, counts), Cache(layers=layers), length, states)
 
 
 def _reduce(logits: torch.Tensor, labels: Sequence[Sequence[int]]) -> dict[str, Array]:
-    label = torch.tensor([t for row in labels for t in row], device=logits.device)
+    label = send(torch.tensor([t for row in labels for t in row]), logits.device)
     return reduce_logits(logits, torch.arange(len(label), device=logits.device), label)
 
 
@@ -178,7 +158,7 @@ class _Climb:
             hidden = hidden_of(output)
             # Cut as well as joined: the one token that a block got for want of any (`before`) is dropped here.
             below = self.order[block] * self.step
-            new = self.states(block).to(hidden.device, hidden.dtype)
+            new = send(self.states(block), hidden.device).to(hidden.dtype)
             return with_hidden(output, torch.cat([hidden[:, :below], new], dim=1))
 
         return hook
@@ -214,9 +194,12 @@ class _Climb:
 
 @torch.inference_mode()
 def climb(
-    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States]
+    model: Any, wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], apart: bool
 ) -> list[Array]:
-    """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels."""
+    """The staircase of one batch: for each want the arrays (field, layers, sources, tokens) of its labels.
+
+    `apart`: attention takes the rows one by one (models/stair_attention.py) and needs no mask.
+    """
     ordered = sorted(plan.layers)
     span = max(carried(w) for w in wants)
     rows = len(ordered) * len(sources)
@@ -232,13 +215,20 @@ def climb(
         scored = np.arange(w.target.start - 1 - w.first, carried(w))
         at.append((np.arange(rows)[:, None] * span + scored[None]).reshape(-1) + b * rows * span)
         labels.append(list(w.target.labels) * rows)
-    with stairs.hooks(model), without_copies(model):
+    sent = send(np.stack([tokens, positions]), model.device)
+    seen, total = _seen(wants, clean.length, model.device), rows * span
+    if apart:  # a mask of which only the shape is read: the hooks cut it as they would cut a real one
+        mask = torch.zeros((), dtype=model.dtype, device=model.device)
+        mask = mask.expand(len(wants), 1, total, clean.length + total)
+    else:
+        mask = additive(_allowed(seen, total, span), model.dtype)
+    with stairs.hooks(model), rows_apart(clean.prefix, seen, span) if apart else without_copies(model):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(at)),
-            input_ids=torch.from_numpy(np.tile(tokens, (1, rows))).to(model.device),
-            position_ids=torch.from_numpy(np.tile(positions, (1, rows))).to(model.device),
-            attention_mask=additive_mask(_allowed(wants, rows, span, clean.length), model.dtype).to(model.device),
+            input_ids=sent[0].repeat(1, rows),
+            position_ids=sent[1].repeat(1, rows),
+            attention_mask=mask,
             past_key_values=clean.prefix,
             use_cache=True,
         )
@@ -249,29 +239,34 @@ def climb(
     return [{k: p[k].reshape(shape)[back] for k in ARRAY_FIELDS} for p in parts]  # type: ignore[misc]
 
 
-def _allowed(wants: Sequence[PatchWant], rows: int, span: int, prefix: int) -> Array:
+def _seen(wants: Sequence[PatchWant], prefix: int, device: torch.device) -> torch.Tensor:
+    """Which columns of the prefix are a want's own (batch, columns). Those behind, up to the longest prefix of the
+    batch, are positions that its row replaces."""
+    first = send(torch.tensor([w.first for w in wants]), device)
+    return torch.arange(prefix, device=device) < first[:, None]
+
+
+def _allowed(seen: torch.Tensor, total: int, span: int) -> torch.Tensor:
     """Who may look at whom: a row at the prefix and at its own earlier tokens, never at other rows."""
     # One triangle per row along the diagonal: a row reads its own tokens from left to right, as the model did.
-    own = np.kron(np.eye(rows, dtype=bool), np.tril(np.ones((span, span), bool)))
-    out = np.zeros((len(wants), rows * span, prefix + rows * span), bool)
-    for b, w in enumerate(wants):
-        out[b, :, : w.first] = True  # columns behind it, up to the longest prefix, are positions that the row replaces
-    out[:, :, prefix:] = own
-    return out
+    at = torch.arange(total, device=seen.device)
+    own = (at[:, None] // span == at[None, :] // span) & (at[:, None] >= at[None, :])
+    return torch.cat([seen[:, None].expand(-1, total, -1), own.expand(len(seen), -1, -1)], dim=2)
 
 
 def _states(
     wants: Sequence[PatchWant], plan: PatchPlan, clean: Clean, sources: Sequence[States], layer: int, span: int
 ) -> torch.Tensor:
     """What comes in after a layer: the sources' states at patched positions, the target's own at the others."""
+    device = clean.carried[layer].device if clean.carried else sources[0][wants[0].key].device
     i = plan.layers.index(layer)
     rows = []
     for b, w in enumerate(wants):
         for source in sources:
-            state = source[w.key][i]
+            state = send(source[w.key][i], device)
             row = state.new_zeros((span, state.shape[-1]))  # zeros: padding behind a shorter want, which nobody reads
             if clean.carried:
-                row[:] = clean.carried[layer][b].to(row)
+                row[:] = clean.carried[layer][b]
             row[: w.end - w.first] = state
             rows.append(row)
     stacked = torch.stack(rows)
@@ -287,6 +282,7 @@ class Patcher:
         self.cost = cost
         self.batch_size = batch_size
         self.plain = plain
+        self.apart = can_part(model)  # until the self check finds that a model does not attend as it says
 
     def run(
         self, wants: Sequence[PatchWant], sources: Sequence[States], done: frozenset[str] = frozenset()
@@ -363,7 +359,7 @@ class Patcher:
         size = self._together(batch, len(sources))
         for start in range(0, len(sources), size):
             chunk = sources[start : start + size]  # each over the same clean pass: that is where most of the time goes
-            patched = climb(self.model, batch, self.plan, clean, chunk)
+            patched = climb(self.model, batch, self.plan, clean, chunk, self.apart)
             self.cost.score_forwards += 1
             for want, base, arrays in zip(batch, clean.stats, patched, strict=True):
                 for j in range(len(chunk)):
@@ -381,19 +377,21 @@ class Patcher:
         problem = ""
         try:
             fast = self._fast(sample, sources[:1])
-            gap = 0.0
             for want in sample:
-                plain = patched_plain(self.model, want, sources[0][want.key], self.plan)
-                if not np.isnan(plain.logprob).any():  # NaN models: nothing to compare
-                    gap = max(gap, float(np.abs(fast[want.key][0].logprob - plain.logprob).mean(axis=-1).max()))
-            if not gap <= tolerance(self.model):
-                problem = f"scores differ by {gap:.2g}"
+                plain = patched_plain(self.model, want, sources[0][want.key], self.plan).logprob
+                gap = float(np.abs(fast[want.key][0].logprob - plain).mean(axis=-1).max())
+                # NaN models: nothing to compare.
+                if not np.isnan(plain).any() and not gap <= patch_bound(self.model, want, plain[0]):
+                    problem = f"scores differ by {gap:.2g}"
         except Exception as error:  # whatever a foreign architecture does with short rows, the plain way is there
             reraise_ours(error)
             if out_of_memory(error):
                 free_memory()
             problem = named(error)
-        if problem:
+        if problem and self.apart:  # its attention may be all that does not fit: then keys are joined
+            self.apart = False
+            self.verify(ordered, sources)
+        elif problem:
             self.plain = True
             self.cost.say(
                 f"fast patching does not fit this model ({problem}); using one full forward per layer, slower"

@@ -2,6 +2,9 @@
 
 Everything else reads reductions (collect/denoise.py). Here the path is walked once more, one prompt at a time; windows
 are kept as long as there is room, and the others are made each time they are asked for.
+
+In: a mask predictor and what a trajectory asked of it. Out: the logits of one window at one step. Callers:
+engine/evaluator_session.py and integrations/step_model.py, for metrics in code.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import torch
 
 from vestige.collect.denoise import LAYOUTS, nearest_pass, read_tensors
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.samplers import Pass, sample
+from vestige.samplers import Pass, sample
 from vestige.types import Array
 from vestige.wants import DenoiseWant
 
@@ -63,7 +66,7 @@ class Windows:
         parts: list[tuple[Array, Array, torch.Tensor]] = []
 
         def keep(step: Pass) -> None:  # its logits are gone after the call
-            parts.append((step.number.cpu().numpy(), step.position.cpu().numpy(), step.logits.to("cpu", copy=True)))
+            parts.append((step.number.numpy(), step.position.numpy(), step.logits.to("cpu", copy=True)))
 
         done = sample(self.predictor(), [want.prompt], [want.streams], want.denoising, keep)[0]
         seen = np.zeros((done.passes, len(done.final)), bool)

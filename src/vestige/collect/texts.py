@@ -1,40 +1,47 @@
 """Generation: each distinct prompt once, no step spent on a finished row, none on what is already known.
 
 Up to its first miss, a greedy continuation *is* the teacher-forced reference: collect/prove.py reads it off the
-statistics that scoring has collected. Decoding starts behind it. Rows leave the batch the moment they finish.
+statistics that scoring has collected, as a proof or as a draft that the prefill (collect/prefill.py) confirms. Decoding
+starts behind it. Rows leave the batch the moment they finish.
 
 In: Requests (a prompt, how to decode) and what is known of each. Out: Texts, batch by batch. Caller: engine/obtain.py.
-Two ways give the same tokens: with a key/value cache, many rows at a time; and plainly, one row and no cache, for
-architectures that the first does not fit. The first texts are read both ways before the cache is trusted.
+With a cache many rows at a time, or plainly, one row and no cache, for architectures that the first does not fit: the
+tokens are the same. The first texts are read both ways before the cache is trusted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.collect.attention import without_copies
-from vestige.collect.cache import SlotCache
+from vestige.collect.answers import default_limits, vocabulary
 from vestige.collect.cost import Cost
+from vestige.collect.ending import Detokenise, Ending
 from vestige.collect.forward import logits_at
 from vestige.collect.memory import Halving, out_of_memory
-from vestige.collect.pick import pick
+from vestige.collect.pick import Chooser, choose
 from vestige.collect.positions import check_fit, check_tokens, learned_positions
+from vestige.collect.prefill import Filled, packed, padded
 from vestige.collect.reduce import chosen_logprob
+from vestige.collect.text_row import TextRow
+from vestige.collect.tree import Limits
 from vestige.errors import UserError, named, reraise_ours
+from vestige.models.attention import across, decoding
+from vestige.models.cache import SlotCache
 from vestige.models.config_checks import check_penalty
 from vestige.models.four_bit import precision
-from vestige.types import BROKEN, Text, content_key
+from vestige.models.logits import padding_mask, send
+from vestige.types import Text
 from vestige.wants import Decoding, Request
 
+AHEAD = 64  # steps for which a cache has room before it is made again
+LIKELY = 16  # tokens behind a prompt whose log-probabilities are compared before packed prompts are trusted
 CHECKED = 32  # tokens of a text that are compared with the plain way
 # How far their log-probabilities may differ on average. A wrong mask or position is off by far more.
 TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.15
-Detokenise = Callable[[Sequence[Sequence[int]]], list[str]]
 
 
 def penalty_of(model: Any, decoding: Decoding) -> float:
@@ -47,85 +54,23 @@ def penalty_of(model: Any, decoding: Decoding) -> float:
     return float(1.0 if own is None else own)
 
 
-def end_tokens(model: Any, tokenizer: Any) -> frozenset[int]:
-    """The ids that end a text: the generation config's, else the tokenizer's.
-
-    Chat models name several there (end of turn, end of text), of which their tokenizer knows one.
-    """
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    ids = tokenizer.eos_token_id if ids is None else ids
-    return frozenset() if ids is None else frozenset(ids if isinstance(ids, (list, tuple)) else [ids])
-
-
-def cut_text(text: str, words: Sequence[str]) -> str:
-    """A text up to the first of some words.
-
-    >>> cut_text(" Paris. Question: and?", ("", "Question:"))
-    'Paris.'
-    """
-    for word in words:  # an empty word would split at nothing; a model without an end token has one
-        text = text.split(word)[0] if word else text
-    return text.strip()
-
-
-class _TextRow:
-    """One text in the making. It owns all that must not depend on the batch: its tokens, positions and noise."""
-
-    def __init__(self, request: Request, known: Sequence[int]) -> None:
-        self.request = request
-        self.made = list(known)
-        self.proven = len(self.made)
-        self.logprobs: list[float] = []  # of the tokens decoded, kept until the cached way is trusted
-        decoding = request.decoding
-        self.noise: torch.Generator | None = None
-        if not decoding.greedy:  # seeded by sample, not by batch: the same text at any batch size
-            seed = int(content_key(request.prompt.key.encode(), str(decoding.seed).encode())[:15], 16)
-            self.noise = torch.Generator().manual_seed(seed)
-
-    def fresh(self) -> _TextRow:
-        """The same text from its start, generator included: a half-made one would draw other numbers."""
-        return _TextRow(self.request, self.made[: self.proven])
-
-    @property
-    def broken(self) -> bool:
-        return bool(self.made) and self.made[-1] == BROKEN
-
-    @property
-    def begin(self) -> int:
-        """How many tokens stand before the first one decoded."""
-        return len(self.request.prompt.ids) + self.proven
-
-    @property
-    def inputs(self) -> list[int]:
-        return [*self.request.prompt.ids, *self.made]
-
-    @property
-    def positions(self) -> list[int]:
-        """HF's generate numbers attended tokens only; a hidden token sits at position 1."""
-        hidden, out, at = set(self.request.prompt.hidden), [], -1
-        for i in range(len(self.request.prompt.ids) + len(self.made)):
-            at += i not in hidden
-            out.append(1 if i in hidden else at)
-        return out
-
-
 class TextCollector:
     """Runs one model's requests. `run` yields finished texts batch by batch, so that a caller can keep them."""
 
     def __init__(  # noqa: PLR0913 - three of them are limits with defaults
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
-        max_rows: int = 128, max_columns: int = 65536, prefill_tokens: int = 4096,
+        max_rows: int = 128, max_columns: int = 65536, limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.model = model
-        self.detokenise = detokenise
-        self.eos = eos
-        self.end_text = end_text  # what the end token decodes to; a text is cut there, as the peer does
         self.cost = cost
-        self.max_rows = max_rows
-        self.max_columns = max_columns
-        self.prefill_tokens = prefill_tokens
+        self.max_rows, self.max_columns = max_rows, max_columns
+        self.vocab = vocabulary(model)
+        self.limits = limits or default_limits(self.vocab, model.device.type == "cuda")  # of a prefill
         self.max_rows_in_memory = max_rows  # falls when memory runs out, and stays down; batches keep their rows
         self.positions = learned_positions(model) or math.inf
+        self.packed: bool | None = None  # whether prompts may be packed; not tried yet
+        # `end_text` is what the end token decodes to; a text is cut there, as the peer does.
+        self.ending = Ending(detokenise, eos, end_text, self.positions)
         self.verified = False  # until some texts were read both ways
         self.plain = False  # once they differed
 
@@ -149,12 +94,17 @@ class TextCollector:
         requests: Sequence[Request],
         proven: Mapping[str, Sequence[int]],
         done: frozenset[str] = frozenset(),
+        drafts: Mapping[str, Sequence[int]] | None = None,
     ) -> Iterator[dict[str, Text]]:
-        """Yields {request key: Text}. Batches wholly in `done` are skipped; composition never depends on `done`."""
+        """Yields {request key: Text}. Batches wholly in `done` are skipped; composition never depends on `done`.
+
+        `proven` tokens are taken as they are; `drafts` (of requests without a proof) are what the model confirms.
+        """
         if all(r.key in done for r in requests):
             return
         self._check_room(requests)
-        rows = {r.key: self._begin(r, proven.get(r.key, ())) for r in requests}
+        known = (proven, drafts or {})
+        rows = {r.key: self._begin(r, *(shown.get(r.key, ()) for shown in known)) for r in requests}
         settled = [row for row in rows.values() if self._over(row)]  # teacher forcing has shown them to the end
         if any(row.request.key not in done for row in settled):
             yield self._texts(settled)
@@ -172,41 +122,27 @@ class TextCollector:
         if short:
             self.cost.say(f"{short} text(s) may end early: this model has only {int(self.positions)} positions")
 
-    def _begin(self, request: Request, known: Sequence[int]) -> _TextRow:
-        """A row that starts behind what is known; a stop word in there ends it, as it would have when decoding."""
-        # All prefixes are tried, because decoding would have stopped at the first token that completes a word.
-        if request.decoding.stopwords:
-            prefixes = (_TextRow(request, known[:n]) for n in range(1, len(known)))
-            return next(filter(self._over, prefixes), _TextRow(request, known))
-        return _TextRow(request, known)
+    def _begin(self, request: Request, known: Sequence[int], draft: Sequence[int]) -> TextRow:
+        """A row that starts behind what is known."""
+        if draft and not known:
+            # Fed to the model: not the end token, and so few that one more token and its position have room.
+            fed = [t for t in draft if t not in self.ending.eos]
+            room = min(request.decoding.max_new_tokens - 1, self.positions - request.prompt.attended)
+            return TextRow(request, (), fed[: max(0, int(room))])
+        return TextRow(request, self.ending.begin(request, known))
 
-    def _over(self, row: _TextRow) -> bool:
-        if not row.made:
-            return False
-        if row.broken or row.made[-1] in self.eos or len(row.made) >= row.request.decoding.max_new_tokens:
-            return True
-        if row.request.prompt.attended + len(row.made) > self.positions:
-            return True
-        words = row.request.decoding.stopwords
-        if not words:
-            return False
-        # A token is at least a byte, so a word that the last token completes began at most so many tokens ago; four
-        # more, since a decoder may trim the first and the last character may have come in pieces.
-        tail = self.detokenise([row.made[-(max(len(w.encode()) for w in words) + 4) :]])[0]
-        return any(word in tail for word in words)
+    def _over(self, row: TextRow) -> bool:
+        return self.ending.over(row.request, row.made)
 
-    def _texts(self, rows: Sequence[_TextRow]) -> dict[str, Text]:
-        out = {}
-        for row, text in zip(rows, self.detokenise([[t for t in r.made if t != BROKEN] for r in rows]), strict=True):
-            read = cut_text(text, (self.end_text, *row.request.decoding.stopwords))
-            out[row.request.key] = Text(tuple(row.made), read, row.proven)
+    def _texts(self, rows: Sequence[TextRow]) -> dict[str, Text]:
+        for row in rows:
             self.cost.tokens_produced += len(row.made)
             self.cost.tokens_proven += row.proven
-        return out
+        return self.ending.texts((row.request, row.made, row.proven) for row in rows)
 
-    def _decode_in_memory(self, rows: list[_TextRow]) -> list[_TextRow]:
+    def _decode_in_memory(self, rows: list[TextRow]) -> list[TextRow]:
         """Decodes the rows together; when memory runs out, half as many at a time from then on."""
-        finished: list[_TextRow] = []
+        finished: list[TextRow] = []
         for attempt in Halving():
             if attempt.again:
                 self.max_rows_in_memory = attempt.size // 2
@@ -221,13 +157,12 @@ class TextCollector:
                     rows = rows[len(part) :]
         return finished
 
-    def _decode(self, rows: list[_TextRow]) -> list[_TextRow]:
+    def _decode(self, rows: list[TextRow]) -> list[TextRow]:
         """The cached way, once it has been seen to agree with the plain way on first texts; else the plain way."""
         if self.plain:
             return self._decode_plain(rows)
         try:
-            with without_copies(self.model):
-                finished = self._decode_cached(rows)
+            finished = self._decode_cached(rows)
             problem = "" if self.verified else self._disagreement(finished)
         except UserError:
             raise
@@ -245,7 +180,7 @@ class TextCollector:
         return self._decode_plain([r.fresh() for r in rows])
 
     @torch.inference_mode()
-    def _disagreement(self, rows: Sequence[_TextRow]) -> str:
+    def _disagreement(self, rows: Sequence[TextRow]) -> str:
         """Reads two texts again without a cache; their tokens must be as likely as they were with one.
 
         They are the longest fresh one and the one with most padding in front. Log-probabilities are compared, not
@@ -254,26 +189,33 @@ class TextCollector:
         rows = [row for row in rows if not row.broken]  # NaN agrees with nothing, whichever way it was made
         if not rows:
             return ""
-        longest = max(rows, key=lambda r: len(r.made) - r.proven)
+        longest = max(rows, key=lambda r: len(r.made) - len(r.known))
         gap = max(self._gap(row) for row in {longest, min(rows, key=lambda r: r.begin)})
-        exact = precision(self.model) in ("float32", "float64")
-        if gap > (TOLERANCE if exact else LOW_PRECISION_TOLERANCE):
+        if gap > self._tolerance():
             return f"log-probabilities differ by {gap:.2g} on average"
         return ""
 
-    def _gap(self, row: _TextRow) -> float:
+    def _tolerance(self) -> float:
+        return TOLERANCE if precision(self.model) in ("float32", "float64") else LOW_PRECISION_TOLERANCE
+
+    def _gap(self, row: TextRow) -> float:
         # One forward over prompt and text gives all log-probabilities at once. The last token is not an input.
-        made = row.made[row.proven :][:CHECKED]
-        probe = _TextRow(row.request, row.made[: row.proven + len(made) - 1])
-        logits = self._plain_logits(probe, torch.arange(row.begin - 1, row.begin - 1 + len(made)))
-        again = chosen_logprob(logits, torch.tensor(made)).cpu()
-        return float((again - torch.tensor(row.logprobs[:CHECKED])).abs().mean())
+        known = len(row.known)
+        made = row.made[known:][:CHECKED]
+        if not made:  # proven to its end
+            return 0.0
+        probe = TextRow(row.request, row.made[: known + len(made) - 1])
+        first = len(row.request.prompt.ids) + known - 1
+        logits = self._plain_logits(probe, torch.arange(first, first + len(made)))
+        again = chosen_logprob(logits, torch.tensor(made))
+        return float((again - torch.stack(row.logprobs[:CHECKED]).to(again.device)).abs().mean())
 
     @torch.inference_mode()
-    def _decode_cached(self, rows: list[_TextRow]) -> list[_TextRow]:
-        finished: list[_TextRow] = []
-        active, cache, length = self._prefill(rows)
-        mask = self._left_padded_mask(active, length, rows)
+    def _decode_cached(self, rows: list[TextRow]) -> list[TextRow]:
+        finished, active, cache = self._prefill(rows)
+        if cache is None:
+            return finished
+        mask = self._left_padded_mask(active, cache.get_seq_length())
         while True:
             # From the back: the row that moves into a freed slot is one that was looked at already. Cache, mask and
             # list must move alike, since a row is known by its slot alone.
@@ -285,106 +227,154 @@ class TextCollector:
                     active.pop()
             if not active:
                 return finished
-            length += 1
-            logits = self._step(active, cache, mask[: len(active), :length])
-            self._choose(active, logits)
+            if cache.full:
+                # Columns in front that only rows had which are finished now go, too.
+                first = cache.get_seq_length() - max(len(r.inputs) - 1 for r in active)
+                cache.resize(first, cache.get_seq_length() - first + self._ahead(active))
+                mask = mask[: len(active), first:]
+            self._choose(active, self._step(active, cache, mask[: len(active), : cache.get_seq_length() + 1]))
 
-    def _prefill(self, rows: list[_TextRow]) -> tuple[list[_TextRow], SlotCache, int]:
-        """Runs the prompts (and what is proven behind them) in groups of like length; picks each row's next token."""
-        # In groups, because prompts differ in length more than memory allows to pad, and a prompt's activations are far
-        # larger than its keys. All rows then end at one column, so that each step appends to all at the same place.
-        order = sorted(rows, key=lambda r: -len(r.inputs))
-        length = len(order[0].inputs)
-        # Allocated once at its final size: growing by a column per step would copy every key at every step.
-        columns = length + max(r.request.decoding.max_new_tokens - len(r.made) for r in rows)
+    def _prefill(self, rows: list[TextRow]) -> tuple[list[TextRow], list[TextRow], SlotCache | None]:
+        """Runs the prompts, what is proven behind them and what is drafted; picks each row's next token.
+
+        Returns the rows that are finished with that, the others, and their keys. All rows end at one column, so that
+        each step appends to all at the same place.
+        """
+        finished: list[TextRow] = []
+        active: list[TextRow] = []
         cache: SlotCache | None = None
-        at = 0
-        while at < len(order):
-            width = len(order[at].inputs)
-            group = order[at : at + max(1, self.prefill_tokens // width)]
-            at += len(group)
-            filled = Cache(layer_class_to_replicate=DynamicLayer)
-            logits = self._prefill_group(group, width, filled)
-            if cache is None:
-                cache = SlotCache(len(filled.layers), len(order), columns)
-            cache.admit(filled, length)
-            self._choose(group, logits)
-        assert cache is not None
-        return order, cache, length
+        length, ahead = max(len(r.positions) for r in rows), self._ahead(rows)
+        for filled in self._fills(rows):
+            self.cost.prefill_tokens += filled.tokens
+            self._confirm(filled)
+            left = [i for i, row in enumerate(filled.rows) if not self._over(row)]
+            finished += [row for i, row in enumerate(filled.rows) if i not in left]
+            if left:
+                cache = cache or SlotCache(len(filled.keys.layers), len(rows), length + ahead, across(self.model))
+                # What was drafted and not confirmed is left behind: its keys belong to another text.
+                cache.admit(filled.keys, [filled.places[i][: filled.rows[i].begin] for i in left], length)
+                active += [filled.rows[i] for i in left]
+        return finished, active, cache
 
-    def _prefill_group(self, group: list[_TextRow], width: int, cache: Cache) -> torch.Tensor:
-        ids = torch.zeros((len(group), width), dtype=torch.long)
-        position = torch.ones((len(group), width), dtype=torch.long)  # padding sits at 1, as in HF's generate
-        for i, row in enumerate(group):
-            ids[i, width - len(row.inputs) :] = torch.tensor(row.inputs)
-            position[i, width - len(row.inputs) :] = torch.tensor(row.positions)
-        mask = self._left_padded_mask(group, width, group)
-        self.cost.prefill_tokens += ids.numel()
-        last = torch.arange(1, len(group) + 1) * width - 1
-        device = self.model.device
-        return logits_at(
-            self.model, last, input_ids=ids.to(device), attention_mask=mask[:, :width].to(device),
-            position_ids=position.to(device), past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+    def _ahead(self, rows: Sequence[TextRow]) -> int:
+        """For how many steps the cache gets room at a time."""
+        return min(AHEAD, max(r.request.decoding.max_new_tokens - len(r.made) for r in rows))
 
-    def _left_padded_mask(self, group: Sequence[_TextRow], width: int, rows: Sequence[_TextRow]) -> torch.Tensor:
-        # Made once with room for all that may be written; a step takes the first `length` columns of it.
+    def _fills(self, rows: Sequence[TextRow]) -> Iterator[Filled]:
+        """Packed forwards, once the first of them has been seen to agree with plain ones; else padded ones."""
+        if self.packed is not False:
+            fills = packed(self.model, rows, self.limits, self.vocab)
+            if self.packed is None:
+                first = self._first_packed(fills)
+                self.packed = first is not None
+                yield from [first] if first is not None else []
+            if self.packed:
+                yield from fills
+                return
+        yield from padded(self.model, rows, self.limits, self.vocab)
+
+    def _first_packed(self, fills: Iterator[Filled]) -> Filled | None:
+        """The first packed forward; None where this model does not give the same logits as one prompt at a time."""
+        try:
+            filled = next(fills)
+        except UserError:
+            raise
+        except Exception as error:  # whatever a foreign architecture does with a tree mask, padding is there
+            if out_of_memory(error):
+                raise
+            reraise_ours(error)
+            return None
+        every, gaps = range(len(filled.rows)), []
+        # The longest, and the last: most others stand before it.
+        for i in {max(every, key=lambda i: len(filled.places[i])), max(every, key=lambda i: filled.places[i][-1])}:
+            row = filled.rows[i]
+            plain = self._plain_logits(row, torch.tensor([row.begin - 1]))
+            best = plain[0].topk(min(LIKELY, plain.shape[-1])).indices  # several: in bfloat16 one may be far off
+            ours = filled.logits[int(filled.reads[i][0])]
+            two = [chosen_logprob(x.expand(len(best), -1), best) for x in (ours, plain)]
+            gaps.append(float((two[0] - two[1]).abs().mean()))
+        return None if max(gaps) > self._tolerance() else filled  # NaN agrees with nothing, whichever way it was made
+
+    def _confirm(self, filled: Filled) -> None:
+        """Appends to each row what the model confirms of its draft, and the token that it chooses behind it.
+
+        A drafted token counts where it is the model's own choice after all before it, under generation's mask and
+        positions. That is what decoding would have done, in one forward instead of one per token.
+        """
+        firsts = []
+        for row, reads in zip(filled.rows, filled.reads, strict=True):
+            confirmed = 0
+            if row.draft:
+                logits = filled.logits[send(reads, filled.logits.device)]
+                for token, drafted in zip(choose(logits[:-1], [None] * len(row.draft)), row.draft, strict=True):
+                    if token != drafted or self._over(row):
+                        break
+                    row.made.append(token)
+                    confirmed += 1
+                row.proven += confirmed
+                self._note_logprobs([row] * confirmed, logits[:confirmed], row.made[len(row.made) - confirmed :])
+            firsts.append(int(reads[confirmed]))
+        left = [(row, at) for row, at in zip(filled.rows, firsts, strict=True) if not self._over(row)]
+        if left:
+            where = send(torch.tensor([at for _, at in left]), filled.logits.device)
+            self._choose([row for row, _ in left], filled.logits[where])
+
+    def _left_padded_mask(self, rows: Sequence[TextRow], length: int) -> torch.Tensor:
+        # Made once with room for all that may be written; a step takes the first columns of it.
         room = max(r.request.decoding.max_new_tokens for r in rows)
-        mask = torch.ones((len(group), width + room), dtype=torch.long)
-        for i, row in enumerate(group):
-            start = width - row.begin
+        mask = torch.ones((len(rows), length + room), dtype=torch.long)
+        for i, row in enumerate(rows):
+            start = length - row.begin
             mask[i, :start] = 0
             mask[i, [start + h for h in row.request.prompt.hidden]] = 0
-        return mask
+        return send(mask, self.model.device)
 
-    def _step(self, active: Sequence[_TextRow], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
-        device = self.model.device
-        ids = torch.tensor([[r.made[-1]] for r in active])
+    def _step(self, active: Sequence[TextRow], cache: SlotCache, mask: torch.Tensor) -> torch.Tensor:
         # Counted over attended tokens, not columns: padding and hidden tokens take up columns and have no position.
-        position = torch.tensor([[r.request.prompt.attended + len(r.made) - 1] for r in active])
+        position = [r.request.prompt.attended + len(r.made) - 1 for r in active]
+        sent = send(torch.tensor([[r.made[-1] for r in active], position]), self.model.device)[..., None]
         self.cost.decode_row_steps += len(active)
         self.cost.decode_forwards += 1
-        return logits_at(
-            self.model, torch.arange(len(active)), input_ids=ids.to(device), attention_mask=mask.to(device),
-            position_ids=position.to(device), past_key_values=cache, use_cache=True,
-        )  # fmt: skip
+        with decoding(self.model):
+            return logits_at(
+                self.model, torch.arange(len(active), device=sent.device), input_ids=sent[0], position_ids=sent[1],
+                attention_mask=padding_mask(mask, self.model), past_key_values=cache, use_cache=True,
+            )  # fmt: skip
 
-    def _choose(self, rows: Sequence[_TextRow], logits: torch.Tensor) -> None:
+    def _choose(self, rows: Sequence[TextRow], logits: torch.Tensor) -> None:
         """Appends the next token to each row: argmax, or a seeded draw; BROKEN without a distribution."""
-        best = logits.argmax(dim=-1)
-        # NaN counts as the largest value there is, so that the largest says it all: NaN, +inf, or nothing but -inf.
-        whole = torch.isfinite(logits.gather(-1, best[:, None])[:, 0]).tolist()
-        for row, token, scores, good in zip(rows, best.tolist(), logits, whole, strict=True):
-            if not good:
-                row.made.append(BROKEN)
-            elif self._argmax(row):
-                row.made.append(token)
-            else:
-                decoding, penalty = row.request.decoding, penalty_of(self.model, row.request.decoding)
-                row.made.append(pick(scores.float().cpu(), row.inputs, decoding, penalty, row.noise))
-        # Until the cached way is trusted, the probabilities it gave are kept for `_disagreement` to compare.
-        if not self.verified and len(rows[0].logprobs) < CHECKED:  # rows advance together
-            chosen = chosen_logprob(logits, torch.tensor([max(r.made[-1], 0) for r in rows]))  # BROKEN is below 0
-            for row, logprob in zip(rows, chosen.tolist(), strict=True):
-                row.logprobs.append(logprob)
+        tokens = choose(logits, [self._chooser(row) for row in rows])
+        for row, token in zip(rows, tokens, strict=True):
+            row.made.append(token)
+        self._note_logprobs(rows, logits, tokens)
 
-    def _argmax(self, row: _TextRow) -> bool:
-        return row.request.decoding.greedy and penalty_of(self.model, row.request.decoding) == 1.0
+    def _note_logprobs(self, rows: Sequence[TextRow], logits: torch.Tensor, tokens: Sequence[int]) -> None:
+        """Until the cached way is trusted, the probabilities it gave are kept for `_disagreement` to compare."""
+        if self.verified or min((len(row.logprobs) for row in rows), default=CHECKED) >= CHECKED:
+            return
+        chosen = chosen_logprob(logits, torch.tensor([max(t, 0) for t in tokens]))  # BROKEN is below 0
+        for row, logprob in zip(rows, chosen, strict=True):  # where the model is, until they are compared
+            row.logprobs.append(logprob)
+
+    def _chooser(self, row: TextRow) -> Chooser | None:
+        penalty = penalty_of(self.model, row.request.decoding)
+        if row.request.decoding.greedy and penalty == 1.0:
+            return None
+        return Chooser(row.request.decoding, penalty, row.inputs, row.noise)
 
     @torch.inference_mode()
-    def _decode_plain(self, rows: list[_TextRow]) -> list[_TextRow]:
+    def _decode_plain(self, rows: list[TextRow]) -> list[TextRow]:
         """One row at a time and no cache: slow, and right for any model that has logits."""
         for row in rows:
             while not self._over(row):
                 self._choose([row], self._plain_logits(row, torch.tensor([len(row.inputs) - 1])))
         return rows
 
-    def _plain_logits(self, row: _TextRow, index: torch.Tensor) -> torch.Tensor:
-        mask = torch.ones((1, len(row.inputs)), dtype=torch.long)
-        mask[0, list(row.request.prompt.hidden)] = 0  # what the dialect hides is hidden on the slow way, too
-        self.cost.prefill_tokens += len(row.inputs)
-        device = self.model.device
-        return logits_at(
-            self.model, index, input_ids=torch.tensor([row.inputs]).to(device), attention_mask=mask.to(device),
-            position_ids=torch.tensor([row.positions]).to(device), use_cache=False,
-        )  # fmt: skip
+    def _plain_logits(self, row: TextRow, index: torch.Tensor) -> torch.Tensor:
+        """Logits of prompt and text, less any draft: one row, no cache, the model's own mask."""
+        count, hidden = len(row.inputs), set(row.request.prompt.hidden)
+        seen = [int(i not in hidden) for i in range(count)]  # what the dialect hides is hidden on the slow way, too
+        self.cost.prefill_tokens += count
+        sent = send(torch.tensor([row.inputs, row.positions[:count], seen]), self.model.device)[:, None]
+        inputs = {"input_ids": sent[0], "position_ids": sent[1], "attention_mask": sent[2]}
+        return logits_at(self.model, index, **inputs, use_cache=False)

@@ -4,6 +4,9 @@ Rows of a batch have unequal lengths, and what fills them up must be seen by nob
 somewhere would give a row other numbers in other company. So the longest and the shortest row of what is asked for are
 looked at together and alone, once for each model; on a mismatch rows go alone from then on, and a note says so.
 The looks are few and not counted as costs.
+
+In: a mask predictor and the rows it is about to be asked. Out: the predictor knows whether rows may share a batch.
+Callers: collect/denoise.py and collect/bound.py, before their first batch.
 """
 
 from __future__ import annotations
@@ -13,10 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vestige.collect.answers import tolerance
 from vestige.collect.cost import Cost
+from vestige.collect.noise import tolerance
 from vestige.collect.reduce import reduce_logits
 from vestige.models.diffusion import MaskPredictor
+from vestige.models.logits import send
 from vestige.types import Array
 
 LivingRow = Sequence[int]
@@ -58,8 +62,8 @@ def _look(predictor: MaskPredictor, rows: Sequence[LivingRow]) -> list[Array]:
         labels.append(np.asarray(row[half:]))
     keep = np.arange(width) < np.array([len(row) for row in rows])[:, None]
     device = predictor.device
-    flat = torch.from_numpy(np.concatenate(where)).to(device)
-    logits = predictor.logits(torch.from_numpy(ids).to(device), torch.from_numpy(keep).to(device), flat)
-    asked = torch.from_numpy(np.concatenate(labels)).to(logits.device)
+    flat = send(np.concatenate(where), device)
+    logits = predictor.logits(send(ids, device), send(keep, device), flat)
+    asked = send(np.concatenate(labels), logits.device)
     found = reduce_logits(logits, torch.arange(len(flat), device=logits.device), asked)["logprob"]
     return np.split(found, np.cumsum([len(w) for w in where])[:-1])

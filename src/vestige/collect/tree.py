@@ -39,6 +39,14 @@ class Tree:
     def __len__(self) -> int:
         return len(self.token)
 
+    def path(self, target: int) -> Array:
+        """The nodes from the root to a target's last input."""
+        out, node = [], int(self.predictors[target][-1])
+        while node >= 0:
+            out.append(node)
+            node = int(self.parent[node])
+        return np.asarray(out[::-1], np.int64)
+
 
 @dataclass(frozen=True)
 class PackedRow:
@@ -67,9 +75,11 @@ def build_tree(targets: Sequence[Target]) -> Tree:
     sorts in between. So one comparison with the neighbour replaces a search through the tree for every token.
     """
     codes = [_codes(t) for t in targets]
-    order = sorted(range(len(targets)), key=lambda i: codes[i].tolist())
+    # Bytes, the highest first: they sort as the numbers do, and take a fifth of the memory of lists of them.
+    order = sorted(range(len(targets)), key=lambda i: codes[i].astype(">i8").tobytes())
     pieces: list[Array] = []  # the codes of new nodes, target by target
     parents: list[Array] = []
+    depths: list[Array] = []
     predictors: list[Array] = [np.zeros(0, np.int64)] * len(targets)
     before, path, count = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
     for i in order:
@@ -78,11 +88,13 @@ def build_tree(targets: Sequence[Target]) -> Tree:
         path = np.concatenate([path[:shared], new])  # the nodes from the root to this target's last input
         before, count = codes[i], count + len(new)
         pieces.append(codes[i][shared:])
+        depths.append(np.arange(shared, len(codes[i])))
         parents.append(np.concatenate([[-1], path])[shared:-1] if len(new) else new)
         # The logits at a token predict the token behind it: labels from `start` on are read one place earlier.
         predictors[i] = path[targets[i].start - 1 :]
     code, parent = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (pieces, parents))
-    return Tree(code // 2, code % 2 == 1, parent, _depths(parent), predictors, [np.asarray(t.labels) for t in targets])
+    depth = np.concatenate([np.zeros(0, np.int64), *depths])
+    return Tree(code // 2, code % 2 == 1, parent, depth, predictors, [np.asarray(t.labels) for t in targets])
 
 
 def _common(a: Array, b: Array) -> int:
@@ -92,20 +104,24 @@ def _common(a: Array, b: Array) -> int:
     return int(differ[0]) if len(differ) else n
 
 
-def _depths(parent: Array) -> Array:
-    """How many ancestors each node has. Parents come before their children."""
-    depth: list[int] = []
-    for p in parent.tolist():
-        depth.append(0 if p < 0 else depth[p] + 1)
-    return np.asarray(depth, np.int64)
-
-
 @dataclass(slots=True)
 class _Bin:
-    """Some subtrees that will share a row, and how many tokens they are (shared ancestors not counted)."""
+    """Some subtrees that will share a row, and how many tokens they are (shared ancestors not counted).
+
+    Nodes are kept as stretches of numbers: an answer's are consecutive, and there are as many as tokens.
+    """
 
     size: int
-    parts: list[int | _Bin]
+    parts: list[range | _Bin]
+
+    def add(self, node: int) -> None:
+        """One more node, which comes before all that are in it."""
+        self.size += 1
+        last = self.parts[-1] if self.parts else None
+        if isinstance(last, range) and last.start == node + 1:
+            self.parts[-1] = range(node, last.stop)
+        else:
+            self.parts.append(range(node, node + 1))
 
 
 def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
@@ -125,7 +141,9 @@ def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
     for node in range(len(tree) - 1, -1, -1):  # children have larger numbers than their parents
         below = waiting.pop(node, [])
         room = limit - int(tree.depth[node]) - 1  # the path down to this node is in the row as well
-        bins = [_Bin(b.size + 1, [node, b]) for b in _first_fit(below, room)] or [_Bin(1, [node])]
+        bins = _first_fit(below, room) or [_Bin(0, [])]
+        for b in bins:
+            b.add(node)
         waiting.setdefault(int(tree.parent[node]), []).extend(bins)
     rows = [_row(tree, b) for b in _first_fit(waiting[-1], limit)]
     # Longest first, because a batch is padded to its first row; ties by content, so that a resumed run packs alike.
@@ -154,13 +172,13 @@ def _row(tree: Tree, top: _Bin) -> PackedRow:
     """A bin's nodes as a row, and where each subtree ends."""
     # Stacks instead of recursion, here and below: bins nest as deep as an answer is long, Python's limit is 1,000.
     nodes: set[int] = set()
-    stack: list[int | _Bin] = [top]
+    stack: list[range | _Bin] = [top]
     while stack:
         item = stack.pop()
         if isinstance(item, _Bin):
             stack.extend(item.parts)
         else:
-            nodes.add(item)
+            nodes.update(item)
     # Depth first, children by node number: then a subtree is one stretch, and its end says who may attend to its root.
     kids: dict[int, list[int]] = {}
     for node in sorted(nodes, reverse=True):  # reversed: the stack below pops the smallest first

@@ -1,4 +1,8 @@
-"""Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here."""
+"""Texts out of a sampler's windows: how one is asked for, and where it ends. No model runs here.
+
+In: a Request, or the ids of a finished window. Out: the DenoiseWant that makes it, or its ids up to the end. Callers:
+collect/diffusion.py, costs/estimate.py, integrations/lm_eval_diffusion.py.
+"""
 
 from __future__ import annotations
 

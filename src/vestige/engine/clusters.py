@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.compare.clusters import FEWEST
 from vestige.data.clusters import AUTO, NONE, rows_fingerprint, with_clusters
 from vestige.data.rows import load_rows
 from vestige.engine.prepare import redirect
@@ -18,7 +17,6 @@ from vestige.errors import UserError
 from vestige.schema import misfit
 from vestige.secrets import expand
 from vestige.store.examples import load_rows as load_examples
-from vestige.store.forms import Rowset
 from vestige.types import Grouping, Rows
 
 Groupings = Mapping[str, Grouping]  # by fingerprint of the rows
@@ -36,7 +34,11 @@ def kept(found: Grouping | None) -> dict[str, Any]:
 def groupings(manifest: Mapping[str, Any]) -> dict[str, Grouping]:
     """The groupings of a finished run, by fingerprint of the rows. Runs of older versions and other tools have none."""
     data = manifest.get("data")
-    if not isinstance(data, Mapping) or misfit(data, dict[str, Rowset]):
+    if not isinstance(data, Mapping) or not any(isinstance(b, Mapping) and "clusters" in b for b in data.values()):
+        return {}
+    from vestige.store.forms import Rowset  # the forms of every kind of run: most runs have no clusters
+
+    if misfit(data, dict[str, Rowset]):
         return {}
     return {
         str(body["fingerprint"]): Grouping(said["by"], {row: said["names"][i] for row, i in said["of"].items()})
@@ -62,6 +64,8 @@ def cluster_notes(source: str, found: Grouping | None) -> list[str]:
     """What a reader of the intervals must know: how clusters are known, and whether they are too few."""
     if found is None:
         return []
+    from vestige.compare.clusters import FEWEST
+
     count = len(set(found.of.values()))
     known = [f"{source}: clusters for intervals: {found.by}"] if found.by.startswith("every ") else []
     if count >= FEWEST:

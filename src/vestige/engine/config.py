@@ -26,7 +26,6 @@ from vestige.guard import inside
 from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
 from vestige.schema import check_form
-from vestige.suites.definitions import refuse_other_number
 from vestige.suites.postprocess import check_postprocess
 from vestige.suites.spec import MetricSpec, SuiteSpec, read_suite
 
@@ -53,6 +52,7 @@ class RunConfig:
     plugins: tuple[str, ...] = ()
     resamples: int = 2000  # behind each interval; 0: no intervals
     cluster: str = "auto"  # the column that says which rows hang together; none: rows are independent
+    server: Mapping[str, Any] = field(default_factory=dict)  # url, key_env, ...; empty: the model runs here
     asked_as: Mapping[str, str] = field(default_factory=dict)  # metrics said by their short names -> full names
 
     @property
@@ -85,6 +85,7 @@ class RunConfig:
             "batch_tokens": self.batch_tokens,
             "max_rows": self.max_rows,
             "plugins": list(self.plugins),
+            **({"server": dict(self.server)} if self.server else {}),
             "stats": {"resamples": self.resamples, **({} if self.cluster == "auto" else {"cluster": self.cluster})},
         }
 
@@ -102,6 +103,7 @@ class HarnessConfig:
     output_dir: Path
     limit: int | None
     progress: bool
+    server: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def file_stem(self) -> str:
@@ -116,6 +118,7 @@ class HarnessConfig:
             "model": {"model_args": dict(self.model_args), "tokenizer_args": dict(self.tokenizer_args)},
             "task_name": self.task_name,
             "max_samples": self.limit,
+            **({"server": dict(self.server)} if self.server else {}),
         }
 
 
@@ -262,10 +265,11 @@ def _run(
             raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
     if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
         raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
+    shared = _shared(cfg, settings, model, limit)
     if settings.get("handler") in HARNESSES:
         if only is not None:
             raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
-        return _harness(cfg, name, settings, model, limit)
+        return HarnessConfig(name=name, handler=str(settings["handler"]), settings=settings, **shared)
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
     suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), seed_of(cfg))
@@ -273,41 +277,48 @@ def _run(
         check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
     for said, full in asked_as.items():
+        from vestige.suites.definitions import refuse_other_number  # short names only: most runs use none
+
         refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
     return RunConfig(
         suite=suite,
         settings={k: v for k, v in settings.items() if not k.startswith("_")},
-        model_args=model.get("model_args") or {},
-        tokenizer_args=model.get("tokenizer_args") or {},
         template_args=model.get("template_args") or {},
-        task_name=inside(str(cfg.task_name), "task_name"),
-        output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         dialect=dialect,
         seed=seed_of(cfg),
-        limit=None if limit is None else int(limit),
         missing=str(data.get("missing") or "error"),
         local=data.get("local") or {},
         batch_tokens=cfg.get("batch_tokens"),
         max_rows=int(cfg.get("max_rows") or 128),
-        progress=bool(cfg.get("progress", True)),
         plugins=tuple(plugins),
+        **shared,
         **_statistics(cfg),
         asked_as=asked_as,
     )
 
 
-def _harness(cfg: Any, name: str, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> HarnessConfig:
-    return HarnessConfig(
-        name=name,
-        handler=str(settings["handler"]),
-        settings=settings,
-        model_args=model.get("model_args") or {},
-        tokenizer_args=model.get("tokenizer_args") or {},
-        task_name=inside(str(cfg.task_name), "task_name"),
-        output_dir=Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
-        limit=None if limit is None else int(limit),
-        progress=bool(cfg.get("progress", True)),
-    )
+def _shared(cfg: Any, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> dict[str, Any]:
+    """What runs of metrics and runs of a harness have in common."""
+    return {
+        "model_args": model.get("model_args") or {},
+        "tokenizer_args": model.get("tokenizer_args") or {},
+        "task_name": inside(str(cfg.task_name), "task_name"),
+        "output_dir": Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
+        "limit": None if limit is None else int(limit),
+        "progress": bool(cfg.get("progress", True)),
+        "server": _server(cfg),
+    }
+
+
+def _server(cfg: Any) -> dict[str, Any]:
+    """The servers that run the model, if any: {url, key_env, timeout, down, slots}, without what was not said."""
+    from omegaconf import OmegaConf
+
+    said = cfg.get("server") or {}
+    if not OmegaConf.is_dict(said) and not isinstance(said, dict):
+        raise UserError(f"The setting 'server' must hold settings (url, key_env), it is {said!r}.")
+    plain: Any = OmegaConf.to_container(said, resolve=True) if OmegaConf.is_config(said) else dict(said)
+    return {str(k): v for k, v in plain.items() if v is not None} if plain.get("url") else {}
 
 
 def _statistics(cfg: Any) -> dict[str, Any]:

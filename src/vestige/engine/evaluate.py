@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.datasets import Context
 from vestige.engine.clusters import check_column, cluster_notes, kept
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
-from vestige.engine.handles import ModelHandle, second_model, versions_of
+from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
 from vestige.engine.references import load_references, reads, result_file
@@ -56,8 +56,6 @@ WITHOUT_RETAIN_LOGS = (
     "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
     "(retain_logs_path=FILE or --retain-logs FILE)."
 )
-
-
 EVALUATIONS = ("eval", "trajectory", "harness")  # kinds of runs that this module and engine/harness.py write
 
 
@@ -72,9 +70,8 @@ class Outcome:
     manifest: Mapping[str, Any]
     files: tuple[Path, ...] = ()
     notes: list[str] = field(default_factory=list)
-    retain: Mapping[str, Sequence[float]] = field(
-        default_factory=dict
-    )  # the retain model's values, if its logs are here
+    # The retain model's values, if its logs are here.
+    retain: Mapping[str, Sequence[float]] = field(default_factory=dict)
     stats: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # intervals, where there are any
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)  # of every score, those that code added too
 
@@ -188,16 +185,16 @@ class _Evaluation:
         self.notes: list[str] = []
         self.second_identities: dict[str, str] = {}  # reference model's path -> where its evidence is
         self.args: ModelArgs | None = None if loaded else model_args(config)
-        self.model = ModelHandle(self.args, loaded)
-        self.diffusion = self.model.is_diffusion
-        self.canvases = self.model.canvases if self.diffusion else None
-        self.config = with_own_sampler(config, self.canvases) if self.canvases else config
         if loaded:
             tokenizer = loaded.tokenizer
         else:
             assert self.args is not None
             tokenizer, more = load_tokenizer(self.args)
             self.notes += more
+        self.model = handle_of(self.args, loaded, config.server, tokenizer)
+        self.diffusion = self.model.is_diffusion
+        self.canvases = self.model.canvases if self.diffusion else None
+        self.config = with_own_sampler(config, self.canvases) if self.canvases else config
         self.context: Context = make_encoder_context(config, tokenizer, self.notes)
         self.context.longest = self.model.context_length
         encoder = self.context.encoder
@@ -210,7 +207,11 @@ class _Evaluation:
         import torch
 
         torch.manual_seed(self.config.seed)
-        prepared = prepare(self.config, self.context, self.canvases, self.diffusion)
+        served = self.model.served
+        lacking = served.lacking if served else None
+        prepared = prepare(self.config, self.context, self.canvases, self.diffusion, lacking)
+        if served:
+            served.know_questions(prepared.rows.values(), self.context.encoder)
         if self.config.asked_as:
             self.notes += _of_short_names(self.config, prepared)
         for rows in prepared.rows.values():

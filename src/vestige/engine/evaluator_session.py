@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.engine.config import RunConfig, spec_to_json
-from vestige.engine.handles import LateModel, ModelHandle
+from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import Live, Scoring
 from vestige.errors import UserError, reraise_ours
@@ -101,6 +101,19 @@ def source_of(evaluator: type[Evaluator], plugins: tuple[str, ...]) -> str:
 
 def _is_users(cls: type) -> bool:
     return cls is not object and not cls.__module__.startswith("vestige.")
+
+
+class LateModel:
+    """The attributes of a handle's model, which is loaded when one is asked for."""
+
+    def __init__(self, handle: ModelHandle) -> None:
+        self._handle = handle
+
+    def eval(self) -> LateModel:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._handle.get().model, name)
 
 
 @dataclass

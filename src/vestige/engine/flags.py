@@ -1,4 +1,8 @@
-"""The verb `eval`: its flags, and from flags to runs."""
+"""The verb `eval`: its flags, and from flags to runs.
+
+In: parsed arguments. Out: run directories, a table on the screen, an exit status. Callers: cli.py; costs/flags.py
+for the runs that `vestige plan` estimates.
+"""
 
 from __future__ import annotations
 
@@ -52,9 +56,11 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     from vestige.engine.config import compose_runs
     from vestige.engine.friendly import EvalAsk, to_run
-    from vestige.integrations.plugins import load_plugins
 
-    load_plugins(args.plugin)
+    if args.plugin:
+        from vestige.integrations.plugins import load_plugins
+
+        load_plugins(args.plugin)
     suite, overrides = _words(args)
     metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
     if metrics == []:
@@ -78,7 +84,7 @@ def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[
     """The runs of the overrides; with --multirun, of every combination of the values they list."""
     if not args.multirun:
         return list(compose(overrides))
-    from vestige.engine.multirun import multirun
+    from vestige.configs.multirun import multirun
 
     return multirun(overrides, compose)
 

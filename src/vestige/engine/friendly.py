@@ -1,4 +1,7 @@
-"""The common case said in a few words: `vestige eval tofu --model PATH --data DIR`, and the Python API's arguments."""
+"""The common case said in a few words: `vestige eval tofu --model PATH --data DIR`, and the Python API's arguments.
+
+In: an EvalAsk. Out: a RunConfig, or a HarnessConfig. Callers: engine/flags.py, api.py, and every room that evaluates.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
+from vestige.data.given import given_rows, is_given
 from vestige.data.rows import suffixes
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
@@ -40,9 +44,12 @@ class EvalAsk:
     dtype: str | None = None
     device: str | None = None
     tokenizer: str | None = None
+    adapter_base: str | None = None  # of Python's pair (base, adapter)
     quantization: str | None = None
     compute_dtype: str | None = None  # of 4-bit layers
     trust_remote_code: bool = False
+    server: str | None = None  # addresses of servers that run the model, separated by commas
+    server_key_env: str | None = None  # the environment variable that holds their key
     overwrite: bool = False
     trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
     benchmark: str | None = None  # of trajectory-eval
@@ -107,13 +114,10 @@ def _values(ask: EvalAsk) -> dict[str, Any]:
     said = {**vars(ask), "task_name": ask.task_name or _task_name(ask)}
     logs = said["retain_logs"]
     said["retain_logs"] = logs[0] if isinstance(logs, (list, tuple)) and len(logs) == 1 else logs
+    more: dict[str, Any] = {"progress": ask.progress, "model.model_args.adapter_base": ask.adapter_base}
     if ask.suite == "lm_eval":  # the harness makes its own prompts, from its own setting
-        prompt = {f"eval.{ask.suite}.simple_evaluate_args.system_instruction": said.pop("system_prompt")}
-    else:
-        prompt = {}
-    progress = {"progress": ask.progress}
-    more = {key: value for key, value in {**prompt, **progress}.items() if value is not None}
-    return {**settings_of(said, ask.suite), **more}
+        more["eval.lm_eval.simple_evaluate_args.system_instruction"] = said.pop("system_prompt")
+    return {**settings_of(said, ask.suite), **{key: value for key, value in more.items() if value is not None}}
 
 
 def _task_name(ask: EvalAsk) -> str:
@@ -125,6 +129,14 @@ def _task_name(ask: EvalAsk) -> str:
 
 
 def local_data(ask: EvalAsk, run: RunConfig) -> dict[str, Any]:
+    layout = run.settings.get("local_data")
+    if not layout:
+        raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")
+    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
+    hub = str(layout["hub"])
+    if is_given(str(ask.data)):
+        given_rows(str(ask.data)).check_names(file for pair in pairs for file in pair)
+        return {hub: {"path": str(ask.data), "names": dict(pairs)}}
     root = Path(str(ask.data)).expanduser()
     if not is_there(root):
         raise UserError(
@@ -132,13 +144,9 @@ def local_data(ask: EvalAsk, run: RunConfig) -> dict[str, Any]:
         )
     if not root.is_dir():
         raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
-    layout = run.settings.get("local_data")
-    if not layout:
-        raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")
-    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
     stems = {stem for pair in pairs for stem in pair}
     if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
         have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
         wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
         raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
-    return {str(layout["hub"]): {"path": str(root), "names": dict(pairs)}}
+    return {hub: {"path": str(root), "names": dict(pairs)}}

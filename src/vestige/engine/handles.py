@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from vestige.errors import UserError
 from vestige.models.canvas import Canvases
 from vestige.models.config_checks import context_length
 from vestige.models.fingerprint import (
@@ -45,6 +46,15 @@ class ModelHandle:
         self._fingerprint = loaded.fingerprint if loaded else ""
         self._watch = loaded.watch if loaded else None
         self.made: Mapping[str, Any] = how_held(loaded) if loaded else {}  # how it was held when its evidence was made
+
+    @property
+    def served(self) -> Any:
+        """Who talks to the servers of a served model (engine/served.py); None: it runs here."""
+        return None
+
+    def ready(self, notes: list[str]) -> None:
+        """Loads the model, if that is still to be done."""
+        self.get(notes)
 
     @property
     def name(self) -> str:
@@ -193,19 +203,6 @@ class ModelHandle:
             free_memory(gone=model() is None)
 
 
-class LateModel:
-    """The attributes of a handle's model, which is loaded when one is asked for."""
-
-    def __init__(self, handle: ModelHandle) -> None:
-        self._handle = handle
-
-    def eval(self) -> LateModel:
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._handle.get().model, name)
-
-
 # Libraries of which evidence says the version: whatever a key of ours may know.
 SHOWN = ("vestige", "torch", "transformers", "tokenizers", "peft", "bitsandbytes")
 
@@ -249,3 +246,16 @@ def second_model(args: ModelArgs | None, path: str) -> ModelHandle:
     """Another model beside the evaluated one: the same settings, other weights, no tokenizer of its own."""
     base = args or ModelArgs(path=path)
     return ModelHandle(replace(base, path=path, base=base.path))
+
+
+def handle_of(
+    args: ModelArgs | None, loaded: LoadedModel | None, server: Mapping[str, Any], tokenizer: Any
+) -> ModelHandle:
+    """The model: in this process, or at the servers that a configuration names."""
+    if not server:
+        return ModelHandle(args, loaded)
+    if loaded is not None or args is None:
+        raise UserError("A model in memory is not served; give its path or name, or leave out server.")
+    from vestige.engine.served import ServedHandle, server_args
+
+    return ServedHandle(args, server_args(server), tokenizer)

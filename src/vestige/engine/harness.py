@@ -1,49 +1,121 @@
-"""An evaluation by somebody else's harness: its results in our run directory, with our kind of manifest."""
+"""An evaluation by somebody else's harness: its results in our run directory, with our kind of manifest.
+
+In: a HarnessConfig. Out: an Outcome, as engine/evaluate.py gives one, which is also the only caller.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
+from vestige.errors import UserError
 from vestige.integrations import HARNESSES
-from vestige.integrations.lm_eval import HarnessResults
+from vestige.integrations.lm_eval import HarnessResults, Keeping
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
-from vestige.store.files import write_json
+from vestige.store.evidence import discard_all
+from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import config_json, manifest
-from vestige.types import Score
+from vestige.types import Score, content_key
+from vestige.writing import remove
 
 log = logging.getLogger("vestige.engine")
+REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 
 
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:
-    """Runs the tasks in the run directory. Nothing is kept between runs: the harness has no evidence to resume from."""
+    """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
+    if config.server:  # its own client (local-completions) asks every prompt once per answer
+        raise UserError(
+            f"'{config.name}' runs its model here; leave out --server. lm-evaluation-harness has its own clients for "
+            "model servers (lm_eval --model local-completions)."
+        )
     with writing(config.output_dir):
         check_directory(config)
         args = None if loaded else model_args(config)
         if args is not None:
             locate(args)  # finds the model, or says that there is none, before tasks are read
         model = ModelHandle(args, loaded)
+        # Of a model of the caller's nothing is kept: hooks can change what it answers, and no fingerprint shows it.
+        kept = None if model.is_live else AnswersOnDisk(config.output_dir / "evidence", model.check)
+
+        def ready() -> LoadedModel:
+            """Tasks are read; from here on the run is under way."""
+            found = model.get()
+            begin(config.output_dir, "harness", [*_files(config), "evidence/"])
+            if config.settings.get("overwrite"):
+                discard_all(config.output_dir / "evidence")
+            return found
+
         evaluate = importlib.import_module(HARNESSES[config.handler]).evaluate
-        results: HarnessResults = evaluate(config.settings, model.get, config.limit, config.progress)
+        keeping = Keeping(kept, lambda: model.identity) if kept else None
+        results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
+        model.check()  # a checkpoint that was written over meanwhile has no numbers
+        if kept:
+            kept.drop_others()
         return _write(config, model, results, started)
 
 
+@dataclass
+class AnswersOnDisk:
+    """Answers by key, a file each. One whose digest does not fit counts as not there: its task is asked again."""
+
+    directory: Path
+    check: Callable[[], None]  # raises if the checkpoint was written over meanwhile: then nothing is kept
+    used: set[str] = field(default_factory=set)
+
+    def _path(self, key: str) -> Path:
+        return self.directory / f"answers-{key}.json"
+
+    def found(self, key: str) -> Mapping[str, Any] | None:
+        self.used.add(self._path(key).name)
+        try:
+            body = read_json(self._path(key))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, UserError):
+            body = None
+        if not isinstance(body, dict) or body.pop("digest", "") != _digest(key, body):
+            log.warning("%s is damaged; its task is asked again.", self._path(key))
+            return None
+        return body
+
+    def keep(self, key: str, body: Mapping[str, Any]) -> None:
+        self.check()
+        # Texts stay as the model wrote them: with anything replaced, numbers would not be those of the first run.
+        data = json.dumps({**body, "digest": _digest(key, body)}, sort_keys=True, allow_nan=False)
+        write_bytes(self._path(key), data.encode())
+
+    def drop_others(self) -> None:
+        """Answers to other questions, from before settings changed."""
+        remove(*(p for p in sorted(self.directory.glob("answers-*.json")) if p.name not in self.used))
+
+
+def _digest(key: str, body: Mapping[str, Any]) -> str:
+    return content_key(key.encode(), json.dumps(body, sort_keys=True).encode())
+
+
+def _files(config: HarnessConfig) -> list[str]:
+    return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")] + ["manifest.json", "sweep_task.json"]
+
+
 def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, started: float) -> Outcome:
-    place, stem = config.output_dir, config.file_stem
-    files = (place / f"{stem}_EVAL.json", place / f"{stem}_SUMMARY.json")
-    begin(place, "harness", [*(f.name for f in files), "manifest.json", "sweep_task.json"])
+    place = config.output_dir
+    files = tuple(place / name for name in _files(config)[:2])
     write_json(files[0], results.details)
     write_json(files[1], results.summary)
     reasons = [f"{key}: no value, because {why}" for key, why in results.missing.items()]
@@ -60,7 +132,8 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     write_json(place / "manifest.json", about)
     seal(place, "harness")
     scores = scores_of(results)
-    return Outcome(place, scores, tuple(scores), config.file_stem, about, files, results.notes)
+    reused = [REUSED.format(", ".join(results.reused))] if results.reused else []
+    return Outcome(place, scores, tuple(scores), config.file_stem, about, files, [*results.notes, *reused])
 
 
 def scores_of(results: HarnessResults) -> dict[str, Score]:

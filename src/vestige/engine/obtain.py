@@ -16,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collect import diffusion as trajectories
+from vestige.collect.answering import Answerer
 from vestige.data.chat import Encoder
-from vestige.engine.handles import ModelHandle, device_kind, unquantised
+from vestige.engine.handles import ModelHandle, unquantised
 from vestige.engine.team import Team
 from vestige.errors import UserError
 from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
+from vestige.store.formats import Joined
 from vestige.store.trust import Settling
 from vestige.suites.registry import Evidence, Found
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
@@ -34,11 +36,15 @@ from vestige.wants import ClassifierWant, DenoiseWant, PatchInto, PatchWant, Req
 class Work:
     """What one call of a stage has to do: these wants, less those in `done`, with this model."""
 
-    loaded: LoadedModel
+    model: ModelHandle
     wants: list[Any]
     done: frozenset[str]
     bar: Bar
     place: Path  # the directory of the bank, for stages that keep more than one
+
+    @property
+    def loaded(self) -> LoadedModel:
+        return self.model.get()
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,7 @@ class Stage:
     make: Callable[[Work], Iterable[dict[str, Any]]]
     label: str
     unit: str  # what the bar counts: wants, or tokens pushed ("tok")
-    how: Callable[[LoadedModel], dict[str, Any]] = lambda loaded: {}  # an interrupted run resumes only if this is equal
+    how: Callable[[ModelHandle], dict[str, Any]] = lambda model: {}  # an interrupted run resumes only if this is equal
     companions: tuple[str, ...] = ()  # banks that are filled along with it
 
 
@@ -141,18 +147,18 @@ class Collector:
         for other in stage.companions:
             errors = self.team.fold(self._bank(self.directory, other, model)).load()
             self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
-        return Found({k: have[k] for k in unique})
+        return Found(Joined(have).only(unique))
 
     def _fill(self, stage: Stage, model: ModelHandle, place: Path, missing: dict[str, Any]) -> None:
         """Runs the model on what is missing. Every batch is on disk before the next one is made."""
-        loaded = model.get(self.cost.notes)
+        model.ready(self.cost.notes)
         bank = self._bank(place, stage.kind, model)
-        how = stage.how(loaded)
+        how = stage.how(model)
         for group in _resumable(bank, missing, how):
             done = frozenset(bank.begin([w.key for w in group], how))
             with Bar(stage.label, len(group), stage.unit, self.progress) as bar:
                 bar.add(len(done) if stage.unit != "tok" else 0)
-                for result in stage.make(Work(loaded, group, done, bar, place)):
+                for result in stage.make(Work(model, group, done, bar, place)):
                     self._keep(bank, model, result)
                     if stage.unit == "tok":
                         bar.to(self.cost.score_tokens)
@@ -225,26 +231,29 @@ class Collector:
     def _answers(self, model: ModelHandle, label: str) -> Stage:
         if model.is_diffusion:
             bounds = partial(self._make_bounds, model)
-            return Stage("answers", bounds, label, "answer", lambda loaded: {"bound": True}, ("errors",))
-        return Stage("answers", self._make_answers, label, "tok", self._answer_settings)
+            return Stage("answers", bounds, label, "answer", lambda model: {"bound": True}, ("errors",))
+        return Stage("answers", self._make_answers, label, "tok", lambda m: self._answerer(m).settings("answers"))
 
-    def _answer_settings(self, loaded: LoadedModel) -> dict[str, Any]:
-        limits = self._limits(loaded)
-        return {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
+    def _answerer(self, model: ModelHandle, place: Path | None = None) -> Answerer:
+        """Who answers: the model in this process, or the servers that run it."""
+        from vestige.collect.answering import InProcess
+
+        if model.served is None:
+            return InProcess(model.get(), self.encoder.decode, self.cost, self.batch_tokens, self.max_rows)
+        checking = place is not None and self.directory not in (place, *place.parents)  # made again to be compared
+        return model.served.answerer(self.encoder, self.cost, checking)
 
     def _make_answers(self, work: Work) -> Iterable[dict[str, TokenStats]]:
-        from vestige.collect.answers import AnswerCollector
-
-        model = work.loaded.model
         self.cost.nodes += count_nodes(work.wants)
-        collector = AnswerCollector(model, vocabulary(model), self._limits(work.loaded), self.cost)
         # What is ahead is known only once it is packed, and again after memory ran out.
-        return collector.run(work.wants, work.done, lambda left: work.bar.expect(self.cost.score_tokens, left))
+        return self._answerer(work.model, work.place).score(
+            work.wants, work.done, lambda left: work.bar.expect(self.cost.score_tokens, left)
+        )
 
     def _limits(self, loaded: LoadedModel) -> Any:
-        from vestige.collect.answers import default_limits
+        from vestige.collect.answering import InProcess
 
-        return default_limits(vocabulary(loaded.model), device_kind(loaded.device) == "cuda", self.batch_tokens)
+        return InProcess(loaded, None, self.cost, self.batch_tokens, self.max_rows).limits
 
     def _make_bounds(self, model: ModelHandle, work: Work) -> Iterator[dict[str, TokenStats]]:
         """A diffusion model's answers: the bound and, in a bank of their own, its standard errors."""
@@ -276,7 +285,7 @@ class Collector:
             if path:  # recorded by somebody else: no model is run
                 out |= self._recorded(model, list({w.key: w for w in group}.values()))
                 continue
-            out |= self.obtain(Stage("denoised", make, "denoising", "text"), model, group)
+            out |= dict(self.obtain(Stage("denoised", make, "denoising", "text"), model, group))
         return Found(out)
 
     def _recorded(self, model: ModelHandle, wants: Sequence[DenoiseWant]) -> dict[str, Trace]:
@@ -294,19 +303,15 @@ class Collector:
         if self.team.leads:
             self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)
         make = partial(self._make_texts, known)
-        return Stage("texts", make, "generating texts", "text", lambda loaded: {"max_rows": self.max_rows})
+        return Stage("texts", make, "generating texts", "text", lambda m: self._answerer(m).settings("texts"))
 
     def _make_texts(self, known: Mapping[str, tuple[Target, TokenStats]], work: Work) -> Iterable[dict[str, Text]]:
-        from vestige.collect.prove import prove
-        from vestige.collect.texts import TextCollector, end_tokens, penalty_of
+        from vestige.collect.prove import draft, prove
 
-        model, tokenizer = work.loaded.model, work.loaded.tokenizer
-        eos = end_tokens(model, tokenizer)
-        end = tokenizer.eos_token_id  # a model may have an end token where its tokenizer names none
-        end_text = tokenizer.decode([end]) if eos and end is not None else ""
-        collector = TextCollector(model, self.encoder.decode, eos, end_text, self.cost, self.max_rows)
-        plain = [r for r in work.wants if penalty_of(model, r.decoding) == 1.0]
-        return collector.run(work.wants, prove(plain, known.values(), eos), work.done)
+        who = self._answerer(work.model, work.place)
+        plain = [r for r in work.wants if who.penalty_of(r.decoding) == 1.0]
+        proven, drafts = (show(plain, known.values(), who.eos) for show in (prove, draft))
+        return who.write(work.wants, proven, work.done, drafts)
 
     def _make_sampled_texts(self, work: Work) -> Iterable[dict[str, Text]]:
         limits = self._limits(work.loaded)
@@ -335,7 +340,7 @@ class Collector:
             mine = {w.key: w for w in wants if w.model == path}
             self.classifiers[path] = identity = classifier_identity(path)
             bank: Bank[float] = Bank(self.directory, "classified", identity, {"version": COLLECTED["classified"]})
-            have = bank.load()
+            have = dict(bank.load())
             missing = [w for k, w in mine.items() if k not in have]
             if missing:
                 classifier = Classifier(path)
@@ -347,12 +352,6 @@ class Collector:
                         bar.add(len(result))
             out |= {k: have[k] for k in mine}
         return Found(out)
-
-
-def vocabulary(model: Any) -> int:
-    head = model.get_output_embeddings()
-    size = getattr(head, "out_features", None) or getattr(model.config, "vocab_size", None)
-    return int(size or 50_000)
 
 
 def count_nodes(targets: Iterable[Target]) -> int:
@@ -383,7 +382,7 @@ def read_again(bank: Bank[Text], encoder: Encoder, requests: Sequence[Request]) 
 
     Where a stop word ended a text, another decoder may have ended it elsewhere: such are generated again.
     """
-    from vestige.collect.texts import cut_text
+    from vestige.collect.ending import cut_text
 
     asked = {r.key: r for r in requests}
     kept = {k: text for k, text in bank.load().items() if k in asked}

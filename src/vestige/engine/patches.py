@@ -4,6 +4,9 @@
 
 A bank is named by both models' weights, precision and attention, the layers and what goes into the last one; an entry
 by its tokens and positions. Thresholds are not part of it: other definitions read the same evidence.
+
+In: PatchWants, a target and its sources as handles. Out: TokenStats by source and want. Callers: depth/run.py, and
+engine/obtain.py where a suite has a depth score.
 """
 
 from __future__ import annotations

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Template, decode_texts
 from vestige.data.datasets import Context, build_rows, make_context
+from vestige.data.given import given_rows, is_given
 from vestige.data.rows import MissingData, find_in_directory
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.errors import UserError
@@ -24,12 +25,13 @@ from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
 from vestige.models.choose import choose_device
 from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import ModelArgs
-from vestige.suites.registry import HANDLERS, TRAJECTORY, Words
+from vestige.suites.registry import HANDLERS, TRAJECTORY, Handler, Words
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
 
 log = logging.getLogger("vestige.engine")
+Lacking = Callable[[Handler, Wants], str]  # why a metric is out of a model's reach; empty: it is not
 
 # The tag before an answer ends in a new line, not a space: a space would be glued to the answer's first word, and
 # the prompt's tokens would not be a prefix of the whole.
@@ -85,6 +87,7 @@ def model_args(config: AnyConfig) -> ModelArgs:
         "quantization": given.pop("quantization", None),
         "compute_dtype": given.pop("compute_dtype", None),
         "subfolder": given.pop("subfolder", None),
+        "adapter_base": given.pop("adapter_base", None),
     }
     given.pop("torch_dtype", None)
     return ModelArgs(
@@ -144,10 +147,17 @@ def _filled(spec: MetricSpec, canvases: Canvases) -> MetricSpec:
     return replace(spec, params={**spec.params, "trajectory_config": body})
 
 
-def prepare(config: RunConfig, context: Context, canvases: Canvases | None = None, diffusion: bool = False) -> Prepared:
+def prepare(
+    config: RunConfig,
+    context: Context,
+    canvases: Canvases | None = None,
+    diffusion: bool = False,
+    lacking: Lacking | None = None,
+) -> Prepared:
     """Reads and tokenises every data set once, and gathers what every metric wants of the model.
 
-    `diffusion`: the model fills in hidden tokens. `canvases`: it is a DiffusionGemma. Neither can give everything.
+    `diffusion`: the model fills in hidden tokens. `canvases`: it is a DiffusionGemma. `lacking`: it is served, and this
+    says why a metric cannot be computed. None of them can give everything.
     """
     out = Prepared(get_dialect(config.dialect))
     context.text_only = canvases is not None
@@ -165,7 +175,7 @@ def prepare(config: RunConfig, context: Context, canvases: Canvases | None = Non
             out.unavailable[name] = lost[key]
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
-    _gather(config.suite, out, canvases, diffusion)
+    _gather(config.suite, out, lacking or (lambda _, wants: _out_of_reach(wants, canvases, diffusion)))
     return out
 
 
@@ -179,7 +189,7 @@ def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
                 yield name, f"{name}/{child}", f"{child}/{data.access_key}", data
 
 
-def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None, diffusion: bool) -> None:
+def _gather(suite: SuiteSpec, out: Prepared, lacking: Lacking) -> None:
     for name, spec in suite.metrics.items():
         parent = next((p for p in spec.parents.values() if p in out.unavailable), None)
         if name in out.unavailable:
@@ -188,7 +198,7 @@ def _gather(suite: SuiteSpec, out: Prepared, canvases: Canvases | None, diffusio
             out.unavailable[name] = out.unavailable[parent]  # the first cause says more than the chain
             continue
         wants = HANDLERS[spec.handler].wants(spec, out.data(name), out.dialect)
-        if (diffusion or canvases) and (reason := _out_of_reach(wants, canvases, diffusion)):
+        if reason := lacking(HANDLERS[spec.handler], wants):
             out.unavailable[name] = reason
         else:
             out.wants.add(wants)
@@ -231,11 +241,17 @@ def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any
         if file is None:
             raise MissingData(f"no {hf_args.get('name')} rows were given")
         return {"path": str(Path(str(file)).expanduser())}
+    name, names = hf_args.get("name"), place.get("names") or {}
+    if is_given(str(place["path"])):
+        tables = given_rows(str(place["path"])).tables
+        name = name if name in tables else names.get(name, name)
+        if name not in tables:
+            raise MissingData(f"no {name} rows were given")
+        return {**hf_args, "path": str(place["path"]), "name": name}
     root = Path(str(place["path"])).expanduser()
     if not root.is_dir():
         raise UserError(f"Data directory {root} does not exist; check --data.")
-    name = hf_args.get("name")
     split = str(hf_args.get("split", "train")).split("[")[0]
     if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
-        name = (place.get("names") or {}).get(name, name)
+        name = names.get(name, name)
     return {**hf_args, "path": str(root), "name": name}

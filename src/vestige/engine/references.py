@@ -2,6 +2,9 @@
 
 Like must be compared with like. Where the reference is a run of our own that was scored by another definition
 (dialect, k, ...), it is scored again by ours, from its evidence. Where that cannot be done, the number says so.
+
+In: the retain logs that a suite names. Out: `Reference`: their scores, groupings and fingerprints of rows. Callers:
+engine/evaluate.py and engine/rescore.py before scoring, and results for what a run was compared with.
 """
 
 from __future__ import annotations

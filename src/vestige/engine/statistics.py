@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.compare import bootstrap, clusters, vectors
+from vestige.compare import bootstrap, vectors
 from vestige.compare.bootstrap import Sample, Statistic
 from vestige.data.clusters import NONE
 from vestige.engine.clusters import groupings
@@ -44,8 +44,6 @@ PERCENTILE = "percentile bootstrap over rows"
 BAND = "bootstrap band of the two distribution functions"
 OTHERS = "reference "  # before the group of another run's rows, which are drawn by themselves
 NO_WIDTH = "no resampling differs: the rows at hand agree, which does not prove that others would"
-
-
 RowNumbers = Mapping[str, float]
 
 
@@ -221,8 +219,9 @@ def _ks(run: Run, spec: MetricSpec) -> Estimate:
     group = run.group(parent)
     mine = run.sample(group, _numbers(run.scores[parent].value_by_index or {}, "score"))
     theirs = run.sample(prefix + group, _numbers(score.value_by_index or {}, "score"))
+    extra: Mapping[str, Any] = run.scores[spec.name].extra
     return Estimate(
-        float(run.scores[spec.name].extra["ks_statistic"]),
+        float(extra["ks_statistic"]),
         bootstrap.ks_distance(mine, theirs),
         (mine, theirs),
         BAND,
@@ -248,36 +247,32 @@ def intervals(run: Run, resamples: int, progress: bool = False) -> dict[str, dic
     with Bar("intervals", resamples * len(drawn), "value", progress) as bar:
         draws = resampler.draws({name: e.deviation or e.statistic for name, e in drawn.items()}, bar.add)
     for name, e in estimates.items():
-        out[name] = _clustered(e, draws.get(name), resamples) if e.clustered else _entry(e, draws[name], resamples)
+        out[name] = _entry(e, draws.get(name), resamples)
     return {name: out[name] for name in run.suite.metrics}
 
 
-def _clustered(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
-    """The entry of a number whose rows hang together: clusters are the unit."""
-    found = clusters.jackknife(e.statistic, e.samples, e.unit)
-    by = "; ".join(w for w in (clusters.JACKKNIFE, e.method.partition("; ")[2]) if w)
-    entry: dict[str, Any] = {"n": e.n, "clusters": found.clusters, "level": bootstrap.LEVEL}
-    entry |= {"method": by} if draws is None else {"resamples": resamples, "method": f"{e.method}, of clusters"}
-    if e.of:
-        entry |= {"of": e.of, "value": e.value}
-    ends = found.interval() if draws is None else clusters.band(e.value, draws, found, e.samples)
+def _entry(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
+    """The interval of a number, or why it has none. Where rows hang together, clusters are the unit."""
+    counted: dict[str, Any] = {}
+    if e.clustered:
+        from vestige.compare import clusters
+
+        found = clusters.jackknife(e.statistic, e.samples, e.unit)
+        if draws is None:
+            ends, method = found.interval(), "; ".join(filter(None, (clusters.JACKKNIFE, e.method.partition("; ")[2])))
+        else:
+            ends, method = clusters.band(e.value, draws, found, e.samples), f"{e.method}, of clusters"
+        counted, why = {"clusters": found.clusters}, found.reason
+    else:
+        assert draws is not None
+        ends, method, why = around(e, draws), e.method, ""
+    drawn = {} if draws is None else {"resamples": resamples}
+    entry: dict[str, Any] = {"n": e.n, **counted, "level": bootstrap.LEVEL, **drawn, "method": method}
+    entry |= {"of": e.of, "value": e.value} if e.of else {}
     if ends is None:
-        return {**entry, "interval": None, "reason": found.reason or "some resamplings have no value (too few rows)"}
-    if ends[0] == ends[1]:
-        entry["note"] = NO_WIDTH
+        return {**entry, "interval": None, "reason": why or "some resamplings have no value (too few rows)"}
+    entry |= {"note": NO_WIDTH} if ends[0] == ends[1] else {}
     return {**entry, "interval": list(ends)}
-
-
-def _entry(e: Estimate, draws: Array, resamples: int) -> dict[str, Any]:
-    entry: dict[str, Any] = {"n": e.n, "level": bootstrap.LEVEL, "resamples": resamples, "method": e.method}
-    if e.of:
-        entry |= {"of": e.of, "value": e.value}
-    found = around(e, draws)
-    if found is None:
-        return {**entry, "interval": None, "reason": "some resamplings have no value (too few rows)"}
-    if found[0] == found[1]:
-        entry["note"] = NO_WIDTH
-    return {**entry, "interval": list(found)}
 
 
 def around(e: Estimate, draws: Array) -> tuple[float, float] | None:

@@ -199,7 +199,7 @@ def _with_live_children(score: Score, old: Mapping[str, Any], children: SuiteSpe
     inside = [m for m, child in children.metrics.items() if HANDLERS[child.handler].live]
     if not inside:
         return score
-    body = score.to_json()
+    body: dict[str, Any] = score.to_json()
     for part in ("step_distribution", "value_by_index", "reasons"):
         _graft(body, old, part, set(inside))
     starts = tuple(f"{m}: " for m in inside)

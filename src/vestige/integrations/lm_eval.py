@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -16,10 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import UserError, how_to_install, unknown_name
+from vestige.integrations.lm_eval_kept import AnswerPlace, KeptAnswers
 from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.load import LoadedModel
 from vestige.models.quiet import first_line, quiet
+from vestige.models.tokenizer import tokenizer_facts
 from vestige.types import BAD_LOGITS
 
 # Arguments of simple_evaluate that are set elsewhere, and where.
@@ -46,10 +49,23 @@ class HarnessResults:
     settings: dict[str, Any]  # what the harness was really called with
     notes: list[str] = field(default_factory=list)
     missing: dict[str, str] = field(default_factory=dict)  # "task/metric" -> why it has no value
+    reused: list[str] = field(default_factory=list)  # tasks whose answers were kept from an interrupted run
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where answers are kept while tasks are asked, and the name of the model that gives them."""
+
+    place: AnswerPlace
+    model: Callable[[], str]  # weights and all that changes its numbers; asked for once it is loaded
 
 
 def evaluate(
-    settings: Mapping[str, Any], get_model: Callable[[], LoadedModel], max_samples: int | None, progress: bool
+    settings: Mapping[str, Any],
+    get_model: Callable[[], LoadedModel],
+    max_samples: int | None,
+    progress: bool,
+    keeping: Keeping | None = None,
 ) -> HarnessResults:
     """Runs `settings["tasks"]` in one call of the harness. `get_model` is asked for the model once tasks are read."""
     _need_harness()
@@ -64,6 +80,7 @@ def evaluate(
         lm = _wrapped(model, args, draws)
         try:
             with watched(model.model) as watch, _no_git():
+                kept = _kept(keeping, lm, model, args, draws, watch, warned)
                 raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
             raise UserError(f"lm-evaluation-harness refused to run: {first_line(error)}") from error
@@ -82,7 +99,29 @@ def evaluate(
         notes += lm.notes()
     elif draws is not None:
         notes.append(f"draws={draws} means nothing to this model: its log-likelihoods are exact.")
-    return HarnessResults(details, summary, data, used, notes, missing)
+    return HarnessResults(details, summary, data, used, notes, missing, kept.reused if kept else [])
+
+
+def _kept(
+    keeping: Keeping | None, lm: Any, model: LoadedModel, args: Mapping[str, Any], draws: int | None, *seen: Any
+) -> KeptAnswers | None:
+    """Answers kept task by task, if there is a place for them."""
+    if keeping is None:
+        return None
+    from importlib.metadata import version
+
+    facts = {
+        "model": keeping.model(),
+        "tokenizer": tokenizer_facts(model.tokenizer)["fingerprint"],
+        "as": type(lm).__name__,
+        "harness": version("lm_eval"),
+        "max_length": getattr(lm, "max_length", None),
+        "draws": draws,
+        **{name: args.get(name) for name in FOR_THE_MODEL},
+    }
+    kept = KeptAnswers(lm, keeping.place, json.dumps(facts, sort_keys=True, default=repr), *seen)
+    kept.install()
+    return kept
 
 
 @dataclass
@@ -232,8 +271,11 @@ class _Warnings:
 
     def _keep(self, record: Any) -> None:
         line = f"lm_eval: {' '.join(record.getMessage().split())[:300]}"
-        chatter = any(words in line for words in self.CHATTER)
-        if not chatter and line not in self.lines and len(self.lines) < self.MANY:
+        if not any(words in line for words in self.CHATTER):
+            self.add(line)
+
+    def add(self, line: str) -> None:
+        if line not in self.lines and len(self.lines) < self.MANY:
             self.lines.append(line)
 
     def __enter__(self) -> _Warnings:

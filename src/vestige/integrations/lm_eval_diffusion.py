@@ -13,9 +13,10 @@ This file is only imported once a diffusion model is to be handed to the harness
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -272,6 +273,24 @@ class DiffusionLM(Base):
         return text_want(Request(Prompt(tuple(ids)), decoding), settings), stops
 
     # ---- what a reader of the numbers must know ---------------------------------------------------------------
+
+    def told(self) -> dict[str, Any]:
+        """What was found out beside the answers, in plain data; NaN has no words in JSON and is null."""
+        errors = {key: error if math.isfinite(error) else None for key, error in self.errors.items()}
+        return {"errors": errors, "samplers": [asdict(s) for s in self.samplers], "notes": list(self.cost.notes)}
+
+    def take_told(self, told: Mapping[str, Any]) -> None:
+        """Adds what was found out elsewhere: in another task, or before a run was interrupted."""
+        self.errors |= {key: math.nan if error is None else float(error) for key, error in told["errors"].items()}
+        settings: list[dict[str, Any]] = [
+            {k: tuple(v) if isinstance(v, list) else v for k, v in s.items()} for s in told["samplers"]
+        ]
+        self.samplers |= dict.fromkeys(Denoising(**s) for s in settings)
+        self.cost.notes += [note for note in told["notes"] if note not in self.cost.notes]
+
+    def forget_told(self) -> None:
+        self.errors, self.samplers = {}, {}
+        self.cost.notes.clear()
 
     def settings(self) -> dict[str, Any]:
         """For the manifest: the draws, how far the bound may be off, the samplers in use."""

@@ -34,13 +34,13 @@ class TrainerGuest(TrainerCallback):
         self._trainer: Any = None
         self._told: set[str] = set()
 
-    def install(self, trainer: Any) -> Self:
+    def install(self, trainer: Trainer) -> Self:
         """Adds the callback to a trainer. The same as `callbacks=[callback]` where a trainer takes those."""
         self._trainer = trainer
         trainer.add_callback(self)
         return self
 
-    def find_trainer(self) -> Any:
+    def find_trainer(self) -> Trainer:
         """The trainer that is calling: transformers hands callbacks the model, but not whose it is."""
         frame = inspect.currentframe()
         while frame is not None:

@@ -11,6 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from vestige.errors import UserError
+from vestige.models.adapters import attach
+from vestige.models.args import ModelArgs
+from vestige.models.locate import Place, find_directory
+
 
 @contextmanager
 def undisturbed(model: Any = None) -> Iterator[None]:
@@ -36,6 +41,23 @@ def undisturbed(model: Any = None) -> Iterator[None]:
         np.random.set_state(numpy)
         if apple is not None:
             torch.mps.set_rng_state(apple)
+
+
+@contextmanager
+def attached_for_now(model: Any, adapter: str) -> Iterator[Any]:
+    """An adapter on a model that is in memory, and taken off again: the model's own modules are put back."""
+    directory = find_directory(adapter, ModelArgs(path=adapter))[0]
+    if not (directory / "adapter_config.json").is_file():
+        raise UserError(f"'{adapter}' is not an adapter: it has no adapter_config.json; a pair is (base, adapter).")
+    base = Place("model", f"the {type(model).__name__} in memory", directory, directory)
+    before = dict(vars(model))
+    held, _ = attach(model, Place("adapter", adapter, directory, directory, base=base), None)
+    try:
+        yield held
+    finally:
+        held.unload()
+        for name in [n for n in vars(model) if n not in before]:  # peft marks the base, too
+            delattr(model, name)
 
 
 @contextmanager

@@ -27,6 +27,7 @@ from vestige.report.meta_part import meta_part
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
+from vestige.report.training_part import training
 from vestige.store.kinds import RunSource
 
 TITLE = "Did it forget?"
@@ -43,6 +44,7 @@ class PageAsk:
     full: Sequence[str] = ()
     retain: Sequence[str] = ()
     rows: int = ROWS
+    unlearned: Sequence[str] = ()  # where a name says something else
 
 
 @dataclass
@@ -83,7 +85,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     keep_sound(found)
     work = PageWork(found, Roster(), {}, {}, {}, [], {}, {}, {})
     _meet_all(work)
-    named = work.roster.name_roles(ask.full, ask.retain)
+    named = work.roster.name_roles(ask.full, ask.retain, ask.unlearned)
     work.retains = named if len(named) > 1 else []
     _sweep_copies(work)
     report = empty_report(ask.title)
@@ -102,6 +104,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     report["metrics"] = _metrics(work)
     report["columns"] = _columns(work)
     report["trajectories"] = [t for s, m in work.trajectories for t in curves_part.trajectories(s, m)]
+    report["training"] = [training(s) for s in found.of("watch")]
     report["collapse"] = [c for s in found.of("collapse") for c in curves_part.collapse(s)]
     report["audits"] = _audits(work, ask)
     report["meta"] = _meta(work, report["models"])

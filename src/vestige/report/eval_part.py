@@ -7,7 +7,7 @@ from typing import Any
 
 from vestige.judging.evaluated import handler_in, settings_in
 from vestige.meta.numbers import protocol_of
-from vestige.metrics.reading import reading
+from vestige.metrics.cards import reading
 from vestige.report.format import finite
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of

@@ -30,7 +30,13 @@ def add_verbs(verbs: Any) -> None:
 def _table(verbs: Any) -> None:
     table = verbs.add_parser("table", help="a table of models or metrics: Markdown, LaTeX, CSV")
     table.set_defaults(do=run_table, late="runs")
-    _sources(table, "table", words=f"a report, or {SOURCES}", out={"metavar": "FILE", "says": "default: the terminal"})
+    _sources(
+        table,
+        "table",
+        words=f"a report, or {SOURCES}",
+        out={"metavar": "FILE", "says": "default: the terminal"},
+        latex="a whole table for a paper: booktabs, intervals, best, marks, notes",
+    )
     table.add_argument("--of", default="models", metavar="models|meta", help="default: models")
     table.add_argument("--format", default="markdown", metavar="NAME", help="markdown (default) | latex | csv")
     table.add_argument("--columns", metavar="NAME,...", help="name, role, method, epoch, settings and metrics")
@@ -38,6 +44,7 @@ def _table(verbs: Any) -> None:
     table.add_argument("--digits", type=int, metavar="N", help="after the point (default: four that mean something)")
     table.add_argument("--intervals", action="store_true", help="with 95 %% intervals")
     table.add_argument("--best", action="store_true", help="mark the best unlearned model of each column")
+    table.add_argument("--marks", action="store_true", help="a star where a model surely differs from the retain model")
 
 
 def _plot(verbs: Any) -> None:
@@ -54,6 +61,7 @@ def _plot(verbs: Any) -> None:
         metrics="the one to draw",
     )
     plot.add_argument("--attack", metavar="NAME", help="recovery: its name; before-after: relearning | quantization")
+    plot.add_argument("--width", metavar="column|page|INCHES", help="for a paper: 3.25 in, 6.75 in, or so many")
     plot.add_argument("--x", metavar="NAME", help="scatter: a column")
     plot.add_argument("--y", metavar="NAME", help="scatter: a column")
 
@@ -112,7 +120,7 @@ def report_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def run_table(args: argparse.Namespace) -> int:
     from vestige.errors import unknown_name
-    from vestige.report.tables import FORMATS, TableLook, meta_table, models_table
+    from vestige.report.tables import FORMATS, TableLook, meta_table, models_table, paper_table
 
     if args.format not in FORMATS:
         raise unknown_name("format", args.format, FORMATS)
@@ -123,7 +131,11 @@ def run_table(args: argparse.Namespace) -> int:
     columns = [c.strip() for c in args.columns.split(",") if c.strip()] if args.columns else None
     report = report_of(args)
     table = meta_table(report, columns) if args.of == "meta" else models_table(report, columns, args.sort)
-    text = FORMATS[args.format](table, TableLook(args.digits, args.intervals, args.best))
+    if args.latex:
+        digits = 2 if args.digits is None else args.digits
+        text = paper_table(table, TableLook(digits, True, True, args.of == "models"), report["title"])
+    else:
+        text = FORMATS[args.format](table, TableLook(args.digits, args.intervals, args.best, args.marks))
     if args.out:
         from vestige.writing import one_file_bytes
 
@@ -135,6 +147,7 @@ def run_table(args: argparse.Namespace) -> int:
 def run_plot(args: argparse.Namespace) -> int:
     from vestige.errors import unknown_name
     from vestige.report.figures import FIGURES, Which, draw
+    from vestige.show.paper import at_width, width_of
 
     *args.runs, what = args.runs
     if what not in FIGURES or not args.runs:
@@ -143,7 +156,8 @@ def run_plot(args: argparse.Namespace) -> int:
         raise UserError(f"A picture shows one metric; --metrics is {args.metrics}.")
     which = Which(args.name, args.metrics, args.attack, args.x, args.y)
     report = report_of(args)
-    print(f"files: {draw(report, what, which, Path(args.out))}")
+    with at_width(width_of(args.width)):
+        print(f"files: {draw(report, what, which, Path(args.out))}")
     return _status(report, args)
 
 

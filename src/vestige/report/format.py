@@ -21,7 +21,7 @@ REPORT, PAGE = "report.json", "index.html"
 Report = dict[str, Any]
 
 ROLES = ("full", "retain", "unlearned", "other")
-KINDS = ("eval", "depth", "trajectory", "collapse", "stress", "meta", "methods", "sweep")
+KINDS = ("eval", "depth", "trajectory", "collapse", "stress", "meta", "methods", "sweep", "watch")
 GROUPS = (
     "says", "likely", "membership", "layers", "attack", "utility", "axis", "part", "trajectory", "collapse", "other",
 )  # fmt: skip

@@ -106,7 +106,7 @@ def gather(paths: Sequence[Path]) -> FoundRuns:
         if (len(found.sources), len(found.problems)) == before:
             raise UserError(
                 f"{path} holds no finished run: no *_EVAL.json, depth summary.json, stress.json, metrics.json of "
-                f"collapse, {META_EVAL} or {METHOD_RESULTS}."
+                f"collapse, watch.json, {META_EVAL} or {METHOD_RESULTS}."
             )
     return found
 

@@ -94,13 +94,13 @@ class Roster:
         self.entries.append(entry)
         return entry
 
-    def name_roles(self, full: Sequence[str], retain: Sequence[str]) -> list[Entry]:
+    def name_roles(self, full: Sequence[str], retain: Sequence[str], unlearned: Sequence[str] = ()) -> list[Entry]:
         """Roles as the user says, else as runs said, else by name; whatever is left was made to forget.
 
         Returns the retain models that the user named.
         """
         named: list[Entry] = []
-        for role, wanted in (("full", full), ("retain", retain)):
+        for role, wanted in (("full", full), ("retain", retain), ("unlearned", unlearned)):
             for word in wanted:
                 one = self._named(word)
                 one.role = role

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -83,7 +83,8 @@ def _asked(ask: ReportAsk) -> dict[str, Any]:
     """How to make it again: `vestige verify` and `vestige view` do."""
     runs = [relative(r, ask.out) for r in ask.runs]
     told = {"title": ask.ask.title, "rows": ask.ask.rows}
-    return {"runs": runs, "full": list(ask.ask.full), "retain": list(ask.ask.retain), **told}
+    named = {"unlearned": list(ask.ask.unlearned)} if ask.ask.unlearned else {}
+    return {"runs": runs, "full": list(ask.ask.full), "retain": list(ask.ask.retain), **named, **told}
 
 
 def read_report(path: Path) -> Report | None:
@@ -107,6 +108,7 @@ class _Asked(TypedDict):
     full: list[str]
     retain: list[str]
     rows: int
+    unlearned: NotRequired[list[str]]
 
 
 def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
@@ -114,7 +116,8 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     asked: Any = report.get("asked")
     if misfit(asked, _Asked) or not asked["runs"]:
         raise UserError(f"{place / REPORT} does not say which runs it was made from; run vestige report again.")
-    ask = PageAsk(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]))
+    ask = PageAsk(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]),
+                  tuple(asked.get("unlearned", ())))  # fmt: skip
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
 
 
@@ -134,6 +137,12 @@ def write_report(ask: ReportAsk) -> Report:
         write_json(ask.out / REPORT, report, indent=None)
         write_bytes(ask.out / PAGE, render_page(report).encode("utf-8"))
     return report
+
+
+def page_bytes(runs: Sequence[Path]) -> bytes:
+    """The page of a report on some runs, for others to read: without secrets and people's homes. Nothing is written."""
+    report = hidden(build_report(ReportAsk(runs, out=runs[0].resolve().parent)))
+    return render_page(json.loads(shorten(json.dumps(report, ensure_ascii=False)))).encode("utf-8")
 
 
 def _adopt_earlier(out: Path) -> None:

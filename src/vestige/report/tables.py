@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.report.format import Report
+from vestige.show.latex import tex
 from vestige.words import number
 
 FACTS = ("name", "role", "method", "epoch")  # columns that are not metrics; settings can be named, too
@@ -27,6 +28,7 @@ class Cell:
     lo: float | None = None
     hi: float | None = None
     best: bool = False
+    differs: bool = False  # surely from the retain model's: paired test, corrected for many
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class TableLook:
     digits: int | None = None
     intervals: bool = False
     best: bool = False
+    marks: bool = False  # a star where a model surely differs from the retain model
 
 
 def models_table(report: Report, columns: Sequence[str] | None = None, sort: str | None = None) -> Table:
@@ -56,8 +59,21 @@ def models_table(report: Report, columns: Sequence[str] | None = None, sort: str
     models = list(report["models"])
     if sort:
         models.sort(key=lambda m: _sort_key(m, sort, metrics))
-    rows = tuple(tuple(_cell(m, c, metrics, best.get(c)) for c in chosen) for m in models)
+    apart = _differing(report)
+    rows = tuple(
+        tuple(replace(_cell(m, c, metrics, best.get(c)), differs=(m["id"], c) in apart) for c in chosen) for m in models
+    )
     return Table(tuple(metrics[c]["label"] if c in metrics else c for c in chosen), rows)
+
+
+LEVEL = 0.05  # of the tests behind the stars
+
+
+def _differing(report: Report) -> set[tuple[str, str]]:
+    """(model, metric) where a paired test tells the model from its retain model, after Holm's correction."""
+    retain = {a["model"]: a["retain"] for a in report["audits"] if a["retain"]}
+    pairs = [c for c in report["comparisons"] if retain.get(c["b"]) == c["a"]]
+    return {(c["b"], d["metric"]) for c in pairs for d in c["metrics"] if d["holm"] is not None and d["holm"] < LEVEL}
 
 
 def _best(report: Report, column: str) -> float | None:
@@ -165,6 +181,7 @@ def markdown(table: Table, look: TableLook) -> str:
     for row in table.rows:
         cells = [_md(shown(c, look)) for c in row]
         marked = [f"**{x}**" if c.best and look.best else x for c, x in zip(row, cells, strict=True)]
+        marked = [f"{x} \\*" if c.differs and look.marks else x for c, x in zip(row, marked, strict=True)]
         lines.append(f"| {' | '.join(marked)} |")
     return "\n".join(lines)
 
@@ -175,6 +192,27 @@ def _md(text: str) -> str:
     for char, safe in (("\\", "\\\\"), ("|", "\\|"), ("<", "&lt;"), ("*", "\\*"), ("`", "\\`")):
         flat = flat.replace(char, safe)
     return flat
+
+
+NARROW = 4  # columns that one column of a two-column page has room for
+NOTES = {
+    "intervals": "Brackets: 95 % intervals.",
+    "best": "Bold: the unlearned model nearest to the retain model on forget rows, at the good end elsewhere.",
+    "marks": "*: differs from the retain model (paired test on the same rows, Holm's correction, p < 0.05).",
+}
+
+
+def paper_table(table: Table, look: TableLook, caption: str) -> str:
+    """A whole table environment for a paper, with what its marks mean below it."""
+    cells = [c for row in table.rows for c in row]
+    there = {"intervals": any(c.lo is not None for c in cells), "best": any(c.best for c in cells),
+             "marks": any(c.differs for c in cells)}  # fmt: skip
+    shown_notes = [words for name, words in NOTES.items() if getattr(look, name) and there[name]]
+    kind = "table" if len(table.heads) <= NARROW else "table*"
+    lines = ["% \\usepackage{booktabs}", f"\\begin{{{kind}}}[t]", "\\centering\\small", f"\\caption{{{tex(caption)}}}"]
+    lines += ["\\setlength{\\tabcolsep}{4pt}", latex(table, look)]
+    lines += [f"\\par\\smallskip\\footnotesize {' '.join(map(tex, shown_notes))}"] if shown_notes else []
+    return "\n".join([*lines, f"\\end{{{kind}}}"])
 
 
 def latex(table: Table, look: TableLook) -> str:
@@ -190,22 +228,31 @@ def latex(table: Table, look: TableLook) -> str:
     \\end{tabular}
     """
     columns = "".join("r" if r else "l" for r in _numeric(table))
-    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(map(_tex, table.heads))} \\\\", "\\midrule"]
+    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(map(tex, table.heads))} \\\\", "\\midrule"]
     for row in table.rows:
-        cells = [_tex(shown(c, look)) for c in row]
-        marked = [f"\\textbf{{{x}}}" if c.best and look.best else x for c, x in zip(row, cells, strict=True)]
-        lines.append(f"{' & '.join(marked)} \\\\")
+        lines.append(f"{' & '.join(_tex_cell(c, look) for c in row)} \\\\")
     return "\n".join([*lines, "\\bottomrule", "\\end{tabular}"])
 
 
-_TEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-}  # fmt: skip
+def _tex_cell(cell: Cell, look: TableLook) -> str:
+    """A number, its star, and its interval in small print; a minus is a minus."""
+    if cell.text or cell.value is None:
+        return tex(shown(cell, look))
+    text = _tex_number(_number(cell.value, look.digits))
+    text = f"\\textbf{{{text}}}" if cell.best and look.best else text
+    text += "$^{*}$" if cell.differs and look.marks else ""
+    if look.intervals and cell.lo is not None and cell.hi is not None:
+        ends = (_tex_number(_number(x, look.digits)) for x in (cell.lo, cell.hi))
+        text += f" {{\\scriptsize [{', '.join(ends)}]}}"
+    return text
 
 
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in " ".join(text.split()))
+def _tex_number(text: str) -> str:
+    """
+    >>> _tex_number("-0.5"), _tex_number("1.9e-05")
+    ('$-$0.5', '1.9e$-$05')
+    """
+    return text.replace("-", "$-$")
 
 
 def comma_separated(table: Table, look: TableLook) -> str:

@@ -26,11 +26,6 @@ from vestige.store.files import read_json
 DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)
 
 
-def verify_report(path: Path) -> list[str]:
-    """What is wrong with a report, one sentence each; empty when nothing is."""
-    return check_report(path).findings
-
-
 def check_report(path: Path, again: bool = True) -> Checked:
     """A report, and the files of meta-evaluation it was made from, with what was looked at."""
     report = _read(path)

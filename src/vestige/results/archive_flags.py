@@ -10,7 +10,7 @@ from vestige.flags import shared_flags
 
 
 def add_verbs(verbs: Any) -> None:
-    verify = verbs.add_parser("verify", help="is a run whole; do its numbers follow from its evidence?")
+    verify = verbs.add_parser("verify", help="is a run whole; do numbers follow from its evidence?")
     verify.set_defaults(do=run_verify, late="runs")
     verify.add_argument("runs", nargs="+", metavar="RUN", help="run directories, archives or report directories")
     verify.add_argument("--hashes-only", action="store_true", help="check the files, score nothing again")

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ class Comparison:
     margin: float
     resamples: int
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self) -> list[dict[str, object]]:
         """Every difference as a record, for a table or a data frame."""
         return [{"run": run, "base": self.base, **asdict(d)} for run, found in self.differences.items() for d in found]
 

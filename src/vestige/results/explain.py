@@ -10,11 +10,10 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import unknown_name
-from vestige.metrics.cards import CARDS
+from vestige.metrics.cards import CARDS, reading
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
-from vestige.metrics.reading import reading
 from vestige.metrics.registry import facts_of
 from vestige.results.listing import metric_configs
 from vestige.results.worked import worked
@@ -95,7 +94,7 @@ def explain_metric(metric: ExplainedMetric) -> str:
     title = metric.name if metric.asked_as in ("", metric.name) else f"{metric.asked_as} ({metric.name})"
     lines = [f"{title}: {handler.doc}", ""]
     for suite, body in metric.suites.items():
-        lines += _wrapped(_in_suite(suite, body), " " * 9)
+        lines += _wrapped(in_suite(suite, body), " " * 9)
     words = CARDS.get(metric.handler)
     if words is None:
         return "\n".join([*lines, "A handler from a plug-in: its documentation line is all that is known here."])
@@ -104,7 +103,7 @@ def explain_metric(metric: ExplainedMetric) -> str:
     lines += _entry("tokens", words.tokens) + _entry("note", words.note) + _entry("short", _of_short_name(metric))
     facts = facts_of(metric.handler)
     lines += _entry("source", words.source or (facts.source if facts else ""))
-    lines += ["", *_where_dialects_differ(metric.handler), "", *_example(metric)]
+    lines += ["", *where_dialects_differ(metric.handler), "", *worked_example(metric)]
     return "\n".join(lines)
 
 
@@ -137,7 +136,7 @@ def _of_short_name(metric: ExplainedMetric) -> str:
     return " ".join(words)
 
 
-def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
+def in_suite(suite: str, body: Mapping[str, Any]) -> str:
     """How a suite uses a handler: its data, parents and settings."""
     parts = [f"in {suite}: handler {body.get('handler')}"]
     for key, word in (("datasets", "data"), ("pre_compute", "parents"), ("reference_logs", "compared with")):
@@ -148,7 +147,8 @@ def _in_suite(suite: str, body: Mapping[str, Any]) -> str:
     return "; ".join(parts)
 
 
-def _where_dialects_differ(handler: str) -> list[str]:
+def where_dialects_differ(handler: str) -> list[str]:
+    """The points on which dialects disagree about this handler, as a table."""
     points = {name: dialect_points(handler, d) for name, d in DIALECTS.items()}
     first = next(iter(points.values()))
     if not first:
@@ -164,7 +164,8 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-def _example(metric: ExplainedMetric) -> list[str]:
+def worked_example(metric: ExplainedMetric) -> list[str]:
+    """Made-up inputs, and what the real functions make of them in each dialect; empty where the handler has none."""
     example = worked(metric.handler, metric.settings)
     if example is None:
         return []

@@ -18,6 +18,7 @@ def add_verbs(verbs: Any) -> None:
     _comparing(verbs)
     _looking_up(verbs)
     _other_peoples(verbs)
+    _describing(verbs)
 
 
 def _scoring(verbs: Any) -> None:
@@ -48,7 +49,7 @@ def _comparing(verbs: Any) -> None:
 
 
 def _looking_up(verbs: Any) -> None:
-    listing = verbs.add_parser("ls", help="names there are: metrics, suites, models, data sets, ...")
+    listing = verbs.add_parser("ls", help="names there are: metrics, suites, models, data, ...")
     listing.set_defaults(do=run_ls)
     listing.names = lambda: ("all", *KINDS)
     kinds = ", ".join(KINDS)
@@ -65,6 +66,32 @@ def _looking_up(verbs: Any) -> None:
     explain.set_defaults(do=run_explain)
     explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
     shared_flags(explain, "explain")
+
+
+def _describing(verbs: Any) -> None:
+    methods = verbs.add_parser("methods-text", help="the paragraph of a paper that says what was computed")
+    methods.set_defaults(do=run_methods_text, late="runs")
+    methods.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders of them")
+    shared_flags(
+        methods,
+        "methods-text",
+        latex="special characters escaped",
+        out={"metavar": "FILE", "says": "default: the terminal"},
+    )
+
+
+def run_methods_text(args: argparse.Namespace) -> int:
+    from vestige.results.methods_text import methods_text
+    from vestige.show.latex import tex
+
+    paragraphs = methods_text([Path(run) for run in args.runs])
+    text = "\n\n".join(map(tex, paragraphs) if args.latex else paragraphs)
+    if args.out:
+        from vestige.writing import one_file_bytes
+
+        one_file_bytes(Path(args.out), f"{text}\n".encode())
+    print(f"files: {args.out}" if args.out else text)
+    return 0
 
 
 def _other_peoples(verbs: Any) -> None:

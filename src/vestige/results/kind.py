@@ -18,6 +18,7 @@ from vestige.engine.rescore import against, rescore
 from vestige.engine.scores import Reference, family
 from vestige.engine.statistics import Run, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.results.account import account_of
 from vestige.secrets import hide
 from vestige.store import checksums
 from vestige.store.archive import moved
@@ -183,6 +184,17 @@ def _outside(path: Path) -> list[str]:
     return sorted(p for p in found if Path(p).exists())
 
 
-EVAL = Kind("eval", check=_check, score=_score, gather=_gather, values=_values, outside=_outside, by_row=True)
+EVAL = Kind(
+    "eval",
+    check=_check,
+    score=_score,
+    gather=_gather,
+    values=_values,
+    account=account_of,
+    outside=_outside,
+    by_row=True,
+)
 TRAJECTORY = replace(EVAL, name="trajectory")
-HARNESS = Kind("harness", gather=_gather, values=_values)  # its evidence is the harness's own affair
+HARNESS = Kind(
+    "harness", gather=_gather, values=_values, account=account_of
+)  # its evidence is the harness's own affair

@@ -94,9 +94,14 @@ def _value(score: Callable[[Dialect], Score]) -> Callable[[Dialect], float | Non
     return lambda d: score(d).agg_value
 
 
+def _loose(found: object) -> Any:
+    """What a score holds beside its value, of whatever form its handler gives it."""
+    return found
+
+
 def _field(score: Callable[[Dialect], Score], name: str) -> Callable[[Dialect], float | None]:
     """A field of row 0."""
-    return lambda d: (score(d).value_by_index or {})["0"][name]
+    return lambda d: _loose(score(d).value_by_index)["0"][name]
 
 
 def worked(handler: str, params: Mapping[str, Any]) -> Worked | None:
@@ -163,7 +168,7 @@ def _gradients(handler: str, params: Mapping[str, Any]) -> Worked:
 
 
 def _row_of(score: Callable[[Dialect], Score], key: str, index: str) -> Callable[[Dialect], float | None]:
-    return lambda d: score(d).extra[key]["value_by_index"][index]["score"]
+    return lambda d: _loose(score(d).extra)[key]["value_by_index"][index]["score"]
 
 
 def _norms(data: Mapping[str, Rows]) -> dict[str, float]:
@@ -261,7 +266,7 @@ def _trajectory(handler: str, params: Mapping[str, Any]) -> Worked:
             wanted = HANDLERS[handler].wants(spec, data, dialect).denoised[0]
             evidence = Evidence(denoised={wanted.key: trace})
             curves = HANDLERS[handler].score(Inputs(spec=spec, dialect=dialect, data=data, evidence=evidence)).curves
-            found: float | None = (curves or {})["full"][trajectory]["probability"][step]
+            found: float | None = _loose(curves)["full"][trajectory]["probability"][step]
             return found
 
         return value
@@ -312,7 +317,7 @@ def _ks(handler: str, params: Mapping[str, Any]) -> Worked:
     given = [f"truth ratios of the model {mine}", f"truth ratios of the retain model {theirs}"]
 
     def more(name: str) -> Callable[[Dialect], float | None]:
-        return lambda d: score(d).extra[name]
+        return lambda d: _loose(score(d).extra)[name]
 
     fields = [("D", more("ks_statistic")), ("n", more("n")), ("log10 p", more("log10_p"))]
     return Worked(given, [("p", _value(score)), *fields])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, how_to_install
+from vestige.show.paper import fit, for_print
 from vestige.writing import written_by
 
 Points = Sequence[tuple[int, Mapping[str, float | None]]]  # (step, one label's numbers), in order
@@ -45,7 +46,9 @@ def collapse_plot(labels: Mapping[str, Points], path: Path) -> Path:
         panel.grid(alpha=0.3)
     panels[1].set_ylim(-0.02, 1.02)
     panels[2].legend(fontsize="small")
-    written_by(path, figure.savefig, dpi=110)
+    fit(figure)
+    with for_print():
+        written_by(path, figure.savefig, dpi=110)
     return path
 
 

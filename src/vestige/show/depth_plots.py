@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vestige.errors import UserError, how_to_install
+from vestige.show.paper import fit, for_print
 from vestige.writing import written_by
 
 RETAIN, UNLEARNED = "#2b6cb0", "#dd6b20"
@@ -33,7 +34,9 @@ def _pyplot() -> Any:
 
 def _save(figure: Any, path: Path) -> Path:
     dated = {"Date": None} if path.suffix == ".svg" else None
-    written_by(path, figure.savefig, bbox_inches="tight", metadata=dated)
+    box = None if fit(figure) else "tight"
+    with for_print():
+        written_by(path, figure.savefig, bbox_inches=box, metadata=dated)
     _pyplot().close(figure)
     return path
 

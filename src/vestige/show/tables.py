@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vestige.metrics.cards import is_attack
-from vestige.metrics.reading import reading
-from vestige.metrics.trajectory import VIEWS
+from vestige.metrics.cards import is_attack, reading
 from vestige.suites.spec import MetricSpec
 from vestige.types import NO_RETAIN_LOGS, Score
 from vestige.words import number
@@ -138,10 +136,12 @@ MOST_CURVES = 16  # in a terminal
 
 def curves_table(name: str, score: Score) -> str:
     """A trajectory metric in a few columns: each curve at steps spread over the whole path."""
-    meta = score.extra["trajectory_step_metadata"]
+    from vestige.metrics.trajectory import VIEWS
+
+    meta: Any = score.extra["trajectory_step_metadata"]
     count = int(meta["num_trajectory_steps"])
     steps = sorted({round(i * (count - 1) / max(1, SHOWN_STEPS - 1)) for i in range(SHOWN_STEPS)})
-    nested = score.curves or {}
+    nested: Mapping[str, Any] = score.curves or {}
     if not set(nested) <= set(VIEWS):  # the flat shape: one view, unnamed
         nested = {"": nested}
     rows = [

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige.errors import UserError, how_to_install
+from vestige.show.paper import fit, for_print
 from vestige.types import IGNORE, Array, Trace
 from vestige.writing import written_by
 
@@ -256,7 +257,9 @@ def save(figure: Figure, path: str | Path, dpi: int = 160) -> Path:
     kinds = figure.canvas.get_supported_filetypes()
     if out.suffix.lstrip(".").lower() not in kinds:
         raise UserError(f"{out}: pictures can end in {', '.join(sorted(kinds))}.")
-    return written_by(out, figure.savefig, named=True, dpi=dpi)
+    fit(figure)
+    with for_print():
+        return written_by(out, figure.savefig, named=True, dpi=dpi)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -12,6 +12,7 @@ import { saveCopyButton } from "./notes.js";
 import * as state from "./state.js";
 import { apply, themeButton } from "./theme.js";
 import { hide, startTips } from "./tip.js";
+import { trainingView } from "./training.js";
 import { trajectoriesView } from "./trajectories.js";
 import { watch } from "./watch.js";
 
@@ -19,6 +20,7 @@ const VIEWS = [
   ["audit", "Did it forget?", auditView, () => report.audits.length],
   ["models", "Models", modelsView, () => true],
   ["metrics", "Metrics", metricsView, () => report.meta],
+  ["training", "Training", trainingView, () => report.training?.length],
   ["trajectories", "Trajectories", trajectoriesView, () => report.trajectories?.length],
   ["collapse", "Collapse", collapseView, () => report.collapse?.length],
   ["sources", "Sources", sourcesView, () => true],

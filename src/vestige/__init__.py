@@ -1,10 +1,31 @@
-"""vestige measures what a language model still knows after it was made to forget."""
+"""Measures what a language model still knows after it was made to forget.
+
+    import vestige
+
+    result = vestige.evaluate("MODEL", "tofu", data="DIR", out="saves/eval/mine")
+    print(result)
+
+    evaluate          scores of a checkpoint or of a model in memory
+    plan              what that would cost
+    load_run          the Result of a finished evaluation
+    score             a Result by another definition, without a model
+    compare_runs      could the differences between runs be chance?
+    measure_depth     is it gone from the layers, or only from the answers?
+    measure_collapse  does reasoning still depend on its prompt?
+    attack            does what was forgotten come back?
+    make_report       one page from any mixture of runs
+    Callback, Watch   the same numbers while a model is being trained
+    Result            what evaluate, score and load_run return
+    UserError         the one exception for bad input: a sentence that says what to do
+
+`help(vestige.evaluate)` shows a function's keywords; they mean what the flags of the command line mean.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import typing as _typing
 
-if TYPE_CHECKING:
+if _typing.TYPE_CHECKING:
     from vestige.api import (
         Result,
         attack,
@@ -39,21 +60,21 @@ __all__ = [
     "score",
 ]
 # What is not a function of the api room; imported on first use like the others.
-ELSEWHERE = {
+_ELSEWHERE = {
     "Callback": "vestige.watch.callback",
     "UserError": "vestige.errors",
     "Watch": "vestige.watch.loop",
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """The names of `__all__`, imported on first use: `import vestige` stays instant."""
     if name in __all__:
         import importlib
 
-        return getattr(importlib.import_module(ELSEWHERE.get(name, "vestige.api")), name)
+        return getattr(importlib.import_module(_ELSEWHERE.get(name, "vestige.api")), name)
     raise AttributeError(f"module 'vestige' has no attribute '{name}'")
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted([*__all__, "__version__"])

@@ -44,11 +44,16 @@ QUESTIONS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("compare", "diff"), "results.flags"),
         **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
         **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
-        **dict.fromkeys(("import", "published"), "results.flags"),
+        "publish": "results.publish_flags",
+        **dict.fromkeys(("methods-text", "import", "published"), "results.flags"),
         "meta": "meta.flags",
         "demo-meta": "lab.flags",
     },
-    "run at scale": {**dict.fromkeys(("sweep", "job"), "sweep.flags"), "completion": HERE},
+    "run at scale": {
+        **dict.fromkeys(("sweep", "job"), "sweep.flags"),
+        "serve-check": "costs.flags",
+        "completion": HERE,
+    },
 }
 VERBS = {verb: module for verbs in QUESTIONS.values() for verb, module in verbs.items()}
 
@@ -57,8 +62,9 @@ SYNONYMS = {
     "evaluate": "eval", "run": "eval", "test": "eval", "estimate": "plan", "cost": "plan", "rescore": "score",
     "list": "ls", "attack": "stress", "robustness": "stress", "relearn": "stress", "finetune": "train",
     "fine-tune": "train", "forget": "unlearn", "uds": "depth", "layers": "depth", "check": "verify", "html": "report",
-    "page": "report", "serve": "view", "export": "table", "latex": "table", "figure": "plot", "describe": "explain",
-    "help": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
+    "page": "report", "upload": "publish", "push": "publish", "serve": "view", "export": "table", "latex": "table",
+    "figure": "plot", "describe": "explain", "help": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
+    "methods": "methods-text",
 }  # fmt: skip
 
 LAST_LINES = """
@@ -75,6 +81,7 @@ EXAMPLES = {
     "audit": "example: vestige audit --before A --after B --forget f.jsonl --retain r.jsonl",
     "depth": "example: vestige depth --unlearned U --full F --retain-model R --forget f.jsonl",
     "plan": "example: vestige plan tofu --model PATH --data DIR",
+    "serve-check": "example: vestige serve-check http://127.0.0.1:8000 --model PATH",
     "score": "example: vestige score saves/eval/NAME dialect=strict",
     "compare": "example: vestige compare saves/eval/A saves/eval/B",
     "collapse": "example: vestige collapse rollouts.jsonl --model PATH",
@@ -146,7 +153,7 @@ def everything(about: Mapping[str, str]) -> str:
     for question, verbs in QUESTIONS.items():
         labels = textwrap.wrap(question, 11)  # beside its verbs, on as many lines as it needs
         for line, verb in enumerate(v for v in verbs if v in about):
-            lines.append(f"{labels[line] if line < len(labels) else '':<12} {verb:<10} {about[verb]}")
+            lines.append(f"{labels[line] if line < len(labels) else '':<11} {verb:<12} {about[verb]}")
     return "\n".join([*lines, LAST_LINES])
 
 

@@ -39,14 +39,23 @@ def one_line(message: str) -> str:
 
 
 def how_to_install(extra: str) -> str:
-    """The command that adds an extra to this copy of vestige: an installed one, or the repository it runs from."""
+    """The command that adds an extra to this copy of vestige: an installed one, or the repository it runs from.
+
+    It names this environment's own pip: another one knows no vestige, or somebody else's package of that name.
+    """
+    import shutil
     from importlib.metadata import PackageNotFoundError, distribution
 
     try:
         distribution("vestige")
     except PackageNotFoundError:  # run from its source, as with PYTHONPATH=src
         return f"pip install -e '.[{extra}]' in vestige's repository"
-    return f"pip install 'vestige[{extra}]'"
+    found = shutil.which("pip")
+    here = Path(sys.executable)
+    if found and Path(found).parent == here.parent:
+        return f"pip install 'vestige[{extra}]'"
+    short = here.relative_to(Path.cwd()) if here.is_relative_to(Path.cwd()) else here
+    return f"{short} -m pip install 'vestige[{extra}]'"
 
 
 def first_line(error: BaseException) -> str:

@@ -49,7 +49,7 @@ _MODEL = "model.model_args"
 TABLE = (
     # what is measured
     Flag("model", "PATH", "the model: a directory, .gguf file, PEFT adapter or hub id",
-         f"{EVAL} collapse {MAKE} stress", f"{_MODEL}.pretrained_model_name_or_path"),
+         f"{EVAL} collapse {MAKE} stress serve-check", f"{_MODEL}.pretrained_model_name_or_path"),
     Flag("full", "MODEL", "the model before unlearning", f"{EVAL} depth {PAGE}", "eval.{suite}.full_model_path"),
     Flag("retain-model", "MODEL", "the model trained without the forget rows", f"{EVAL} audit depth stress {PAGE}"),
     Flag("name", "NAME", "only models whose name has this part", "published plot"),
@@ -73,23 +73,29 @@ TABLE = (
          "model.template_args.system_prompt"),
     # where results go
     Flag("out", "DIR", "where results go",
-         f"{EVAL} import audit demo demo-meta depth collapse meta {MAKE} stress report table plot pack unpack",
+         f"{EVAL} import audit demo demo-meta depth collapse meta {MAKE} stress report table plot pack unpack "
+         "publish methods-text",
          "paths.output_dir", short="o"),
     Flag("task-name", "NAME", "names the directory of results where --out does not", f"{EVAL} {MAKE}", "task_name"),
-    Flag("overwrite", "", "start over: replace what is there already", f"{EVAL} {MAKE}", "eval.{suite}.overwrite"),
+    Flag("overwrite", "", "start over: replace what is there already", f"{EVAL} audit {MAKE}",
+         "eval.{suite}.overwrite"),
     Flag("shorten-paths", "", "write ~ for paths that name a person's home", "report pack"),
     Flag("skip-broken", "", "status 0 although runs were left out", "report table plot"),
     # how a model is loaded and run
     Flag("dtype", "NAME", "numbers of the weights", LOADS, f"{_MODEL}.torch_dtype",
          words=("auto", "float32", "bfloat16", "float16")),
     Flag("device", "NAME", "where it runs", LOADS, f"{_MODEL}.device", words=("auto", "cpu", "cuda", "cuda:1", "mps")),
-    Flag("tokenizer", "PATH", "instead of the model's own", LOADS,
+    Flag("tokenizer", "PATH", "instead of the model's own", f"{LOADS} serve-check",
          "model.tokenizer_args.pretrained_model_name_or_path"),
     Flag("trust-remote-code", "", "run code that comes with the model", LOADS, f"{_MODEL}.trust_remote_code"),
     Flag("quantization", "NAME", "load the weights in fewer bits", f"{EVAL} audit depth", f"{_MODEL}.quantization",
          words=("4bit", "8bit")),
     Flag("compute-dtype", "NAME", "what 4-bit layers multiply in (bfloat16)", f"{EVAL} audit depth stress",
          f"{_MODEL}.compute_dtype", words=("bfloat16", "float16", "float32")),
+    Flag("server", "URL,...", "model servers that run it (vLLM, SGLang, ...); --model names tokenizer and served model",
+         EVAL, "server.url"),
+    Flag("server-key-env", "NAME", "environment variable that holds the servers' key", f"{EVAL} serve-check",
+         "server.key_env"),
     Flag("batch-tokens", "N", "tokens in one forward (default: what fits)", f"{EVAL} audit collapse",
          "batch_tokens", int),
     Flag("batch-size", "N", "rows in one forward", f"{EVAL} audit depth {MAKE} stress", "max_rows", int),
@@ -103,6 +109,7 @@ TABLE = (
     # how numbers are shown
     Flag("resamples", "N", "bootstrap samples behind each interval", "compare collapse meta", type=int),
     Flag("rows", "N", "rows shown of each metric or split", f"diff meta {PAGE}", type=int),
+    Flag("latex", "", "written for LaTeX", "table methods-text"),
     Flag("title", "TEXT", "heading of the page or picture", PAGE),
     Flag("slots", "N", "processes at a time", "sweep demo-meta", type=int),
     # configuration
@@ -111,7 +118,7 @@ TABLE = (
     Flag("multirun", "", "comma lists in overrides make several runs", EVAL, short="m"),
     Flag("cfg", "", "print the composed configuration and stop", f"{EVAL} {MAKE}"),
     Flag("plugin", "FILE", "Python file with metrics, attacks, methods, data sets, ... of your own",
-         f"{EVAL} score compare ls explain audit depth collapse meta sweep {MAKE} stress {PAGE} verify pack",
+         f"{EVAL} score compare ls explain audit depth collapse meta sweep {MAKE} stress {PAGE} verify pack publish",
          repeated=True),
     Flag("quiet", "", "no progress bars", ALL),
     Flag("debug", "", "show the traceback of an internal error", ALL),
@@ -243,7 +250,7 @@ ANSWERS = {
     "dry-run": "`vestige plan` with the same words shows what would run",
     "workers": "many models at a time: `vestige sweep PLAN --slots N`",
     "num-workers": "many models at a time: `vestige sweep PLAN --slots N`",
-    "wandb": "see docs/howto.md; finished runs are files that any tracker can read",
+    "wandb": "`vestige publish RUN --to wandb` hands a finished run over",
 }
 
 

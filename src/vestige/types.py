@@ -205,7 +205,9 @@ class Text:
 
     ids: tuple[int, ...]  # the tokens it produced, the end token included if it came; BROKEN ends a text, too
     text: str  # decoded, special tokens left out, cut at the first stop word, stripped
-    proven: int = 0  # how many of the tokens teacher forcing had already shown (no decoding step spent)
+    proven: int = (
+        0  # how many of the tokens teacher forcing had shown, or drafted and the prefill confirmed: no step spent
+    )
 
     @property
     def broken(self) -> bool:
@@ -265,19 +267,19 @@ class Score:
     """One metric's result. Missing is None with a reason, never 0 and never silent."""
 
     agg_value: float | None
-    value_by_index: Mapping[str, Mapping[str, Any]] | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)  # auc, forget, holdout, n, ...
+    value_by_index: Mapping[str, Mapping[str, object]] | None = None
+    extra: Mapping[str, object] = field(default_factory=dict)  # auc, forget, holdout, n, ...
     reason: str = ""  # why agg_value is None
     notes: tuple[str, ...] = ()  # what a reader of the number must know
-    curves: Mapping[str, Any] | None = None  # in place of one number: values by view, trajectory, metric and step
+    curves: Mapping[str, object] | None = None  # in place of one number: values by view, trajectory, metric and step
 
     @property
     def missing(self) -> bool:
         return self.agg_value is None and self.curves is None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """The shape open-unlearning writes, with `reason` and `notes` only where there are any."""
-        out: dict[str, Any] = {"agg_value": self.agg_value if self.curves is None else dict(self.curves)}
+        out: dict[str, object] = {"agg_value": self.agg_value if self.curves is None else dict(self.curves)}
         if self.value_by_index is not None:
             out["value_by_index"] = {k: dict(v) for k, v in self.value_by_index.items()}
         out.update(self.extra)
@@ -288,8 +290,9 @@ class Score:
         return out
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Score:
+    def from_json(cls, body: Mapping[str, object]) -> Score:
         """Reads our files and open-unlearning's. NaN there means missing here."""
+        data: Mapping[str, Any] = body
         known = {"agg_value", "value_by_index", "reason", "notes"}
         value = data.get("agg_value")
         by_index = data.get("value_by_index")
@@ -302,3 +305,50 @@ class Score:
             notes=tuple(data.get("notes", ())),
             curves=curves,
         )
+
+
+# ---- what a finished run has to say, for other people's software --------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunNumber:
+    """One number with its interval; None with a reason where there is none."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
+    n: int | None = None  # rows it was made of
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RunCurve:
+    """A number along an axis, such as training steps or layers."""
+
+    axis: str
+    at: tuple[float, ...]
+    points: tuple[RunNumber, ...]
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """Rows of numbers, texts and None under named columns."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True)
+class RunAccount:
+    """All that is published of a run, whatever its kind. Plain data: nothing here needs the run any more."""
+
+    name: str
+    kind: str
+    model: str = ""
+    suite: str = ""
+    created: str = ""
+    numbers: Mapping[str, RunNumber] = field(default_factory=dict)
+    curves: Mapping[str, RunCurve] = field(default_factory=dict)
+    tables: Mapping[str, RunTable] = field(default_factory=dict)
+    facts: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()

@@ -33,3 +33,11 @@ def with_interval(value: float | None, lo: float | None = None, hi: float | None
     ('0.2500 (0.2000 to 0.3000)', '0.2500')
     """
     return number(value) if lo is None or hi is None else f"{number(value)} ({number(lo)} to {number(hi)})"
+
+
+def counted(n: int, noun: str) -> str:
+    """
+    >>> counted(1, "cluster"), counted(3, "cluster")
+    ('1 cluster', '3 clusters')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -6,13 +6,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from vestige.flags import shared_flags
+from vestige.flags import flags_of, shared_flags
 
-# What an evaluation of each model is told, besides the rows: EvalAsk's names.
-PASSED_ON = (
-    "system_prompt", "limit", "cluster", "dtype", "device", "tokenizer", "trust_remote_code", "quantization",
-    "compute_dtype", "batch_tokens", "batch_size",
-)  # fmt: skip
+MINUTES = 30.0  # unless the user says otherwise
+# Flags that say what is audited and where results go; every other shared flag is passed on to the evaluations.
+OWN = ("retain-model", "forget", "retain", "out", "plugin")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -21,15 +19,23 @@ def add_verbs(verbs: Any) -> None:
     audit.add_argument("--before", required=True, metavar="PATH", help="the model before unlearning")
     audit.add_argument("--after", required=True, metavar="PATH", help="the model after unlearning")
     audit.add_argument("--holdout", metavar="FILE", help="rows like the forget rows, never trained on")
+    audit.add_argument(
+        "--minutes",
+        type=float,
+        default=MINUTES,
+        metavar="N",
+        help=f"time it may take: tests that do not fit are left out, and named (default: {MINUTES:g})",
+    )
     shared_flags(audit, "audit", forget={"required": True}, out={"default": "saves/audit"})
 
 
 def run_audit(args: argparse.Namespace) -> int:
-    from vestige.audit.run import Audit, audit
+    from vestige.audit.run import audit
+    from vestige.audit.work import Audit
     from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
-    names = ("before", "after", "forget", "retain", "holdout", "retain_model")
-    ask = Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out))
-    said = {name: getattr(args, name) for name in PASSED_ON}
-    return audit(ask, {**said, "plugins": args.plugin, "progress": False if args.quiet else None})
+    names = ("before", "after", "forget", "retain", "holdout", "retain_model", "minutes")
+    said = {f.attribute: getattr(args, f.attribute) for f in flags_of("audit") if f.name not in OWN}
+    said |= {"plugins": args.plugin, "progress": False if args.quiet else None}
+    return audit(Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out), settings=said))

@@ -82,9 +82,9 @@ class CollapseSettings:
                 raise unknown_name(f"collapse_detection.{name}", str(getattr(self, name)), [k for k in known if k])
 
     @classmethod
-    def from_config(cls, block: Mapping[str, Any] | None) -> CollapseSettings:
+    def from_config(cls, block: Mapping[str, object] | None) -> CollapseSettings:
         """From a `collapse_detection` block; names it does not know are refused."""
-        given = dict(block or {})
+        given: dict[str, Any] = dict(block or {})
         known = {f.name for f in fields(cls)}
         for name in given:
             if name not in known:

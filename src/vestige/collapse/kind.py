@@ -15,13 +15,14 @@ from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
 from vestige.metrics.collapse_extras import LATER_INTERVALS
 from vestige.metrics.collapse_words import verdict
-from vestige.schema import misfit
+from vestige.schema import misfit, number
 from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import damaged, read_ours, write_bytes, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.store.lock import writing
+from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 # In the order they were computed in: the running means advance with each.
 ORDER = (LABELS[1], LABELS[2], LABELS[0])
@@ -86,7 +87,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """Numbers, verdicts and ranks from the matrices; what else the files say stays."""
-    from vestige.show.tables import number, table
+    from vestige.show.tables import number as shown_as
+    from vestige.show.tables import table
 
     how.refuse("collapse")
     with writing(path):
@@ -101,7 +103,7 @@ def _score(path: Path, how: Rescoring) -> str:
             for row, new in zip(mine, again.rows, strict=True):
                 row.update(new)
             mi = again.metrics.get("mi_seq_estimate")
-            shown.append([str(again.step["step"]), again.label, number(mi), verdict(again.metrics)])
+            shown.append([str(again.step["step"]), again.label, shown_as(mi), verdict(again.metrics)])
         files = [path / "metrics.json", path / "rows.jsonl"]
         begin(path, "collapse", [f.name for f in files])
         write_json(files[0], body)
@@ -126,4 +128,39 @@ def _values(path: Path) -> dict[str, Any]:
     return {k: v for k, v in (steps[-1]["metrics"] if steps else {}).items() if not k.startswith("timing_s/")}
 
 
-KIND = Kind("collapse", check=_check, score=_score, gather=_gather, values=_values)
+def _account(path: Path) -> RunAccount:
+    """Every number along the training steps, the last step's as the run's own, and the rows."""
+    body = read_ours(path / "metrics.json", Collapse)
+    steps = sorted(body["steps"], key=lambda s: s["step"])
+    names = [n for n in dict.fromkeys(n for s in steps for n in s["metrics"]) if not n.startswith("timing_s/")]
+    names = [n for n in names if not n.endswith(("_ci_low", "_ci_high"))]
+    at = tuple(float(s["step"]) for s in steps)
+    curves = {n: RunCurve("step", at, tuple(_measured(s["metrics"], n) for s in steps)) for n in names}
+    rows = _rows(path) if (path / "rows.jsonl").is_file() else []
+    columns = list(dict.fromkeys(k for row in rows for k in row))
+    cells = [tuple(v if _is_cell(v) else json.dumps(v) for v in (row.get(k) for k in columns)) for row in rows]
+    manifest = read_ours(path / "manifest.json", dict[str, Any]) if (path / "manifest.json").is_file() else {}
+    said = {f"verdict at step {s['step']}, {k}": str(v) for s in steps for k, v in (s.get("verdicts") or {}).items()}
+    return RunAccount(
+        name=path.resolve().name,
+        kind="collapse",
+        suite="collapse",
+        created=str(manifest.get("created", "")),
+        numbers={n: curve.points[-1] for n, curve in curves.items() if curve.points},
+        curves=curves,
+        tables={"rollouts": RunTable(tuple(columns), tuple(cells))} if rows else {},
+        facts=said,
+        notes=tuple(map(str, body.get("notes") or ())),
+    )
+
+
+def _measured(metrics: Mapping[str, Any], name: str) -> RunNumber:
+    value, low, high = (number(metrics.get(f"{name}{end}")) for end in ("", "_ci_low", "_ci_high"))
+    return RunNumber(value, low, high, reason="" if value is not None else "not measured at this step")
+
+
+def _is_cell(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+KIND = Kind("collapse", check=_check, score=_score, gather=_gather, values=_values, account=_account)

@@ -60,7 +60,7 @@ class CollapseReport:
     outcomes: list[Measured]
     models: dict[int, str]
     formats: dict[int, str]
-    made: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> whose weights, and how they were held
+    made: dict[int, dict[str, object]] = field(default_factory=dict)  # step -> whose weights, and how they were held
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -77,17 +77,12 @@ class CollapseReport:
         return show(self)
 
 
-def settings_from(
-    overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
-) -> CollapseSettings:
-    """The `collapse_detection` group with overrides, then flags that were given."""
-    return scheduled_settings(overrides, flags, config_dir)[0]
-
-
 def scheduled_settings(
     overrides: Sequence[str] = (), flags: Mapping[str, Any] | None = None, config_dir: Path | None = None
 ) -> tuple[CollapseSettings, bool]:
-    """The same, and whether somebody said how often to measure: a flag, an override, or a config file."""
+    """The `collapse_detection` group with overrides, then flags that were given; and whether a flag, an override or a
+    config file sets how often to measure.
+    """
     from omegaconf import OmegaConf
 
     with composing(config_dir) as directories:

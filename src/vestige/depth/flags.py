@@ -77,7 +77,7 @@ def run_depth(args: argparse.Namespace) -> int:
     results = depth_run(ask)
     if results:  # in a team of processes the leader has them
         print(report(results))
-    if results and all(BAD_LOGITS in r.summary["reason"] for r in results):
+    if results and all(BAD_LOGITS in r.reason for r in results):
         print("vestige: error: no depth score could be computed; the reasons are above.", file=sys.stderr)
         return 2
     return 0

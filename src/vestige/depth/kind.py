@@ -9,12 +9,14 @@ from typing import Any
 from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
+from vestige.schema import number
 from vestige.store.checksums import Seal, begin, seal
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import DepthSummary
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.store.lock import writing
+from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 OLDER = "evidence/{file} is not there (an older run)"
 SHOWN = ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype")
@@ -41,7 +43,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """The numbers of every unlearned model from its patched evidence; what else a summary says stays."""
-    from vestige.show.tables import number, table
+    from vestige.show.tables import number as shown
+    from vestige.show.tables import table
 
     how.refuse("depth")
     if not (path / "evidence" / KEPT).is_file():
@@ -58,7 +61,7 @@ def _score(path: Path, how: Rescoring) -> str:
         if many:
             write_json(path / "summary.json", summaries)
         seal(path, "depth")
-    rows = [[again.folder or path.name, number(again.summary["avg_uds"]), str(again.summary["n"])] for again in made]
+    rows = [[again.folder or path.name, shown(again.summary["avg_uds"]), str(again.summary["n"])] for again in made]
     head = f"{path}  (depth, re-scored from evidence)"
     return "\n".join(["", head, "", table(rows, ["model", "UDS", "n"], right=(1, 2)), "", _listed(files)])
 
@@ -105,4 +108,45 @@ def _numbers(summary: Any) -> dict[str, Any]:
     return {"uds": summary["avg_uds"], **(summary.get("baselines") or {})}
 
 
-KIND = Kind("depth", check=_check, score=_score, gather=_gather, values=_values)
+def _account(path: Path) -> RunAccount:
+    """The score with its interval, what each layer still carries, and a table of examples; of several models each."""
+    body = read_ours(path / "summary.json", dict[str, Any])
+    places = [""] if "avg_uds" in body else sorted(body)
+    numbers: dict[str, RunNumber] = {}
+    curves: dict[str, RunCurve] = {}
+    tables: dict[str, RunTable] = {}
+    for place in places:
+        summary = read_ours(path / place / "summary.json", DepthSummary)
+        front = f"{place}/" if place else ""
+        low, high = summary.get("interval") or (None, None)
+        for name, value in _numbers(summary).items():
+            numbers[f"{front}{name}"] = RunNumber(number(value))
+        numbers[f"{front}uds"] = RunNumber(summary["avg_uds"], low, high, summary.get("n"))
+        curves |= {f"{front}{name}": curve for name, curve in _layers(summary.get("profile") or [])}
+        if (path / place / "results.json").is_file():
+            tables[f"{front}examples"] = _examples(read_ours(path / place / "results.json", list[dict[str, Any]]))
+    manifest = read_ours(path / "manifest.json", dict[str, Any]) if (path / "manifest.json").is_file() else {}
+    facts = {k: str(body[k]) for k in SHOWN if k in body and k != "data_path"}
+    created = str(manifest.get("created", ""))
+    return RunAccount(path.resolve().name, "depth", "", "depth", created, numbers, curves, tables, facts)
+
+
+def _layers(profile: list[Any]) -> Iterator[tuple[str, RunCurve]]:
+    at = tuple(float(layer["layer"]) for layer in profile)
+    for stage in ("s1", "s2"):
+        ends = [layer.get(f"{stage}_interval") or (None, None) for layer in profile]
+        points = [RunNumber(la[f"{stage}_drop"], *end) for la, end in zip(profile, ends, strict=True)]
+        yield f"{stage}_drop", RunCurve("layer", at, tuple(points))
+
+
+def _examples(records: list[dict[str, Any]]) -> RunTable:
+    """A line per example: its texts and its own score; layers are in the files of the run."""
+    plain = [k for k in dict.fromkeys(k for r in records for k in r) if all(_is_cell(r.get(k)) for r in records)]
+    return RunTable(tuple(plain), tuple(tuple(r.get(k) for k in plain) for r in records))
+
+
+def _is_cell(value: Any) -> bool:
+    return value is None or isinstance(value, (str, int, float))
+
+
+KIND = Kind("depth", check=_check, score=_score, gather=_gather, values=_values, account=_account)

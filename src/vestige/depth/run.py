@@ -47,15 +47,33 @@ class DepthResult:
 
     name: str
     directory: Path
-    summary: dict[str, Any]
+    summary: Mapping[str, object]  # the content of summary.json
     examples: list[ExampleDepth]
-    records: list[dict[str, Any]]
+    records: Sequence[Mapping[str, object]]  # that of results.json
     files: list[Path]
 
     @property
     def uds(self) -> float | None:
-        value: float | None = self.summary["avg_uds"]
-        return value
+        """The depth score: 0 where everything is still there, 1 where nothing is."""
+        value = self.summary["avg_uds"]
+        return float(value) if isinstance(value, (int, float)) else None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the score; None where there is none."""
+        ends = self.summary.get("interval")
+        return (float(ends[0]), float(ends[1])) if isinstance(ends, (list, tuple)) else None
+
+    @property
+    def reason(self) -> str:
+        """Why it has no score, where it has none."""
+        return str(self.summary.get("reason") or "")
+
+    @property
+    def baselines(self) -> dict[str, float | None]:
+        """Scores of the other measures of layers, where they were asked for."""
+        found = self.summary.get("baselines")
+        return dict(found) if isinstance(found, Mapping) else {}
 
 
 def depth_run(ask: DepthAsk) -> list[DepthResult]:
@@ -331,7 +349,7 @@ def _cells(result: DepthResult) -> list[str]:
     from vestige.compare.evidence import layers_in_words
     from vestige.show.tables import number
 
-    s = result.summary
+    s: Mapping[str, Any] = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
     words = layers_in_words(s["avg_uds"], s["interval"]) or s["reason"] or ""
     return [result.name, number(s["avg_uds"]), ends, number(s["avg_unclipped"]), str(s["n"]), words]
@@ -341,7 +359,7 @@ def report(results: Sequence[DepthResult]) -> str:
     """What a terminal shows."""
     from vestige.show.tables import number, table
 
-    head = results[0].summary
+    head: Mapping[str, Any] = results[0].summary
     lines = [
         "",
         f"depth: full {head['full_model']}, retain {head['retain_model']}, {head['evaluable_examples']} examples, "
@@ -353,7 +371,7 @@ def report(results: Sequence[DepthResult]) -> str:
         "",
     ]
     for name in head.get("baselines", {}):
-        values = ", ".join(f"{r.name} {number(r.summary['baselines'][name])}" for r in results)
+        values = ", ".join(f"{r.name} {number(r.baselines[name])}" for r in results)
         lines.append(f"{name}: {values}")
     lines += [f"note: {note}" for note in head["notes"]]
     if head["skipped_count"]:

@@ -42,6 +42,7 @@ class AttackedRun:
     evaluated: Evaluated | None = None
     values: Mapping[str, Any] = field(default_factory=dict)  # where rows are not known
     by_row: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # of attacks that ask more than once
+    zero: str = ""  # what a budget of 0 stands for
 
     def value(self, metric: str) -> float | None:
         found = self.evaluated.value(metric) if self.evaluated else None
@@ -96,8 +97,9 @@ def _curve(
     first = mine[0]
     seeds = max(sum(a.budget == b for a in mine) for b in budgets)
     return AttackCurve(
-        first.attack, metric, first.teaches, points, controlled, model.value(metric), first.unit, seeds, secrets
-    )
+        first.attack, metric, first.teaches, points, controlled, model.value(metric), first.unit, seeds, secrets,
+        first.zero,
+    )  # fmt: skip
 
 
 def _contrast(

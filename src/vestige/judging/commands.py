@@ -18,8 +18,8 @@ TEMPLATES = {
     "likely": "vestige eval {suite} --model {model} --data {data}",
     "membership": "vestige eval {suite} --model {model} --data {data} --metrics mia_min_k",
     "layers": "vestige depth --unlearned {model} --full {full} --retain-model {retain} --forget {forget}",
-    "teach": "vestige stress relearn --model {model} --retain-model {retain} --data {data}",
-    "disturb": "vestige stress quantise prune --model {model} --retain-model {retain} --data {data}",
+    "teach": "vestige stress relearn{of} --model {model} --retain-model {retain} --data {data}",
+    "disturb": "vestige stress quantise prune{of} --model {model} --retain-model {retain} --data {data}",
 }
 
 
@@ -41,6 +41,7 @@ def commands(
         "suite": next((str(s) for e in evals if (s := (e.manifest.get("config") or {}).get("suite"))), "tofu"),
     }
     quoted = {key: shlex.quote(value) for key, value in names.items()}
+    quoted["of"] = "" if names["suite"] == "tofu" else f" --suite {quoted['suite']}"
     return {test: TEMPLATES[test].format(**quoted) for test in TESTS}
 
 

@@ -33,7 +33,11 @@ from vestige.metrics.cards import is_attack
 from vestige.metrics.names import direction_of
 from vestige.schema import number
 
-UTILITY = ("model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel")
+# The first of these that was evaluated says how able the model still is.
+UTILITY = (
+    "model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "utility_rel",
+    "retain_Q_A_Prob",
+)  # fmt: skip
 # Which handler speaks for which test; the second are the rows that say their secret.
 SPEAKS = {"rouge": "says", "secrets_said": "says", "probability": "likely"}
 SECRETS = "secrets_said"

@@ -103,6 +103,7 @@ def attacked_of(
         made = AttackedRun(
             name, budget, bool(told.get("teaches")), str(told.get("unit") or ""),
             (evals.get(row["model"]) or {}).get(label), row["values"], row.get("by_row") or {},
+            str(told.get("zero") or ""),
         )  # fmt: skip
         out.setdefault(str(row["model"]), []).append(made)
     return out

@@ -15,8 +15,9 @@ from vestige.engine.friendly import EvalAsk, to_run
 from vestige.lab.demo_diffusion import demo_diffusion
 from vestige.lab.demo_report import demo_report
 from vestige.lab.models import Lab, build_lab
+from vestige.lab.story import DemoStory, last_words
 from vestige.show.progress import hushed
-from vestige.show.tables import comparison, table
+from vestige.show.tables import table
 from vestige.types import Score
 
 # What the demo shows of each model, and how to read it.
@@ -34,12 +35,15 @@ SHOWN = {
 
 def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     """Returns the exit status. The retain model comes first: the others are compared with it."""
-    print(f"Building the lab in {out / 'lab'} (tiny models, about a minute the first time) ...", flush=True)
+    story = DemoStory(diffusion)
+    story.begin()
+    story.part("models")
     lab = build_lab(out / "lab", seed=seed)
     names = ["retain", *(n for n in lab.models if n != "retain")]
     logs = out / "eval" / "retain" / "TOFU_EVAL.json"
     runs: dict[str, Mapping[str, Score]] = {}
     seconds = 0.0
+    story.part("evaluate")
     with hushed():  # the retain model itself has no retain logs, by nature
         for name in names:
             print(f"Evaluating {name} ...", flush=True)
@@ -50,8 +54,10 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
             seconds += float(outcome.manifest["seconds"]["total"])
     print(_report(runs, out, seconds))
     if diffusion:
+        story.part("diffusion")
         demo_diffusion(out, seed)
-    demo_report(out, lab.data, lab.models)
+    demo_report(out, lab.data, lab.models, story)
+    print(last_words(out, lab.models, lab.data))
     return 0
 
 
@@ -71,16 +77,38 @@ def _ask(lab: Lab, out: Path, logs: Path, name: str) -> EvalAsk:
     )
 
 
+VARIES = (
+    "Two digits: the models are trained here, and another processor adds in another order (how many threads there are "
+    "changes nothing). Compare columns, not last digits."
+)
+
+
+def two_digits(value: float | None) -> str:
+    """
+    >>> two_digits(0.9516), two_digits(-99.96), two_digits(1.9e-05), two_digits(None)
+    ('0.95', '-100', '1.9e-05', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
+def demo_table(values: Mapping[str, Mapping[str, float | None]]) -> str:
+    """A row per metric, a column per model, with no more digits than other machines share."""
+    rows = [[metric, *(two_digits(values[n].get(metric)) for n in values)] for metric in SHOWN]
+    return table(rows, ["metric", *values], right=tuple(range(1, len(values) + 1)))
+
+
 def _report(runs: Mapping[str, Mapping[str, Score]], out: Path, seconds: float) -> str:
     order = ["full", "retain", *(n for n in runs if n not in ("full", "retain"))]
     values = {n: {m: runs[n][m].agg_value for m in SHOWN} for n in order}
     # The retain model against itself is 1 and 0 by definition; its file says null because it had no logs.
     values["retain"] |= {"forget_quality": 1.0, "privleak": 0.0}
-    lines = ["", comparison(list(SHOWN), values), "", "How to read it:"]
+    lines = ["", demo_table(values), "", VARIES, "", "How to read it:"]
     lines += table([[m, words] for m, words in SHOWN.items()], ["", ""]).splitlines()[2:]
     lines += [
         "",
         f"Files: {out}/eval/<model>/TOFU_EVAL.json (every row), TOFU_SUMMARY.json, manifest.json, evidence/",
-        f"Five models evaluated in {seconds:.0f} s. Next: docs/tutorial.md.",
+        f"Five models evaluated in {seconds:.0f} s.",
     ]
     return "\n".join(lines)

@@ -27,10 +27,7 @@ COLUMNS = 5  # steps shown in the table
 
 def demo_diffusion(out: Path, seed: int = 0) -> None:
     """Builds the diffusion lab, evaluates its models at every step, prints and draws what came out."""
-    print(
-        f"\nBuilding tiny diffusion models in {out / 'lab' / 'diffusion'} (about a minute the first time) ...",
-        flush=True,
-    )
+    print(f"Building tiny diffusion models in {out / 'lab' / 'diffusion'} ...", flush=True)
     lab = build_diffusion_lab(out / "lab", seed=seed)
     results: dict[str, Score] = {}
     logs = out / "eval" / "diffusion_retain"
@@ -85,7 +82,8 @@ def _judged(evals: Path, name: str) -> str:
 def report(results: Mapping[str, Score], words: Mapping[str, str]) -> str:
     """Each model's curves at a few steps, read just before each token is decided; `words`: the verdicts."""
     first = next(iter(results.values()))
-    count = int(first.extra["trajectory_step_metadata"]["num_trajectory_steps"])
+    extra: Mapping[str, Any] = first.extra
+    count = int(extra["trajectory_step_metadata"]["num_trajectory_steps"])
     steps = sorted({round(i * (count - 1) / (COLUMNS - 1)) for i in range(COLUMNS)})
     rows = [
         [metric, name, *(number(_curve(score, metric)[s]) for s in steps)]
@@ -108,7 +106,8 @@ def report(results: Mapping[str, Score], words: Mapping[str, str]) -> str:
 
 
 def _curve(score: Score, metric: str) -> list[float | None]:
-    curve: list[float | None] = (score.curves or {})["full"]["fixation_start"][metric]
+    curves: Mapping[str, Any] = score.curves or {}
+    curve: list[float | None] = curves["full"]["fixation_start"][metric]
     return curve
 
 

@@ -355,17 +355,6 @@ def usable_json(
     }
 
 
-def read_usable(path: Path) -> dict[str, list[str]]:
-    """Metric -> usable models, from our file or the published one."""
-    found = read_file(path).get("usable_models_per_metric")
-    if not isinstance(found, Mapping):
-        raise UserError(
-            f"{path} is not a usable_models.json: it has no usable_models_per_metric; give the one of vestige meta."
-        )
-    check_form(found, dict[str, list[str]], f"usable_models_per_metric of {path}")
-    return {short(str(k)): [str(m) for m in v] for k, v in found.items()}
-
-
 def write(directory: Path, name: str, data: Any) -> Path:
     path = directory / name
     write_json(path, data)

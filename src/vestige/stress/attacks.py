@@ -142,6 +142,7 @@ register(
         budgets=(4, 8),
         fewer_is_stronger=True,
         state="quantization",
+        package=("bitsandbytes", "quant"),
         make=lambda target, **settings: quantise(target.args, **settings),
         budget="bits",
         settings={"bits": Setting(int), "compute_dtype": Setting(str)},

@@ -6,9 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
+from vestige.schema import number
 from vestige.store.files import read_ours
 from vestige.store.forms import AttackedForm
 from vestige.store.kinds import Kind, Reader, RunSource
+from vestige.types import RunAccount, RunNumber, RunTable
 
 
 class _Rows(TypedDict):
@@ -51,4 +53,24 @@ def _values(path: Path) -> dict[str, Any]:
     }
 
 
-KIND = Kind("stress", gather=_gather, values=_values)
+def _account(path: Path) -> RunAccount:
+    """A number per model, attack, budget and metric; the same as a table."""
+    rows: list[AttackedForm] = read_ours(path / "stress.json", _Rows)["rows"]
+    metrics = list(dict.fromkeys(m for r in rows for m in r["values"]))
+    head = ("model", "attack", "budget")
+    lines = [(r["model"], r["attack"], r["budget"], *(number(r["values"].get(m)) for m in metrics)) for r in rows]
+    numbers = {name: RunNumber(number(value)) for name, value in _values(path).items()}
+    notes = tuple(dict.fromkeys(str(n) for r in rows for n in r.get("notes") or ()))
+    manifest = read_ours(path / "manifest.json", dict[str, Any]) if (path / "manifest.json").is_file() else {}
+    return RunAccount(
+        name=path.resolve().name,
+        kind="stress",
+        suite="stress",
+        created=str(manifest.get("created", "")),
+        numbers=numbers,
+        tables={"attacks": RunTable((*head, *metrics), tuple(lines))},
+        notes=notes,
+    )
+
+
+KIND = Kind("stress", gather=_gather, values=_values, account=_account)

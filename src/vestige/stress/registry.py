@@ -76,6 +76,7 @@ class Attack:
     teaches: bool = False  # shows the model answers: without a control, what comes back proves nothing
     fewer_is_stronger: bool = False
     state: str = ""  # what `vestige meta` calls a model after it
+    package: tuple[str, str] | None = None  # it works with this library, which comes with that extra
 
     def facts(self) -> dict[str, Any]:
         """What files of a run say of the attack, for those who read them without this registry (the report)."""

@@ -28,7 +28,8 @@ from vestige.ownership import keep_apart, permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
-from vestige.store.files import read_json, write_json
+from vestige.store.evidence import FORMATS
+from vestige.store.files import read_json, write_bytes, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, write_manifest
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
@@ -61,6 +62,8 @@ class Stress:
     settings: Mapping[str, Any] = field(default_factory=dict)  # other fields of Ask
     progress: bool = False  # a bar of evaluations
     control: Path | None = None  # a finished run of the same attacks on the retain model, so that it is attacked once
+    # model | retain -> a finished evaluation of it: what it collected is not collected again before the attack.
+    collected: Mapping[str, Path] = field(default_factory=dict)
 
 
 @dataclass
@@ -72,7 +75,7 @@ class AttackRow:
     budget: float | None
     values: dict[str, float | None]
     notes: list[str] = field(default_factory=list)
-    settings: dict[str, Any] = field(default_factory=dict)  # of the attack, every one in effect
+    settings: Mapping[str, object] = field(default_factory=dict)  # of the attack, every one in effect
     by_row: dict[str, dict[str, float]] = field(default_factory=dict)  # of attacks that no single evaluation shows
 
 
@@ -162,7 +165,9 @@ class AttackSubject:
         self.who, self.path, self.ask, self.whole = who, path, ask, whole
 
     def attacked_rows(self) -> Iterator[AttackRow]:
-        yield self.row("none", None, self._measure(self.evaluation(self.path, "before")))
+        before = self.evaluation(self.path, "before")
+        self._take_over_evidence(before)
+        yield self.row("none", None, self._measure(before))
         for record in map(attack_named, self.ask.attacks):
             budgets = _budgets(self.ask, record.name)
             if isinstance(record, AnswersAttack):
@@ -189,6 +194,15 @@ class AttackSubject:
     @property
     def lesson(self) -> AttackLesson:
         return AttackLesson(self.whole, self.ask.held_out, self.ask.examples)
+
+    def _take_over_evidence(self, run: RunConfig) -> None:
+        """Banks are named by what they are evidence of: those of anything else would lie there unread."""
+        given, place = self.ask.collected.get(self.who), run.output_dir / "evidence"
+        if given is None or place.is_dir() or run.overwrite:
+            return
+        with writing(run.output_dir):
+            for file in sorted(f for kind in FORMATS for f in (given / "evidence").glob(f"{kind}-*") if f.is_file()):
+                write_bytes(place / file.name, file.read_bytes())
 
     def _measure(self, run: RunConfig) -> dict[str, float | None]:
         outcome = evaluate_config(run)

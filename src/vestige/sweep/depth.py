@@ -49,4 +49,4 @@ def run_depth(said: Mapping[str, Any]) -> dict[str, Any]:
     ask = to_ask(said)
     results = depth_run(ask)
     print(report(results), flush=True)
-    return results[0].summary
+    return dict(results[0].summary)

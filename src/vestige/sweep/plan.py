@@ -20,6 +20,7 @@ from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
 
 ASK = {f.name for f in fields(EvalAsk)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
+OURS |= {"server", "server_key_env"}  # the key of a task knows checkpoints by their files: a served one has none
 TEACHING = (
     "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
 )  # fmt: skip

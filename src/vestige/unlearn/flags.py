@@ -221,6 +221,8 @@ def make_checkpoint(args: argparse.Namespace) -> int:
         values = "  ".join(f"{k} {'-' if v is None else format(v, '.4f')}" for k, v in look["values"].items())
         score = "" if look["score"] is None else f"  score {look['score']:.4f}"
         print(f"epoch {look['epoch']:g}:  {values}{score}")
+    if record["evals"]:
+        print(f"evaluations took {record['eval_seconds']:.1f} s of the {record['seconds']:.1f} s")
     if record["best"]:
         print(f"best:  epoch {record['best']['epoch']:g}, in {outcome.directory / 'best'}")
     for note in outcome.notes:

@@ -233,7 +233,7 @@ def watching(config: TrainConfig, loaded: LoadedModel, place: Path) -> Callback 
 def _looks(config: TrainConfig, callback: Callback | None) -> dict[str, Any]:
     """What training.json records of the evaluations."""
     if callback is None:
-        return {"evals": [], "best": None}
+        return {"evals": [], "eval_seconds": 0.0, "best": None}
     evals = [{"epoch": x.epoch, "score": x.rank.score, "values": dict(x.values)} for x in callback.looks]
     best = callback.best if config.best else None
     for look in callback.looks if config.best else ():
@@ -241,4 +241,4 @@ def _looks(config: TrainConfig, callback: Callback | None) -> dict[str, Any]:
             log.warning("epoch-%g has no score: %s.", look.epoch, look.rank.why)
     rule = config.best if isinstance(config.best, str) else dict(config.best or {})
     found = best and {"epoch": best.epoch, "score": best.rank.score, "rule": rule, "path": "best"}
-    return {"evals": evals, "best": found}
+    return {"evals": evals, "eval_seconds": round(sum(x.seconds for x in callback.looks), 2), "best": found}

@@ -9,19 +9,16 @@ paged optimisers. What is trained may be the whole model or a LoRA adapter.
 from __future__ import annotations
 
 import copy
-import json
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
 
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
@@ -37,7 +34,7 @@ from vestige.unlearn.methods import METHODS, Step, chosen_weights, method_key, m
 from vestige.unlearn.objectives import Causal, ChatRow, MaskedDiffusion, Objective
 from vestige.unlearn.pairs import Pair, Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on, training_arguments
-from vestige.writing import written_by
+from vestige.unlearn.resume import WORK, last_checkpoint, load_work, save_work, threads_of
 
 # Mask predictors that are trained by hiding tokens; the others (DiffusionGemma) denoise in ways of their own.
 TRAINABLE_DIFFUSION = ("masked", "llada", "dream", "adapted")
@@ -104,7 +101,8 @@ def train(
     pairs = Pairs(lesson.rows, lesson.retain, lesson.alternates, recipe.seed)
     if watch.checkpoints is not None:
         _forget_secrets(loaded)  # the Trainer writes the settings of model and tokenizer into its checkpoints
-    with _quiet(), _logging_to(watch.logging_dir), _disk_told(out):
+    last = last_checkpoint(watch.checkpoints)
+    with _quiet(), _logging_to(watch.logging_dir), _disk_told(out), threads_of(last) as resumed:
         trainer = MethodTrainer(
             work,
             model=loaded.model,
@@ -114,32 +112,13 @@ def train(
             callbacks=[Watching(pairs, watch.on_step), *watch.callbacks],
         )
         trainer.remove_callback(PrinterCallback)
-        last = last_checkpoint(watch.checkpoints)
         trainer.train(resume_from_checkpoint=None if last is None else str(last))
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     loaded.model.eval()
     if watch.save:
         save_model(loaded, out)
     settings = {**asdict(recipe), "method": lesson.method and method_key(lesson.method), "knobs": work.settings()}
-    if last is not None:
-        more = [*more, f"training went on from {last.name}, which an interrupted run had left."]
-    return Trained(losses, settings, [*notes, *more])
-
-
-WORK = "work.pt"  # beside what the Trainer keeps of itself
-
-
-def last_checkpoint(place: Path | None) -> Path | None:
-    """The newest checkpoint that is whole: a killed process may have left half of one."""
-    found = [] if place is None else [p for p in place.glob("checkpoint-*") if p.name.split("-")[1].isdigit()]
-    for path in sorted(found, key=lambda p: int(p.name.split("-")[1]), reverse=True):
-        try:
-            json.loads((path / "trainer_state.json").read_text(encoding="utf-8"))  # the last file that is written
-        except (OSError, ValueError):
-            continue
-        if (path / WORK).is_file():
-            return path
-    return None
+    return Trained(losses, settings, [*notes, *more, *resumed])
 
 
 @contextmanager
@@ -289,13 +268,12 @@ class MethodTrainer(Trainer):
     def _save_rng_state(self, output_dir: str) -> None:
         """Beside the random state, and before older checkpoints go: what our losses carry from step to step."""
         super()._save_rng_state(output_dir)
-        kept = {"noise": self.work.noise.getstate(), "memory": self.work.memory}
-        written_by(Path(output_dir) / WORK, partial(torch.save, kept))
+        save_work(Path(output_dir), {"noise": self.work.noise.getstate(), "memory": self.work.memory})
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         super()._load_rng_state(checkpoint)
         if checkpoint is not None and (Path(checkpoint) / WORK).is_file() and not self.work.resumed:
-            kept = torch.load(Path(checkpoint) / WORK, weights_only=True)
+            kept = load_work(Path(checkpoint))
             version, state, rest = kept["noise"]
             self.work.noise.setstate((version, tuple(state), rest))
             self.work.memory = kept["memory"]

@@ -5,7 +5,7 @@
 
 In: the trainer's events. Out: `vestige/...` numbers and tables in the trainer's own loggers, run directories below OUT,
 decisions (best checkpoint, early stopping). Callers: users, and unlearn/run.py for `vestige train` and `unlearn`.
-Training takes the same course with and without it (tests/test_watch.py compares weights bit for bit).
+Training takes the same course with and without it (tests/watch/test_watch.py compares weights bit for bit).
 """
 
 from __future__ import annotations
@@ -15,17 +15,21 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.compare.best import Rank, RunMoment
+from vestige.data.given import as_given
 from vestige.engine.config import RunConfig
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
+from vestige.given import Place, RowTables, TokenizerLike, TorchModel
 from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before
 from vestige.watch.looking import PREFIX, Look, Looking, LookSettings, look_settings
 from vestige.watch.processes import look_together
 
-Place = str | Path
+if TYPE_CHECKING:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
 BestRule = str | Mapping[str, float] | Callable[[RunMoment], Rank | float | None] | None
 SCORE = f"{PREFIX}score"
 
@@ -76,8 +80,8 @@ class Callback(TrainerGuest):
         self,
         suite: str = "tofu",
         *,
-        data: Place | None = None,
-        metrics: Sequence[str] | None = None,
+        data: Place | RowTables | None = None,
+        metrics: Sequence[str] | str | None = None,
         retain_logs: Place | Sequence[Place] | None = None,
         full_logs: Place | Sequence[Place] | None = None,
         every: int | str = "epoch",
@@ -94,7 +98,7 @@ class Callback(TrainerGuest):
         dialect: str | None = None,
         system_prompt: str | None = None,
         cluster: str | None = None,
-        tokenizer: Any = None,
+        tokenizer: TokenizerLike | None = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str] = (),
         bare_keys: bool = False,
@@ -103,7 +107,8 @@ class Callback(TrainerGuest):
         super().__init__()
         if on_error not in ("log", "raise"):
             raise UserError(f"on_error is {on_error!r}; it is 'log' or 'raise'.")
-        asked = live_ask(suite, data, metrics, retain_logs, limit)
+        self._rows = as_given(data)  # rows in memory live as long as this callback
+        asked = live_ask(suite, self._rows.path if self._rows else data, metrics, retain_logs, limit)
         more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
         self.plan = WatchPlan(
             every, tuple(at_tokens), at_start, load_best, patience, rows, share, bare_keys, on_error == "raise"
@@ -111,12 +116,14 @@ class Callback(TrainerGuest):
         self._run = live_run(asked, more, plugins)
         self._settings = look_settings(retain_logs, full_logs, best, keep)
         self._out = Path(out).expanduser() if out is not None else None
-        self._tokenizer = tokenizer
+        self._tokenizer: Any = tokenizer
         self._looking: Looking | None = None
-        self.on_best: Callable[[Any], object] | None = None  # called with the model at every new best look
+        self.on_best: Callable[[TorchModel], object] | None = None  # called with the model at every new best look
 
     @classmethod
-    def of(cls, run: RunConfig, out: Path, settings: LookSettings, plan: WatchPlan, tokenizer: Any) -> Callback:
+    def of(
+        cls, run: RunConfig, out: Path, settings: LookSettings, plan: WatchPlan, tokenizer: TokenizerLike
+    ) -> Callback:
         """From parts that are composed already (`vestige train` and `unlearn`)."""
         callback = cls.__new__(cls)
         TrainerGuest.__init__(callback)
@@ -141,7 +148,14 @@ class Callback(TrainerGuest):
 
     # ---- the trainer's events
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: TorchModel | None = None,
+        **kwargs: object,
+    ) -> None:
         trainer = self.find_trainer()
         self._prepare(args, kwargs.get("processing_class"))
         assert self._looking is not None
@@ -157,18 +171,38 @@ class Callback(TrainerGuest):
         if self.plan.at_start and state.global_step == 0:
             self._look(trainer, args, state, control, model)
 
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: TorchModel | None = None,
+        **kwargs: object,
+    ) -> None:
         step, every = int(state.global_step), self.plan.every
         due = isinstance(every, int) and (step % every == 0 or step >= state.max_steps)
         if due or self._at_tokens(args, state):
             self._look(self._trainer, args, state, control, model)
 
-    def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: TorchModel | None = None,
+        **kwargs: object,
+    ) -> None:
         if self.plan.every == "epoch":
             self._look(self._trainer, args, state, control, model)
 
     def on_evaluate(
-        self, args: Any, state: Any, control: Any, model: Any = None, metrics: Any = None, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        model: TorchModel | None = None,
+        metrics: dict[str, float] | None = None,
+        **kwargs: object,
     ) -> None:
         """The trainer evaluated by itself: our score is put among its metrics, by which it may choose its best."""
         if self._looking is None or not (self.plan.every == "eval" or self._native(args)):
@@ -178,12 +212,15 @@ class Callback(TrainerGuest):
             score = look.rank.score if look else None
             metrics[f"eval_{SCORE}"] = -math.inf if score is None else score  # never the best, nor an early stop's gain
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object) -> None:
         best = self.best
         if self.plan.load_best and not self._native(args) and best is not None and best.step == state.global_step:
-            state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{best.step}")
+            state.best_model_checkpoint = str(Path(str(args.output_dir)) / f"checkpoint-{best.step}")
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: object
+    ) -> None:
+        self.log.info("%d looks took %.1f s", len(self.looks), sum(look.seconds for look in self.looks))
         if self.looks and self.best is None and self._settings.rule is not None:
             self.say_once(f"no checkpoint is the best one: {self.looks[-1].rank.why or 'none has a score'}")
 
@@ -251,8 +288,8 @@ class Callback(TrainerGuest):
 
 def live_ask(
     suite: str,
-    data: Place | None,
-    metrics: Sequence[str] | None,
+    data: Place | RowTables | None,
+    metrics: Sequence[str] | str | None,
     retain_logs: Place | Sequence[Place] | None,
     limit: int | None,
 ) -> EvalAsk:

@@ -24,6 +24,7 @@ from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.references import load_reference
 from vestige.errors import UserError
 from vestige.integrations.undisturbed import undisturbed
+from vestige.judging.facts import UTILITY
 from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.metrics.names import direction_of
 from vestige.models.load import wrap_model
@@ -35,8 +36,6 @@ from vestige.writing import remove_all, temporary, write_bytes
 
 CURVE = "watch.json"
 PREFIX = "vestige/"
-# The first of these that was evaluated says how able the model still is.
-UTILITY = ("model_utility", "utility", "retain_Q_A_ROUGE", "retain_ROUGE", "retain_knowmem_ROUGE", "retain_Q_A_Prob")
 KEPT_ROWS = ("retain_", "ra_", "wf_")  # metrics of rows that are not to be forgotten
 OTHER_WORDINGS = ("_PARA_", "_PERT_", "_para", "_pert")
 TOKENS = ("score_tokens", "prefill_tokens", "tokens_produced", "denoise_tokens")
@@ -56,7 +55,7 @@ class Look:
     tokens: int = 0  # that the model read
     directory: str = ""  # below OUT; empty: not kept
     reasons: Mapping[str, str] = field(default_factory=dict)  # metric -> why it has no value
-    verdict: Mapping[str, Any] = field(default_factory=dict)  # its word, and the parts on knowledge and damage
+    verdict: Mapping[str, object] = field(default_factory=dict)  # its word, and the parts on knowledge and damage
 
     def flat(self) -> dict[str, float]:
         """The numbers as loggers take them, by name; what has no value is left out."""
@@ -67,10 +66,11 @@ class Look:
         over = rank.why.startswith("over-forgotten") if rank.share is not None else None
         own = (rank.share, rank.kept, rank.score, over, self.seconds, self.tokens)
         found |= dict(zip(OWN, own, strict=True))
-        found |= {f"verdict_{k}": self.verdict.get(k) for k in ("share", "share_low", "share_high", "utility")}
+        verdict: Mapping[str, Any] = self.verdict
+        found |= {f"verdict_{k}": verdict.get(k) for k in ("share", "share_low", "share_high", "utility")}
         return {f"{PREFIX}{k}": float(v) for k, v in found.items() if v is not None and math.isfinite(v)}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         return {
             "step": self.step,
             "epoch": self.epoch,
@@ -85,7 +85,8 @@ class Look:
         }
 
     @classmethod
-    def from_json(cls, said: Mapping[str, Any]) -> Look:
+    def from_json(cls, body: Mapping[str, object]) -> Look:
+        said: Mapping[str, Any] = body
         rank = Rank(said["score"], said["why"], said["share"], said["kept"])
         intervals = {k: (v[0], v[1]) for k, v in said["intervals"].items()}
         own = {k: said[k] for k in ("seconds", "tokens", "directory")}
@@ -96,7 +97,7 @@ class Look:
         shown = [f"{name} {'-' if value is None else number(value)}" for name, value in self.values.items()]
         shown += [f"score {number(self.rank.score)}"] if self.rank.score is not None else []
         shown += [f"({self.rank.why})"] if self.rank.why else []
-        shown += [self.verdict["word"].replace("_", " ")] if self.verdict else []
+        shown += [str(self.verdict["word"]).replace("_", " ")] if self.verdict else []
         return f"step {self.step}: {'  '.join(shown)}  [{self.seconds:.1f} s]"
 
 

@@ -17,9 +17,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vestige.data.given import as_given
 from vestige.errors import UserError, is_ours
+from vestige.given import AcceleratorLike, Place, RowTables, TokenizerLike, TorchModel
 from vestige.internal import in_short
-from vestige.watch.callback import BestRule, Place, WatchPlan, live_ask, live_run
+from vestige.watch.callback import BestRule, WatchPlan, live_ask, live_run
 from vestige.watch.looking import Look, Looking, look_settings
 from vestige.watch.processes import look_together
 
@@ -35,18 +37,19 @@ class Watch:
         watch.look()               # now, whatever the schedule says
 
     `accelerator` is the one that prepared the model: its processes look together, and its trackers get the numbers.
+    Without one, the processes of torch.distributed (DDP, FSDP) look together; every process calls `step` or `look`.
     Other keywords are those of `vestige.Callback`. Without `out` nothing is kept on disk.
     `state_dict` and `load_state_dict` carry what was seen through a checkpoint of the loop's own.
     """
 
     def __init__(  # noqa: PLR0913 - keywords that users know
         self,
-        model: Any,
-        tokenizer: Any,
+        model: TorchModel,
+        tokenizer: TokenizerLike,
         suite: str = "tofu",
         *,
-        data: Place | None = None,
-        metrics: Sequence[str] | None = None,
+        data: Place | RowTables | None = None,
+        metrics: Sequence[str] | str | None = None,
         retain_logs: Place | Sequence[Place] | None = None,
         full_logs: Place | Sequence[Place] | None = None,
         every: int | str = "never",
@@ -63,7 +66,7 @@ class Watch:
         cluster: str | None = None,
         overrides: Sequence[str] = (),
         plugins: Sequence[str] = (),
-        accelerator: Any = None,
+        accelerator: AcceleratorLike | None = None,
         log: Logger | None = None,
         on_error: str = "log",
     ) -> None:
@@ -73,7 +76,9 @@ class Watch:
             raise UserError("every='eval' is for trainers that evaluate; a loop of your own calls watch.look().")
         self.plan = WatchPlan(every, tuple(at_tokens), at_start, False, patience, 0, share, False, on_error == "raise")
         more = {"dialect": dialect, "system_prompt": system_prompt, "cluster": cluster, "overrides": tuple(overrides)}
-        run = live_run(live_ask(suite, data, metrics, retain_logs, limit), more, plugins)
+        self._rows = as_given(data)  # rows in memory live as long as this watch
+        asked = live_ask(suite, self._rows.path if self._rows else data, metrics, retain_logs, limit)
+        run = live_run(asked, more, plugins)
         place = Path(out).expanduser() if out is not None else None
         self.model, self.tokenizer, self.accelerator, self._log = model, tokenizer, accelerator, log
         self._looking = Looking(run, place, look_settings(retain_logs, full_logs, best, keep))
@@ -124,16 +129,18 @@ class Watch:
         log.info("%s", look)
         if self._log is not None:
             self._log(look.flat(), self.steps)
-        if self.accelerator is not None and self.accelerator.trackers:
-            self.accelerator.log(look.flat(), step=self.steps)
+        accelerator: Any = self.accelerator
+        if accelerator is not None and accelerator.trackers:
+            accelerator.log(look.flat(), step=self.steps)
         return look
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Plain data for a checkpoint of the loop's own."""
         looks = [look.to_json() for look in self._looking.looks]
         return {"steps": self.steps, "tokens": self.tokens, "looks": looks}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.steps, self.tokens = int(state["steps"]), int(state["tokens"])
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        kept: Mapping[str, Any] = state
+        self.steps, self.tokens = int(kept["steps"]), int(kept["tokens"])
         self._looking.looks = []
-        self._looking.remember(Look.from_json(body) for body in state["looks"])
+        self._looking.remember(Look.from_json(body) for body in kept["looks"])

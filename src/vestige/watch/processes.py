@@ -3,9 +3,9 @@
     replicated (DDP)          the first process evaluates its copy while the others wait; or each collects a share
     sharded (FSDP, ZeRO-3)    the weights are gathered once into a whole copy on the first process, which evaluates it
 
-In: an accelerator (the trainer's own, or the user's) and the model that it prepared. Out: the same Look on every
-process. Callers: watch/callback.py and watch/loop.py. A failure on the first process is carried to the others, so that
-nobody waits for a look that does not come.
+In: the model that several processes train, with accelerate (the trainer's own, or the user's) or with torch.distributed
+alone. Out: the same Look on every process. Callers: watch/callback.py and watch/loop.py. A failure on the first process
+is carried to the others, so that nobody waits for a look that does not come.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def look_together(
     share: bool = False,
 ) -> Look:
     """One look, whatever the number of processes. `moment`: steps and epochs done."""
-    if accelerator is None or accelerator.num_processes == 1:
+    rank, size = _place_of(accelerator)
+    if size == 1:
         return looking.look(_plain(model), tokenizer, *moment)
     if share and not is_sharded(model):
         whole = _plain(model)
-        seen: Any = looking.look(whole, tokenizer, *moment, leads=accelerator.is_main_process)
+        seen: Any = looking.look(whole, tokenizer, *moment, leads=rank == 0)
         return _agreed(looking, seen, None)
     error: Exception | None = None
     words, seen = "", None
@@ -48,16 +49,13 @@ def look_together(
             except Exception as raised:  # of the model or the suite: raised again below, when all processes know
                 error = raised
                 words = f"{summary(raised) if is_ours(raised) else raised}"
-        accelerator.wait_for_everyone()
     return _agreed(looking, seen, error, words)
 
 
 def _agreed(looking: Looking, seen: Look | None, error: Exception | None, words: str = "") -> Look:
     """The first process's look on every process, so that all of them decide alike."""
-    from accelerate.utils import broadcast_object_list
-
     told: list[Any] = [None if seen is None else seen.to_json(), words]
-    broadcast_object_list(told)
+    torch.distributed.broadcast_object_list(told)  # the others wait here while the first one looks
     if error is not None:
         raise error
     if told[0] is None:
@@ -65,6 +63,15 @@ def _agreed(looking: Looking, seen: Look | None, error: Exception | None, words:
     look = Look.from_json(told[0])
     looking.remember([look])
     return look
+
+
+def _place_of(accelerator: Any) -> tuple[int, int]:
+    """Which process this is, and of how many that train together."""
+    if accelerator is not None:
+        return accelerator.process_index, accelerator.num_processes
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
 
 
 def _plain(model: Any) -> Any:
@@ -83,17 +90,38 @@ def is_sharded(model: Any) -> bool:
 @contextlib.contextmanager
 def whole_model(model: Any, accelerator: Any) -> Iterator[Any]:
     """The model to evaluate on the first process; None on the others."""
+    leads = _place_of(accelerator)[0] == 0
     if not is_sharded(model):
-        yield _plain(model) if accelerator.is_main_process else None
+        yield _plain(model) if leads else None
         return
-    weights = accelerator.get_state_dict(model)  # every process takes part
-    if not accelerator.is_main_process:
+    weights = _gathered(model, accelerator)  # every process takes part
+    if not leads:
         yield None
         return
     with undisturbed():  # building a model draws random numbers
-        copy = _copy_of(accelerator.unwrap_model(model), weights)
+        copy = _copy_of(_unwrapped(model, accelerator), weights)
     yield copy
     del copy, weights
+
+
+def _gathered(model: Any, accelerator: Any) -> dict[str, Any]:
+    """All weights in the first process's CPU memory. On a CPU the others get them too, and drop them."""
+    if any(hasattr(p, "ds_id") for p in model.parameters()):  # ZeRO-3: only its own engine can
+        if accelerator is None:
+            raise UserError("Weights that DeepSpeed shards are gathered by accelerate: give Watch its accelerator.")
+        return dict(accelerator.get_state_dict(model))
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+    # Asked to bring weights to the CPU that are there already, FSDP of torch 2.13 reads freed memory (SIGSEGV).
+    elsewhere = any(p.device.type != "cpu" for p in model.parameters())
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=elsewhere))
+
+
+def _unwrapped(model: Any, accelerator: Any) -> Any:
+    if accelerator is not None:
+        return accelerator.unwrap_model(model)
+    model = _plain(model)
+    return model.module if type(model).__name__ == "FullyShardedDataParallel" else model
 
 
 def _copy_of(model: Any, weights: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta quick test test-processors test-pythons coverage check docs dist audit bench clean
+.PHONY: demo demo-meta quick test test-processors test-pythons test-inspect engines coverage check docs dist audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 # The demo and the verbs need the core; the extras and what tests need come with `make test`.
@@ -48,6 +48,16 @@ test-processors: $(STAMP)
 # The rooms without torch on newer Pythons, where those are installed.
 test-pythons: $(STAMP)
 	$(BIN)/python tools/pythons.py
+
+# Logs of `vestige publish --to inspect`, read by inspect_ai itself: its dependencies do not fit beside ours.
+test-inspect: $(STAMP)
+	test -d .venv-inspect || $(PYTHON) -m venv .venv-inspect
+	.venv-inspect/bin/pip install --quiet --disable-pip-version-check "inspect-ai==0.3.285"
+	$(BIN)/python -m pytest -n 0 tests/results/test_publish.py -k inspect
+
+# Served models against a real vLLM, in an environment of its own (.venv-engines, about 3 GB; ten minutes at most).
+engines: $(STAMP)
+	$(BIN)/python tools/engines.py
 
 # Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
 coverage: $(STAMP)

@@ -3,6 +3,7 @@
     python bench/growth.py                      everything (about ten minutes on a quiet core)
     python bench/growth.py --only depth         one capability
     python bench/growth.py --smallest --json F  the smallest sizes only, to see that it works
+    python bench/growth.py --only eval --to 20000    rows doubled until there are so many (about ten minutes)
 
 Each size runs in a process of its own, on one thread, after the job's default size has warmed it up.
 Models are small, random and made on the spot. A ratio of 2 for a doubling is linear; below 2, a fixed part is still
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import math
 import os
 import shutil
 import sys
@@ -68,6 +70,11 @@ class Growth:
     def ratios(self) -> list[float]:
         return [b / a for a, b in pairwise(self.seconds)]
 
+    @property
+    def kilobytes_each(self) -> float:
+        """Peak memory that one more of what doubles takes, from the last doubling: what is held anyway is left out."""
+        return 1024 * (self.megabytes[-1] - self.megabytes[-2]) / (self.sizes[-1] - self.sizes[-2])
+
 
 CELLS = "cells of the matrix: prompts x reasonings, and reasonings come with prompts"
 STAIRS = "each layer's patch climbs the layers above it"
@@ -94,30 +101,32 @@ AXES = (
 )
 
 
-def grow(axis: Axis, doublings: int, repeat: int, shrink: int) -> Growth:
+def grow(axis: Axis, doublings: int, repeat: int, shrink: int, to: int = 0) -> Growth:
     start = max(1, axis.start // shrink)
     sizes = [start * 2**i for i in range(doublings + 1)]
+    while axis.name == "rows" and sizes[-1] < to:
+        sizes.append(min(2 * sizes[-1], to))
     spent = [
         alone(lambda n=n: axis.job(**dict(axis.held), **{axis.name: n}), lambda: axis.job()(), repeat)  # type: ignore[misc]
         for n in sizes
     ]
     seconds = [s.seconds for s in spent]
-    good = per_doubling(seconds) <= axis.limit
+    good = per_doubling(sizes, seconds) <= axis.limit
     expected = "linear" if axis.power == 1 else f"power {axis.power:g}: {axis.why}"
     megabytes = [s.megabytes for s in spent]
     return Growth(axis.capability, axis.name, sizes, seconds, megabytes, spent[-1].overhead, expected, good)
 
 
-def per_doubling(seconds: list[float]) -> float:
+def per_doubling(sizes: list[int], seconds: list[float]) -> float:
     """The factor of one doubling, from the first size to the last: a single ratio wobbles more."""
-    return (seconds[-1] / seconds[0]) ** (1 / (len(seconds) - 1))
+    return (seconds[-1] / seconds[0]) ** (1 / math.log2(sizes[-1] / sizes[0]))
 
 
-def all_growths(only: str | None, smallest: bool, repeat: int) -> Iterator[Growth]:
+def all_growths(only: str | None, smallest: bool, repeat: int, to: int) -> Iterator[Growth]:
     for axis in AXES:
         if only not in (None, axis.capability):
             continue
-        yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1)
+        yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1, to)
 
 
 def line(growth: Growth) -> str:
@@ -133,6 +142,7 @@ def line(growth: Growth) -> str:
         f"{listed(growth.seconds, 2):>22} s",
         f"x {listed(growth.ratios, 2):<12}",
         f"{listed(growth.megabytes, 0):>16} MB",
+        f"{growth.kilobytes_each:6.0f} KB each",
         over,
         growth.expected,
         "" if growth.good else "STEEPER",
@@ -145,13 +155,14 @@ def main() -> int:
     parser.add_argument("--only", choices=sorted({a.capability for a in AXES}), help="one capability")
     parser.add_argument("--smallest", action="store_true", help="quarter sizes, one doubling: does it work?")
     parser.add_argument("--repeat", type=int, default=3, help="rounds of each size; the least disturbed counts")
+    parser.add_argument("--to", type=int, default=0, metavar="ROWS", help="double rows until there are so many")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # evaluations without retain logs say so each time
     found = []
     try:
-        for growth in all_growths(args.only, args.smallest, args.repeat):
+        for growth in all_growths(args.only, args.smallest, args.repeat, args.to):
             print(line(growth), flush=True)
             found.append(growth)
     finally:
@@ -159,7 +170,9 @@ def main() -> int:
     print(f"\n{machine()}; one thread. {crowded()}")
     if args.json:
         rows: list[dict[str, Any]] = [
-            asdict(g) | {"ratios": g.ratios, "per_doubling": per_doubling(g.seconds)} for g in found
+            asdict(g)
+            | {"ratios": g.ratios, "per_doubling": per_doubling(g.sizes, g.seconds), "kilobytes": g.kilobytes_each}
+            for g in found
         ]
         args.json.write_text(json.dumps(rows, indent=1))
     return 0 if all(g.good for g in found) else 1

@@ -187,7 +187,7 @@ def trajectory(rows: int = 4, tokens: int = 16, steps: int = 4) -> Work:
     from vestige.metrics import membership, memorisation
     from vestige.metrics.trajectory import DEFAULT_TRAJECTORIES, follow
     from vestige.models.diffusion import MaskPredictor
-    from vestige.models.samplers import sample
+    from vestige.samplers import sample
     from vestige.wants import Denoising
 
     torch.manual_seed(0)

@@ -75,6 +75,15 @@ def forwards() -> Iterator[dict[str, float]]:
         torch.nn.Module.__call__ = real  # type: ignore[method-assign]
 
 
+def operations(work: Callable[[], Any]) -> int:
+    """Operations of matrix products, attention included, that a piece of work asks for."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    with FlopCounterMode(display=False) as counted:
+        work()
+    return counted.get_total_flops()
+
+
 def alone(make: Callable[[], Callable[[], Any]], warm: Callable[[], Any] | None = None, repeat: int = 1) -> Spent:
     """Work measured in a child of its own: `make` prepares it unmeasured, `warm` pays what is paid once.
 
@@ -151,6 +160,7 @@ class Beside:
     equality: str
     overhead: float | None = None  # over the bare forwards of the same work
     memory_ratio: float | None = None
+    fewer: float | None = None  # how many times fewer operations of matrices: what the ratio of seconds can reach
 
 
 def save(path: Path | None, rows: list[Beside]) -> None:

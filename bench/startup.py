@@ -3,6 +3,7 @@
     python bench/startup.py                  the main commands on the golden lab, each in a fresh process
     python bench/startup.py --only score     one of them (and those it needs)
     python bench/startup.py --model DIR --data DIR --repeat 1     some of them on a checkpoint and rows of your own
+    python bench/startup.py --who            who imports the heavy libraries in an `eval`; written into docs/bench.md
 
 Seconds are processor seconds on one thread, the least of --repeat. `imports` are outermost import statements, other
 people's libraries nearly all of it; `forwards` are outermost calls of torch modules.
@@ -12,12 +13,15 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import contextlib
+import io
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +104,46 @@ def child(words: list[str], note: Path) -> None:
     note.write_text(json.dumps(spent))
 
 
+HEAVY = (
+    "numpy", "torch", "transformers", "hydra", "scipy", "scipy.optimize", "accelerate", "transformers.modeling_utils",
+    "torch.distributed.tensor", "torch._dynamo", "pandas", "sklearn", "datasets", "peft", "matplotlib",
+)  # fmt: skip
+PAGE = Path(__file__).parent.parent / "docs" / "bench.md"
+OPEN, CLOSE = "<!-- imports: written by bench/startup.py --who -->", "<!-- /imports -->"
+
+
+class Who:
+    """Told of every import before it happens; notes which line of ours led to a heavy one, and who asked for it."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, tuple[str, str]] = {}
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in HEAVY and name not in self.found:
+            frames = [(f.filename, f.lineno) for f in traceback.extract_stack()[:-1]]
+            files = [(short(file), line) for file, line in frames if "importlib" not in file and file != __file__]
+            ours = next((f"`{file}:{line}`" for file, line in reversed(files) if file.startswith("vestige/")), "none")
+            self.found[name] = ours, files[-1][0].split("/")[0]
+
+
+def short(file: str) -> str:
+    return file.rpartition("site-packages/")[2].rpartition("/src/")[2]
+
+
+def who() -> str:
+    """A table: each heavy library that an evaluation imports, the line of ours behind it, and whose import it is."""
+    watch = Who()
+    sys.meta_path.insert(0, watch)  # type: ignore[arg-type]
+    from vestige.cli import main as vestige
+
+    with tempfile.TemporaryDirectory() as place, contextlib.redirect_stdout(io.StringIO()):
+        few = ["--limit", "1", "--metrics", "forget_Q_A_Prob"]
+        vestige(["eval", "tofu", "--data", str(DATA), "--quiet", "--model", str(MODELS / "full"), "--out", place, *few])
+    rows = [[f"`{n}`", *watch.found.get(n, ("", "not imported"))] for n in HEAVY]
+    lines = [["library", "the line of ours behind it", "imported by"], ["---"] * 3, *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def watch_modules(forwards: Watch) -> None:
     """As soon as torch has come, calls of its modules are watched."""
     module = getattr(getattr(sys.modules.get("torch"), "nn", None), "Module", None)
@@ -145,8 +189,15 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--data", type=Path)
     parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--who", action="store_true", help="who imports the heavy libraries; goes into docs/bench.md")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.who:
+        before, rest_ = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
+        table = who()
+        PAGE.write_text(f"{before}{OPEN}\n{table}\n{CLOSE}{rest_.split(CLOSE, 1)[1]}", encoding="utf-8")
+        print(table)
+        return
     if args.child:
         words, note = json.loads(args.child)
         child(words, Path(note))

@@ -139,7 +139,7 @@ def capability_rows(found: Found) -> Iterator[list[str]]:
             yield [name, NO_PEER[name], "", "", "", *tail]
         for i, b in enumerate(peers):
             beside = f"{b['peer']} ({b['case']})"
-            ratio = f"{b['peer_seconds'] / b['seconds']:.1f}" + less_memory(b)
+            ratio = f"{b['peer_seconds'] / b['seconds']:.1f}" + less_memory(b) + by_operations(b)
             same = b["equality"] if b["equal"] else f"**NO**: {b['equality']}"
             yield [
                 name if i == 0 else "",
@@ -155,6 +155,10 @@ def less_memory(b: Mapping[str, Any]) -> str:
     return f", with {b['memory_ratio']:.0f} times less memory" if b.get("memory_ratio") else ""
 
 
+def by_operations(b: Mapping[str, Any]) -> str:
+    return f" ({b['fewer']:.1f} times fewer operations)" if b.get("fewer") else ""
+
+
 def over(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
@@ -168,7 +172,7 @@ def growth(grown: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(f"{g['axis']} {g['per_doubling']:.1f}" + ("" if g["good"] else " (**steep**)") for g in grown)
 
 
-GROWTH_HEAD = ("capability", "what doubles", "sizes", "CPU s", "ratios", "peak MB", "by definition")
+GROWTH_HEAD = ("capability", "what doubles", "sizes", "CPU s", "ratios", "peak MB", "KB for one more", "by definition")
 
 
 def growth_row(g: Mapping[str, Any]) -> list[str]:
@@ -177,7 +181,7 @@ def growth_row(g: Mapping[str, Any]) -> list[str]:
 
     return [
         g["capability"], g["axis"], listed(g["sizes"], 0), listed(g["seconds"], 2), listed(g["ratios"], 2),
-        listed(g["megabytes"], 0), g["expected"],
+        listed(g["megabytes"], 0), f"{g['kilobytes']:.0f}", g["expected"],
     ]  # fmt: skip
 
 

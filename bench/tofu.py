@@ -3,7 +3,7 @@
     python bench/tofu.py                          the lab's full model on the lab's rows (a minute or two)
     python bench/tofu.py --model DIR --data DIR   any checkpoint on any rows (forget.jsonl, retain.jsonl, ...)
     python bench/tofu.py --smollm2 DIR --tofu DIR SmolLM2-135M (fetched into DIR) on real TOFU rows, as it is and
-                                                  after it has learned them by heart
+                                                  after it has learned them by heart (pad = eos, and not)
 
 The peer (bench/peer_loop.py) runs each metric as its own padded pass in batches of 32 and calls HF generate for each
 ROUGE metric. Both work on the same model object, one after the other, with the same number of threads.
@@ -83,9 +83,8 @@ def bare_forwards(loaded: LoadedModel, folder: Path, out: Path) -> tuple[float, 
     Alternating batch by batch keeps other load on the machine from favouring either side.
     """
     from vestige.collect import forward
-    from vestige.collect.answers import AnswerCollector, default_limits
+    from vestige.collect.answers import AnswerCollector, default_limits, vocabulary
     from vestige.collect.cost import Cost
-    from vestige.engine.obtain import vocabulary
     from vestige.engine.prepare import make_encoder_context, prepare
 
     run = to_run(EvalAsk(model="in-memory", data=str(folder), out=str(out), progress=False))
@@ -208,13 +207,15 @@ def smollm2(args: argparse.Namespace) -> list[Beside]:
         found.append(
             compare("SmolLM2-135M, real TOFU rows, as shipped (pad = eos)", wrap_model(model, tokenizer), data)
         )
-    # Scoring and generation see the same mask only when padding is a token of its own.
-    tokenizer.pad_token = "<|endoftext|>"
     known = [row for name in FILES if name != "holdout" for row in data[name]]
     loss = memorise(model, tokenizer, known)
-    found.append(
-        compare(f"SmolLM2-135M that has memorised the rows (loss {loss:.3f})", wrap_model(model, tokenizer), data)
-    )
+    # As shipped first: scoring and generation then hide other tokens, so that scoring drafts texts and proves none.
+    # With a padding token of its own they see the same, and scoring proves what it can.
+    for pad in ("eos", "a token of its own"):
+        if pad != "eos":
+            tokenizer.pad_token = "<|endoftext|>"
+        title = f"SmolLM2-135M that has memorised the rows (loss {loss:.3f}), pad = {pad}"
+        found.append(compare(title, wrap_model(model, tokenizer), data))
     return found
 
 

@@ -2,9 +2,12 @@
 
     make dist                      both files in dist/, then the trial (it downloads the pinned torch)
     python tools/dist.py --build   only the two files
+    python tools/dist.py --shared  the trial in an environment that has only the wheel, and borrows its dependencies
+                                   from the one that runs this script: no download (CI does this)
 
-The trial installs the wheel with the versions of constraints.txt, evaluates the golden lab's model from another
-directory, makes a page of the run, and asks pip what a message's `pip install 'vestige[plots]'` would add.
+The trial installs the wheel with the versions of constraints.txt, and then, in another directory, evaluates the golden
+lab's model, makes a page of the run, asks pip what a message's `pip install 'vestige[plots]'` would add, and runs
+`vestige demo --no-diffusion`.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tempfile
 import time
@@ -65,15 +69,35 @@ def other_is_directory(name: str, names: set[str]) -> bool:
     return any(other.startswith(f"{name}/") for other in names)
 
 
-def trial(wheel: Path, place: Path) -> None:
+def borrow(env: Path) -> None:
+    """Lets an environment see the packages of this one. Its own come first, and this one's editable vestige is not
+    among them: a directory that is added by a .pth file does not have its own .pth files read.
+    """
+    theirs = next(env.glob("lib/python*/site-packages"))
+    places = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    (theirs / "borrowed.pth").write_text("\n".join(places))
+
+
+def install(wheel: Path, place: Path, shared: bool) -> Path:
+    """A new environment with the wheel in it; its Python."""
+    venv.create(place / "env", with_pip=True)
+    python = place / "env" / "bin" / "python"
+    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install"]
+    if shared:
+        run([*pip, "--no-deps", "--no-index", str(wheel)], place)
+        borrow(place / "env")
+    else:
+        limits = ["-c", str(ROOT / "constraints.txt")]
+        run([*pip, *limits, "torch"], place)  # alone, and by its pin: nothing that follows asks for another build
+        run([*pip, *limits, str(wheel)], place)
+    return python
+
+
+def trial(wheel: Path, place: Path, shared: bool = False, demo: bool = True) -> None:
     """An empty environment, the wheel, and commands in a directory of their own."""
     started = time.monotonic()
-    venv.create(place / "env", with_pip=True)
-    python, work = place / "env" / "bin" / "python", place / "work"
+    python, work = install(wheel, place, shared), place / "work"
     work.mkdir()
-    pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "-c", str(ROOT / "constraints.txt")]
-    run([*pip, "torch"], work)  # alone, and by its pin: nothing that follows asks for another build
-    run([*pip, str(wheel)], work)
     installed = time.monotonic() - started
     command = str(place / "env" / "bin" / "vestige")
     where = run([str(python), "-c", "import vestige; print(vestige.__file__)"], work)
@@ -85,12 +109,21 @@ def trial(wheel: Path, place: Path) -> None:
     assert "forget_Q_A_Prob" in said, said
     run([command, "report", "run", "-o", "page"], work)
     assert list((work / "page").glob("*.html"))
-    added = run([*pip, "--dry-run", "vestige[plots]"], work)
-    assert "matplotlib" in added and "torch-" not in added.rpartition("Would install")[2], added
+    if not shared:
+        pip = [str(python), "-m", "pip", "install", "-c", str(ROOT / "constraints.txt")]
+        added = run([*pip, "--dry-run", "vestige[plots]"], work)
+        assert "matplotlib" in added and "torch-" not in added.rpartition("Would install")[2], added
+    if demo:
+        begun = time.monotonic()
+        told = run([command, "demo", "--no-diffusion"], work)
+        assert "Did it forget?" in told and "Three commands to try:" in told, told
+        assert (work / "saves" / "demo" / "report" / "index.html").is_file()
+        print(f"dist: vestige demo --no-diffusion took {time.monotonic() - begun:.0f} s from the wheel")
     packages = len(list((place / "env").glob("lib/python*/site-packages/*.dist-info")))
     size = sum(p.stat().st_size for p in (place / "env").rglob("*") if p.is_file() and not p.is_symlink()) / 2**20
     cost = f"{packages} packages, {size:,.0f} MB, {installed:.0f} s to install"
-    print(f"dist: {wheel.name} runs in an empty environment: {cost}")
+    kind = "an environment of its own with borrowed dependencies" if shared else "an empty environment"
+    print(f"dist: {wheel.name} runs in {kind}: {cost}")
 
 
 def run(words: list[str], place: Path) -> str:
@@ -105,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--build", action="store_true", help="build, and try nothing")
+    parser.add_argument("--shared", action="store_true", help="borrow the dependencies of this environment")
     args = parser.parse_args()
     wheel, archive = build(args.out)
     lacking = same_files(wheel, archive)
@@ -112,7 +146,7 @@ def main() -> int:
     print(f"dist: {wheel} ({wheel.stat().st_size / 1e6:.1f} MB), {archive} ({archive.stat().st_size / 1e6:.1f} MB)")
     if not args.build:
         with tempfile.TemporaryDirectory() as scratch:
-            trial(wheel.resolve(), Path(scratch))
+            trial(wheel.resolve(), Path(scratch), args.shared)
     return 0
 
 

@@ -9,8 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from vestige.lab.demo import SHOWN
-from vestige.show.tables import table
+from vestige.lab.demo import demo_table
 
 PAGE = Path(__file__).parent.parent / "docs" / "lab.md"
 START, END = "<!-- the demo: written by tools/lab_docs.py -->", "<!-- end of the demo -->"
@@ -23,12 +22,11 @@ def demo_part(out: Path) -> str:
     names = {m["id"]: m["name"] for m in report["models"]}
     order = ["full", "retain", *unlearned]
     values = {n: json.loads((out / "eval" / n / "TOFU_SUMMARY.json").read_text()) for n in order}
-    rows = [[m, *("-" if (v := values[n].get(m)) is None else f"{v:.2g}" for n in order)] for m in SHOWN]
     said = {names[a["model"]]: a["verdict"] for a in report["audits"]}
     # Where a diffusion model has the same name, the page calls the causal one lab/NAME.
     found = {n: said.get(f"lab/{n}") or said.get(n) for n in unlearned}
     lines = [f"{n}: {v['title']}. {v['headline']}" for n, v in found.items() if v]
-    shown = table(rows, ["metric", *order], right=tuple(range(1, 6)))
+    shown = demo_table(values)
     return f"{START}\n```text\n{shown}\n\nDid it forget?\n" + "\n".join(lines) + f"\n```\n{END}"
 
 

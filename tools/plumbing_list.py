@@ -32,7 +32,7 @@ def fault(name: str, file: str, old: str, new: str, *tests: str, equivalent: str
 
 
 STALE = "test_staleness.py::"
-PRINT = "test_models_fingerprint.py"
+PRINT = "models/test_models_fingerprint.py"
 HAND = "test_plumbing.py"
 
 # ---- identity: what names evidence ----------------------------------------------------------------------------------
@@ -58,7 +58,7 @@ fault("a second run says today's versions", "engine/handles.py", 'made = model.m
       STALE + "test_a_second_run_says_how_its_evidence_was_made")
 fault("notes of loading do not reach the manifest", "engine/handles.py",
       "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
-      "test_families.py::test_unused_tensors_and_notes_through_the_command_line")
+      "models/test_families.py::test_unused_tensors_and_notes_through_the_command_line")
 fault("identity without the 4-bit rule", "engine/handles.py",
       'parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []\n            parts +=',
       "parts +=", HAND)
@@ -152,7 +152,7 @@ fault("rows left out of a task's key", "sweep/tasks.py",
       STALE + "test_sweep[text of a row]")
 fault("retain results left out of a task's key", "sweep/tasks.py",
       'sorted(Path(task.retain).glob("*_EVAL.json"))', "[]",
-      "test_sweep.py::test_other_retain_results_are_compared_with_again")
+      "sweep/test_sweep.py::test_other_retain_results_are_compared_with_again")
 fault("plug-ins left out of a task's key", "sweep/tasks.py",
       "for plugin in task.plugins for file", "for plugin in () for file",
       STALE + "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin")
@@ -175,10 +175,10 @@ fault("parts of another question are resumed", "store/evidence.py",
 fault("parts of another question are thrown away", "store/evidence.py",
       "            if done:\n                self.merge(done)\n",
       "", HAND)
-fault("new evidence replaces what was kept", "store/evidence.py", "if k not in set(without)}, **items}",
-      "if False}, **items}", HAND)
+fault("new evidence replaces what was kept", "store/evidence.py", "(k for k in kept if k not in left)",
+      "(k for k in kept if False)", HAND)
 fault("what should go stays in the bank", "store/evidence.py",
-      "if k not in set(without)}, **items}", "}, **items}", HAND)
+      "(k for k in kept if k not in left)", "(k for k in kept)", HAND)
 fault("notes not remembered", "store/evidence.py", "    if new:\n        write_json(directory / NOTES",
       "    if False:\n        write_json(directory / NOTES", STALE + "test_notes_are_remembered")
 fault("new notes replace old ones", "store/evidence.py", "stem: [*known.get(stem, []), *new]}", "stem: [*new]}", HAND)
@@ -186,7 +186,7 @@ fault("notes not recalled", "engine/obtain.py",
       "self.cost.notes += [n for n in remarks(self.directory, bank.stem) if n not in self.cost.notes]", "pass",
       STALE + "test_notes_are_remembered")
 fault("parts under way are tidied away", "store/evidence.py", "if asked is None or set(asked[0]) <= set(bank.load()):",
-      "if True:", "test_verify.py::test_parts_that_were_folded_are_tidied_up")
+      "if True:", "results/test_verify.py::test_parts_that_were_folded_are_tidied_up")
 fault("a digest without the numbers", "store/formats.py", "out.update(np.ascontiguousarray(array).tobytes())", "pass",
       HAND)
 fault("a digest without the head", "store/formats.py",
@@ -196,8 +196,7 @@ fault("altered numbers are read", "store/formats.py",
       "if body.get(\"sha256\") != self._digest(body[\"values\"], head):",
       "if False:", HAND)
 fault("one answer's numbers are the next one's", "store/formats.py",
-      'a, b = arrays["offsets"][i], arrays["offsets"][i + 1]',
-      'a, b = arrays["offsets"][i - 1], arrays["offsets"][i]', HAND)
+      'self._arrays["offsets"][i : i + 2].tolist()', 'self._arrays["offsets"][[i - 1, i]].tolist()', HAND)
 fault("a resumed run packs its batches otherwise", "engine/obtain.py", "return [g for g in groups if g]",
       "return [list(missing.values())]", HAND)
 fault("collected again though it is there", "engine/obtain.py", "for k, w in unique.items() if k not in have}",
@@ -213,7 +212,7 @@ fault("tokenizer mismatch of a depth score in a suite allowed", "engine/obtain.p
       'if tokenizer_facts(load_tokenizer(handle.args)[0])["vocabulary"] != ours:', "if False:",
       STALE + "test_a_depth_score_in_a_suite_wants_one_tokenizer")
 fault("tokenizer mismatch of depth allowed", "depth/contexts.py", "        if not same:\n", "        if False:\n",
-      "test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
+      "depth/test_depth.py::test_other_tokenizers_and_other_shapes_are_refused",
       STALE + "test_depth_wants_one_tokenizer_not_one_vocabulary")
 fault("old evidence is trusted unseen", "store/trust.py",
       "        count, why = self._compare(kept)\n        if why:\n",
@@ -245,15 +244,15 @@ fault("files put beside a sealed run", "store/checksums.py", "elif name not in f
 fault("files lost from a sealed run", "store/checksums.py",
       "lost = [name for name in found.files if name not in files] +", "lost = [] +", HAND)
 fault("two writers in one directory", "store/lock.py", "lock.acquire(timeout=0)", "pass",
-      "test_sweep.py::test_a_run_that_another_process_writes_is_held")
+      "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")
 fault("a directory in use is a failure", "store/lock.py", "        raise HeldError(", "        raise UserError(",
-      "test_sweep.py::test_a_run_that_another_process_writes_is_held")
+      "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")
 fault("an archive writes outside", "store/archive.py", 'any(part in ("", ".", "..") for part in parts)',
-      'any(part in ("", ".") for part in parts)', "test_verify.py::test_names_that_lead_out_are_refused")
+      'any(part in ("", ".") for part in parts)', "results/test_verify.py::test_names_that_lead_out_are_refused")
 fault("an archive with two files of one name", "store/archive.py",
       "if len(set(names)) != len(names):", "if False:", HAND)
 fault("links in an archive", "store/archive.py", "if e.is_dir() or kind not in (0, stat.S_IFREG) or", "if",
-      "test_verify.py::test_links_bombs_and_rubbish_are_refused")
+      "results/test_verify.py::test_links_bombs_and_rubbish_are_refused")
 fault("an archive that lacks a run", "store/archive.py",
       'if not (place / "runs" / name / NAME).is_file():', "if False:",
       "test_bad_checkpoints.py::test_an_archive_that_lacks_a_run_it_lists")
@@ -266,45 +265,47 @@ fault("an unfinished run is packed", "store/archive.py", "    if not seal.finish
 
 # ---- masks and positions --------------------------------------------------------------------------------------------
 
-fault("hidden tokens are nodes like others", "collect/tree.py", "codes[seen] += 1", "pass", "test_tree.py")
+fault("hidden tokens are nodes like others", "collect/tree.py", "codes[seen] += 1", "pass", "collect/test_tree.py")
 fault("answers are read one token late", "collect/tree.py", "predictors[i] = path[targets[i].start - 1 :]",
-      "predictors[i] = path[targets[i].start :]", "test_tree.py")
-fault("positions do not count", "collect/tree.py", "else depth[p] + 1)", "else depth[p])", "test_tree.py")
+      "predictors[i] = path[targets[i].start :]", "collect/test_tree.py")
+fault("positions do not count", "collect/tree.py", "np.arange(shared, len(codes[i])))",
+      "np.arange(0, len(codes[i]) - shared))", "collect/test_tree.py")
 fault("a subtree ends with its first child", "collect/tree.py", "max(end[place[parent]], end[i])", "end[i]",
-      "test_tree.py")
+      "collect/test_tree.py")
 fault("batches beyond the limit of logits", "collect/tree.py",
-      " or cells + new > limits.logit_cells", "", "test_tree.py")
-fault("hidden tokens are seen (packed)", "collect/forward.py", " & ~hidden[None, :]", "", "test_tree.py")
-fault("one answer sees another", "collect/forward.py", " & (at[:, None] < end[None, :])", "", "test_tree.py")
-fault("padding looks at nothing", "collect/forward.py", "    mask[lonely, lonely] = True\n", "", "test_tree.py")
+      " or cells + new > limits.logit_cells", "", "collect/test_tree.py")
+fault("hidden tokens are seen (packed)", "collect/forward.py", " & ~hidden[:, None, :]", "", "collect/test_tree.py")
+fault("one answer sees another", "collect/forward.py", " & (at[:, None] < end[:, None, :])", "", "collect/test_tree.py")
+fault("padding looks at nothing", "collect/forward.py",
+      "    allowed.diagonal(0, 1, 2).logical_or_(~allowed.any(dim=-1))\n", "", "collect/test_tree.py")
 fault("positions in a row in place of depths", "collect/forward.py", "position[r, :n] = tree.depth[row.nodes]",
-      "position[r, :n] = np.arange(n)", "test_answers.py")
+      "position[r, :n] = np.arange(n)", "collect/test_answers.py")
 fault("hidden tokens are seen (plain)", "collect/forward.py",
       "mask[r, [h for h in target.hidden if h < n]] = 0", "pass",
-      "test_answers.py")
+      "collect/test_answers.py")
 fault("answers of all rows read off the first", "collect/forward.py", "flat_index.append(scored + r * width)",
-      "flat_index.append(scored)", "test_answers.py")
+      "flat_index.append(scored)", "collect/test_answers.py")
 fault("ancestors before a stretch are not seen", "collect/sparse.py", "np.flatnonzero(ends[:last] > first)",
-      "np.flatnonzero(ends[:last] > last)", "test_answers.py")
-fault("the attention stays swapped", "collect/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]',
-      "        pass", "test_answers.py")
+      "np.flatnonzero(ends[:last] > last)", "collect/test_answers.py")
+fault("the attention stays swapped", "models/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]',
+      "        pass", "collect/test_answers.py")
 fault("the last position is not used", "collect/positions.py", "tokens > positions:", "tokens >= positions:",
-      "test_answers.py")
+      "collect/test_answers.py")
 fault("positions that a table keeps for itself", "collect/positions.py",
-      ' - int(getattr(module, "offset", 0))', "", "test_answers.py")
+      ' - int(getattr(module, "offset", 0))', "", "collect/test_answers.py")
 fault("a token one past the table", "collect/positions.py", "highest >= rows:", "highest > rows:", HAND)
-fault("masks that mask nothing", "models/logits.py", "torch.finfo(dtype).min", "0", "test_tree.py")
+fault("masks that mask nothing", "models/logits.py", "torch.finfo(dtype).min", "0", "collect/test_tree.py")
 fault("the hook at the output layer stays", "models/logits.py", "        handle.remove()", "        pass",
-      "test_answers.py")
+      "collect/test_answers.py")
 fault("an input table taken for the output layer", "models/logits.py",
-      " and not isinstance(layer, torch.nn.Embedding)", "", "test_answers.py")
+      " and not isinstance(layer, torch.nn.Embedding)", "", "collect/test_answers.py")
 fault("the first column reads the row before", "models/diffusion.py",
       "where = where - (where % ids.shape[1] != 0).to(where.dtype)", "where = where - 1",
-      "test_families.py::test_logits_are_those_of_the_published_code", "test_models_diffusion.py")
+      "models/test_families.py::test_logits_are_those_of_the_published_code", "models/test_models_diffusion.py")
 fault("a diffusion model sees padding", "models/diffusion.py", "allowed = keep[:, None, :].expand(",
-      "allowed = torch.ones_like(keep)[:, None, :].expand(", "test_models_diffusion.py", "test_bound.py")
+      "allowed = torch.ones_like(keep)[:, None, :].expand(", "models/test_models_diffusion.py", "collect/test_bound.py")
 fault("masks reach over a window", "models/diffusion.py", "if local and keys > window:", "if False:",
-      "test_models_diffusion.py")
+      "models/test_models_diffusion.py")
 
 # ---- loading, secrets, whose mistake it is --------------------------------------------------------------------------
 
@@ -312,17 +313,17 @@ fault("another architecture under a family's name", "models/families.py",
       "return family if not heads or family.architecture in heads else None", "return family",
       "src/vestige/models/families.py")
 fault("settings that a family does not cover", "models/families.py", "if config.get(setting) not in covered:",
-      "if False:", "test_families.py::test_settings_that_are_not_covered")
+      "if False:", "models/test_families.py::test_settings_that_are_not_covered")
 fault("a name is renamed by its beginning", "models/families.py", ' + r"(?!\\w)")', ")",
-      "test_families.py::test_names_that_only_begin_like_a_familys_stay")
+      "models/test_families.py::test_names_that_only_begin_like_a_familys_stay")
 fault("tensors that nobody reads", "models/tensors.py", "if unused and not allow:", "if False:",
-      "test_models_load.py::test_tensors_that_nobody_reads_are_an_error")
+      "models/test_models_load.py::test_tensors_that_nobody_reads_are_an_error")
 fault("random weights are measured", "models/tensors.py", "    if missing:\n", "    if False:\n",
-      "test_models_load.py::test_random_weights_are_never_measured")
+      "models/test_models_load.py::test_random_weights_are_never_measured")
 fault("two tensors for one place", "models/tensors.py", "if other != theirs:", "if False:",
-      "test_families.py::test_two_tensors_for_one_place")
+      "models/test_families.py::test_two_tensors_for_one_place")
 fault("a model is a view of its files", "models/tensors.py", "[index].clone()", "[index]",
-      "test_families.py::test_a_loaded_model_is_not_a_view_of_its_files")
+      "models/test_families.py::test_a_loaded_model_is_not_a_view_of_its_files")
 fault("messages show secrets", "errors.py", "one_line(hide(message))", "one_line(message)",
       "test_secrets.py::test_user_errors_hide")
 fault("a secret spelt otherwise is shown", "secrets.py",

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import re
 import shutil
@@ -32,7 +33,8 @@ from plumbing_list import MUTANTS, Mutant
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "mutation.md"
 MARKERS = ("<!-- plumbing: begin -->", "<!-- plumbing: end -->")
-TIMEOUT = 240.0  # seconds of one mutant; an endless loop is a noticed fault
+# Seconds of one mutant; an endless loop is a noticed fault. On a busy machine at least as long as all tests took.
+TIMEOUT = 240.0
 WANTED = 0.95
 # Imported once and inherited by every child: they take longer than most tests.
 LIBRARIES = ("numpy", "torch", "transformers", "transformers.modeling_utils", "transformers.generation.utils",
@@ -53,6 +55,7 @@ class Copy:
 
     def __init__(self, place: Path) -> None:
         self.place = place
+        self.whole = 0.0  # seconds that all tests took without a fault
         hidden = shutil.ignore_patterns("__pycache__")
         for name in ("src", "tests", "docs", "bench", "tools"):
             shutil.copytree(ROOT / name, place / name, ignore=hidden)
@@ -63,22 +66,24 @@ class Copy:
     def outcome(self, tests: Sequence[str], mutant: Mutant | None = None) -> tuple[str, str]:
         """How the tests end, and the first that failed."""
         if mutant is None:
-            return self._run(tests)
+            return self._run(tests, math.inf)  # no fault, so no endless loop
         file = self.place / "src" / "vestige" / mutant.file
         before = file.read_text()
         file.write_text(mutated(mutant, before))
         try:
-            return self._run(tests)
+            return self._run(tests, max(TIMEOUT, self.whole))
         finally:
             file.write_text(before)
 
-    def _run(self, tests: Sequence[str]) -> tuple[str, str]:
+    def _run(self, tests: Sequence[str], limit: float) -> tuple[str, str]:
+        begun = time.monotonic()
         read, write = os.pipe()
         if (pid := os.fork()) == 0:
             os.setsid()
             os._exit(self._child(tests, write))
         os.close(write)
-        status = _wait(pid)
+        status = _wait(pid, limit)
+        self.whole = max(self.whole, time.monotonic() - begun) if limit == math.inf else self.whole
         with os.fdopen(read, "rb") as pipe:
             first = pipe.read().decode()
         if status is None:
@@ -112,9 +117,9 @@ def _path(test: str) -> str:
     return test if test.startswith("src/") else f"tests/{test}"
 
 
-def _wait(pid: int) -> int | None:
+def _wait(pid: int, limit: float) -> int | None:
     """The status of a child; one that takes too long is stopped, with all that it started."""
-    end = time.monotonic() + TIMEOUT
+    end = time.monotonic() + limit
     while time.monotonic() < end:
         done, status = os.waitpid(pid, os.WNOHANG)
         if done:

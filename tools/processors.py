@@ -54,7 +54,7 @@ RUNS = (
 
 def marked() -> list[str]:
     """The files with marked tests: importing the others would take longer than some of the tests."""
-    found = sorted((ROOT / "tests").glob("test_*.py"))
+    found = sorted((ROOT / "tests").rglob("test_*.py"))
     return [str(f.relative_to(ROOT)) for f in found if f"mark.{MARK}" in f.read_text(encoding="utf-8")]
 
 

@@ -26,8 +26,8 @@ ROOMS = (
     *("metrics", "compare", "suites", "store", "meta", "report"),
 )
 TESTS = (
-    *("bleu", "bootstrap", "collapse_formulas", "depth_formulas", "exact"),
-    *("meta", "metrics", "rooms", "sums", "types"),
+    *("test_rooms", "test_sums", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
+    *(f"metrics/test_{name}" for name in ("bleu", "collapse_formulas", "depth_formulas", "metrics")),
 )
 
 
@@ -73,7 +73,7 @@ def run(version: str) -> bool:
         print(f"Python {version}: SKIPPED, no such interpreter on the path or in pyenv", flush=True)
         return True
     since = time.monotonic()
-    asked = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/test_{name}.py" for name in TESTS)]
+    asked = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/{name}.py" for name in TESTS)]
     command = [str(environment(version, python)), "-m", "pytest", "-v", "-rf", *asked]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

@@ -14,12 +14,15 @@ from pathlib import Path
 from pythons import ROOMS, TESTS
 
 ROOT = Path(__file__).resolve().parent.parent
-MORE = ("architecture", "end_to_end", "errors", "handlers", "report_parts", "rouge", "verdict", "writing")
+MORE = (
+    *("test_architecture", "test_end_to_end", "test_errors", "test_writing", "suites/test_handlers"),
+    *("report/test_report_parts", "metrics/test_rouge", "compare/test_verdict"),
+)
 BUDGET = 90  # seconds on two idle cores
 
 
 def main() -> int:
-    files = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/test_{name}.py" for name in (*TESTS, *MORE))]
+    files = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/{name}.py" for name in (*TESTS, *MORE))]
     words = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     since = time.monotonic()
     status = subprocess.run([sys.executable, "-m", "pytest", *words, *files], cwd=ROOT).returncode

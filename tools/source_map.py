@@ -21,7 +21,6 @@ sys.path.insert(0, str(ROOT / "tests"))  # the rooms and their arrows are the ta
 SOURCE, PAGE = ROOT / "src" / "vestige", ROOT / "docs" / "architecture.md"
 OUTSIDE = {"bench": "measurements beside other ways to do the same", "tools": "campaigns, generators and checkers"}
 COLUMN, WIDTH = 30, 120
-sys.path.insert(0, str(ROOT / "tests"))  # for test_rooms
 
 
 def described(path: Path) -> str:

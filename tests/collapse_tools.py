@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,3 +77,19 @@ def random_cross(rows: int = 12, columns: int = 4, signal: float = 3.0, seed: in
     sums = rng.normal(-40, 2, (rows, columns))
     sums[np.arange(rows), own] += signal
     return cross_of(sums, rng.integers(5, 30, rows), own, range(columns))
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+    return path
+
+
+def turn_rows(prompts: int = 4, samples: int = 3) -> list[dict[str, Any]]:
+    """Answers to states that repeat the state they saw."""
+    rows = []
+    for p in range(prompts):
+        state = f"Player ({p}, {p + 1}) Box ({p + 2}, 1)"
+        for s in range(samples):
+            response = f"<think>I see {state} so {'go up' if s else 'wait'}.</think><answer>Up</answer>"
+            rows.append({"messages": [{"role": "user", "content": state}], "response": response, "group_id": p})
+    return rows

@@ -58,7 +58,7 @@ def run_meta_files(data: bytes, place: Path) -> None:
 
     path = written(place, "x.json", data)
     for read in (files.read_method_results, files.read_utility, files.read_thresholds, files.read_threshold_protocols,
-                 files.read_meta_eval, files.read_usable, read_pools):  # fmt: skip
+                 files.read_meta_eval, read_pools):  # fmt: skip
         with tolerant():
             read(path)
 
@@ -116,7 +116,7 @@ def run_trajectory(data: bytes, place: Path) -> None:
     """A trajectory_config, and the passes that follow from it."""
     import torch
 
-    from vestige.models.samplers.schedule import block_plan, window_plan
+    from vestige.samplers.schedule import block_plan, window_plan
     from vestige.suites.trajectory import read_config
 
     said = loads(data)

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import vestige
+from collapse_tools import turn_rows, write
 from conftest import LAB, SYSTEM
 from staleness_tools import forwards
-from test_collapse_run import turn_rows, write
 from vestige.cli import main
 from vestige.errors import UserError
 
@@ -213,8 +214,8 @@ def test_plan_prints_as_the_command_line_and_writes_nothing(tmp_path: Path, caps
     assert vestige.plan(UNLEARNED, metrics=["mia_loss"], out=out, data=LAB / "data", limit=4).answers.cached == 8
     with pytest.raises(UserError, match="takes paths"):
         vestige.plan(object())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"setting of plan\(\) 'limt'. Did you mean 'limit'"):
-        vestige.plan(UNLEARNED, limt=4)
+    with pytest.raises(UserError, match=r"plan\(\) has no keyword 'limt'. Did you mean 'limit'"):
+        vestige.plan(UNLEARNED, limt=4)  # type: ignore[call-arg]
 
 
 def test_measure_depth(tmp_path: Path) -> None:
@@ -234,7 +235,9 @@ def test_measure_collapse_takes_settings_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="Did you mean 'resamples'"):
         vestige.measure_collapse(file, FULL, resample=20)
     with pytest.raises(UserError, match="needs its tokenizer"):
-        vestige.measure_collapse(file, object())
+        vestige.measure_collapse(file, torch.nn.Linear(1, 1))
+    with pytest.raises(UserError, match="takes a path, a hub id or a model of torch, not object"):
+        vestige.measure_collapse(file, object())  # type: ignore[arg-type]
 
 
 def test_attack_with_words_or_a_mapping(tmp_path: Path) -> None:
@@ -246,7 +249,7 @@ def test_attack_with_words_or_a_mapping(tmp_path: Path) -> None:
     assert {r.model for r in rows} == {"model", "retain"} and (tmp_path / "a" / "stress.json").is_file()
     again = vestige.attack(UNLEARNED, LAB / "data", {"prune": [0.3, 0.6]}, tmp_path / "b", **said)
     assert [(r.attack, r.budget) for r in again] == [(r.attack, r.budget) for r in rows[:3]]
-    with pytest.raises(UserError, match=r"setting of attack\(\) 'epoch'. Did you mean 'epochs'"):
+    with pytest.raises(UserError, match=r"attack\(\) has no keyword 'epoch'. Did you mean 'epochs'"):
         vestige.attack(UNLEARNED, LAB / "data", "relearn", epoch=1)
     with pytest.raises(UserError, match="Did you mean 'prune'"):
         vestige.attack(UNLEARNED, LAB / "data", {"prunes": 0.3})

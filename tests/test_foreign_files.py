@@ -20,11 +20,10 @@ from typing import Any
 import pytest
 import yaml
 
-from collapse_tools import TINY
+from collapse_tools import TINY, turn_rows, write
 from conftest import LAB
 from fault_tools import child, kill_at, refuse_from, watch
 from golden_tools import eval_args
-from test_collapse_run import turn_rows, write
 from vestige.cli import main, parser
 from vestige.lab.building import ensure_built
 from vestige.lab.corpus import make_corpus
@@ -156,8 +155,11 @@ def verbs(shelf: Path) -> dict[str, Verb]:
         "collapse": Verb(to("collapse", str(shelf / "rollouts.jsonl"), "--model", str(TINY), "--resamples", "20")),
         "meta": Verb(to("meta", "axes", str(shelf / "methods.yaml"), "--resamples", "0")),
         "audit": Verb(to("audit", "--before", str(MODELS / "full"), "--after", str(MODELS / "unlearned"),
-                         "--forget", rows, "--limit", "2")),
+                         "--forget", rows, "--limit", "2", "--minutes", "0.01")),  # its attacks: see stress
         "import": Verb(to("import", str(shelf / "full" / "TOFU_EVAL.json"))),
+        "methods-text": Verb(to("methods-text", *old), "methods.txt"),
+        "publish json": Verb(to("publish", str(shelf / "full"), "--to", "json")),
+        "publish hub": Verb(to("publish", str(shelf / "full"), "--to", "hub", "--no-page")),
     }  # fmt: skip
 
 

@@ -94,7 +94,7 @@ CASES = [
     Case("vestige.data.rows:read_file", "attribute", evaluate()),
     Case("vestige.engine.prepare:build_rows", "index", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
-    Case("vestige.costs.estimate:_estimate", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
+    Case("vestige.costs.estimate:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
     Case("vestige.engine.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.load", "key", plain("score", "{copy}")),
     Case("vestige.results.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
@@ -296,7 +296,7 @@ ALLOWED = {
     "collect/cross.py": 1,
     "collect/denoise.py": 1,
     "collect/staircase.py": 1,
-    "collect/texts.py": 1,
+    "collect/texts.py": 2,
     "data/chat.py": 1,
     "collapse/reasoning.py": 1,
     "data/rows.py": 1,
@@ -305,6 +305,7 @@ ALLOWED = {
     "watch/loop.py": 1,
     "watch/processes.py": 1,
     "collapse/detector.py": 1,
+    "integrations/exporters.py": 1,  # trackers of other people: their network, files, servers
     "integrations/lm_eval_tasks.py": 1,
     "integrations/open_unlearning.py": 1,
     "integrations/plugins.py": 1,
@@ -321,6 +322,7 @@ ALLOWED = {
     "store/formats.py": 1,
     "suites/postprocess.py": 1,
 }
+HANDED_ON = {"servers/pool.py"}  # from a thread to the one that asked, which raises the same exception
 CALLED = {"reraise_ours", "is_ours", "internal_error", "in_short"}  # raised again, or called an internal error
 WIDE = {"Exception", "BaseException"}
 # Types that only a mistake of ours raises behind a reader: caught where one foreign call or one conversion is.
@@ -349,6 +351,8 @@ def test_every_exception_is_caught_only_where_foreign_code_is_called() -> None:
         calls = {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
         always_raises = isinstance(node.body[-1], ast.Raise) and node.body[-1].exc is None
         if not names & WIDE or (always_raises and "BaseException" in names):
+            continue
+        if file in HANDED_ON:
             continue
         found[file] = found.get(file, 0) + 1
         assert calls & CALLED, f"{file}:{node.lineno} catches everything and does not call reraise_ours"

@@ -66,6 +66,15 @@ def test_it_runs_away_from_the_repository(wheel: Path, tmp_path: Path) -> None:
     assert listed.returncode == 0 and "tofu" in listed.stdout, listed.stderr
 
 
+def test_it_is_installed_and_runs_from_an_environment_of_its_own(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An evaluation and a page. CI runs the demo there as well: tools/dist.py --shared."""
+    dist.trial(wheel, tmp_path, shared=True, demo=False)
+    said = re.search(r"with borrowed dependencies: (\d+) packages", capsys.readouterr().out)
+    assert said and int(said[1]) <= 3  # vestige, and what a new environment has: pip, setuptools
+
+
 def test_versions_agree() -> None:
     said = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     cited = re.search(r"^version: (\S+)", (ROOT / "CITATION.cff").read_text(), re.M)
@@ -91,7 +100,15 @@ def test_messages_name_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch
     from importlib import metadata
 
     monkeypatch.setattr(metadata, "distribution", lambda name: name)
+    beside = Path(sys.executable).parent / "pip"
+    monkeypatch.setattr("shutil.which", lambda name: str(beside))
     assert how_to_install("plots") == "pip install 'vestige[plots]'"
+    # `make demo` activates no environment: then `pip` is somebody else's, and would install somebody else's package.
+    for other in (None, "/usr/bin/pip"):
+        monkeypatch.setattr("shutil.which", lambda name, other=other: other)
+        assert how_to_install("plots") == f"{sys.executable} -m pip install 'vestige[plots]'"
+    monkeypatch.setattr("sys.executable", str(Path.cwd() / ".venv" / "bin" / "python"))
+    assert how_to_install("plots") == ".venv/bin/python -m pip install 'vestige[plots]'"
 
     def absent(name: str) -> None:
         raise metadata.PackageNotFoundError(name)

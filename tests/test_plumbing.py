@@ -143,7 +143,7 @@ def test_the_version_of_a_foreign_harness_counts_where_it_is_used(monkeypatch: p
 
 
 def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
-    from test_sweep import write_plan
+    from sweep_tools import write_plan
     from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 
@@ -164,7 +164,7 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
 
 
 def test_an_attack_counts_with_its_settings(tmp_path: Path) -> None:
-    from test_sweep import write_plan
+    from sweep_tools import write_plan
     from vestige.sweep.graph import make_tasks
     from vestige.sweep.plan import read_plan
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from browser_tools import browser, why_not
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -62,6 +64,7 @@ def test_a_link_that_leads_nowhere_stops_the_build(
     assert set(few) <= set(pages)
     monkeypatch.setattr(module, "find_pages", lambda: few)
     monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    monkeypatch.setattr(module, "metric_pages", lambda: {module.INDEX: "# Every metric\n"})
     with pytest.raises(module.BuildError, match=says):
         module.build(tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -104,6 +107,7 @@ def test_only_what_the_last_build_wrote_is_removed(tmp_path: Path, monkeypatch: 
         page.write_text(f"# {name}\n")
     monkeypatch.setattr(module, "find_pages", lambda: pages)
     monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    monkeypatch.setattr(module, "metric_pages", lambda: {module.INDEX: "# Every metric\n"})
     module.build(out)
     (out / "notes.txt").write_text("years of work")
     (out / "_static" / "mine.css").write_text("years of work")
@@ -118,3 +122,52 @@ def test_only_what_the_last_build_wrote_is_removed(tmp_path: Path, monkeypatch: 
     with pytest.raises(Exception, match="was not written by vestige"):
         module.build(out)
     assert (out / "data.html").read_text() == "years of work" and (out / "lab.html").read_bytes() == before
+
+
+def test_each_metric_has_a_page_from_its_card(site: Path) -> None:
+    pages = sorted(p.stem for p in site.glob("metric_*.html"))
+    listed = (site / "all_metrics.html").read_text(encoding="utf-8")
+    assert len(pages) > 25 and all(f'href="{name}.html"' in listed for name in pages)
+    text = (site / "metric_extraction_strength.html").read_text(encoding="utf-8")
+    for needed in ("Carlini", "Worked example", "open-unlearning", "tofu", "a high value"):
+        assert needed in text, needed
+
+
+def test_code_can_be_copied(site: Path) -> None:
+    assert "copybutton.js" in (site / "questions.html").read_text(encoding="utf-8")
+    assert (site / "_static" / "copybutton.js").is_file()
+
+
+def test_versions_are_kept_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, top = builder(), tmp_path / "site"
+    (tmp_path / "index.md").write_text("# Start\n")
+    monkeypatch.setattr(module, "find_pages", lambda: {"README": tmp_path / "index.md"})
+    monkeypatch.setattr(module, "reference", lambda: "# Reference\n")
+    monkeypatch.setattr(module, "metric_pages", lambda: {module.INDEX: "# Every metric\n"})
+    for version in ("0.9.0", "0.10.0"):
+        monkeypatch.setattr(module, "__version__", version)
+        module.publish(top)
+    assert (top / "versions.js").read_text() == 'window.VESTIGE_VERSIONS = ["0.10.0", "0.9.0"];\n'
+    assert "0.10.0/index.html" in (top / "index.html").read_text()
+    assert "vestige 0.9.0" in (top / "0.9.0" / "index.html").read_text(encoding="utf-8")
+    (top / "0.11.0").mkdir()  # somebody else's folder is not listed
+    module.publish(top)
+    assert "0.11.0" not in (top / "versions.js").read_text()
+
+
+FOUND = {
+    "wandb": "questions.html",
+    "over-forgetting": "questions.html",
+    "evaluate during training": "questions.html",
+    "LLaDA": "diffusion.html",
+}
+
+
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
+def test_the_search_finds_what_people_type(site: Path) -> None:
+    """The site's own search in a real browser, from disk."""
+    with browser() as chromium:
+        tab = chromium.new_page()
+        for words, page in FOUND.items():
+            tab.goto(f"{(site / 'search.html').as_uri()}?q={words.replace(' ', '+')}")
+            tab.wait_for_selector(f'#search-results a[href*="{page}"]', timeout=30_000)

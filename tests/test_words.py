@@ -6,6 +6,9 @@ CHANGELOG and tests are left out.
 from __future__ import annotations
 
 import re
+import tomllib
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -91,3 +94,27 @@ def test_the_search_finds(old: str) -> None:
 )  # fmt: skip
 def test_the_search_leaves_alone(plain: str) -> None:
     assert not any(places(plain, words) for words in WORDS)
+
+
+def test_nothing_is_written_twice_on_a_page() -> None:
+    """A merge that kept both sides leaves a line twice. Tables have the same heads and flags; code is left out."""
+    pages = [ROOT / "CHANGELOG.md", *(p for p in files() if p.suffix == ".md")]
+    twice = []
+    for page in pages:
+        prose = re.sub(r"^```.*?^```$", "", text(page), flags=re.M | re.S)
+        lines = [line.strip() for line in prose.splitlines() if len(line) >= 60 and not set(line) <= set("|- ")]
+        heads = {before for before, line in pairwise(prose.splitlines()) if line.startswith(("|---", "| ---"))}
+        twice += [
+            f"{page.relative_to(ROOT)}: {line}" for line, n in Counter(lines).items() if n > 1 and line not in heads
+        ]
+    assert twice == []
+    assert len(pages) > 30
+
+
+def test_settings_of_the_project_are_listed_once() -> None:
+    settings = tomllib.loads(text(ROOT / "pyproject.toml"))
+    extras = settings["project"]["optional-dependencies"].values()
+    for listed in (settings["tool"]["pytest"]["ini_options"]["markers"], settings["project"]["dependencies"], *extras):
+        assert len({*listed}) == len(listed)
+    pinned = [re.split("[=<>]", line)[0] for line in text(ROOT / "constraints.txt").splitlines() if "==" in line]
+    assert len({*pinned}) == len(pinned)

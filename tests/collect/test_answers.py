@@ -1,0 +1,462 @@
+"""Teacher forcing: the packed way, the plain way and one forward per answer give the same numbers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from collect_tools import ARCHITECTURES, EAGER_ONLY, PACKABLE, VOCAB, family, model_of, numbers, one_by_one
+from conftest import LAB
+from vestige.collect import answers, forward, sparse
+from vestige.collect.answers import AnswerCollector, default_limits, distinct
+from vestige.collect.cost import Cost
+from vestige.collect.tree import Limits
+from vestige.errors import UserError
+from vestige.models import attention
+from vestige.types import Target, TokenStats
+
+MODELS = [(n, a) for n in ARCHITECTURES for a in ("eager", "sdpa") if not (a == "sdpa" and n in EAGER_ONLY)]
+
+
+def collector(model: Any, tokens: int = 64, plain: bool = False, row: int = 48) -> AnswerCollector:
+    return AnswerCollector(model, VOCAB, Limits(tokens, 10**7, row), Cost(), plain)
+
+
+def collect(made: AnswerCollector, targets: Iterable[Target], done: frozenset[str] = frozenset()) -> dict[str, Any]:
+    out: dict[str, TokenStats] = {}
+    for result in made.run(list(targets), done):
+        assert not set(result) & set(out), "answered twice"
+        out |= result
+    return out
+
+
+def agree(model: Any, got: dict[str, TokenStats], targets: Iterable[Target], atol: float = 1e-5) -> None:
+    for target in targets:
+        want, stats = one_by_one(model, target), got[target.key]
+        assert stats.label.tolist() == list(target.labels)
+        assert stats.top1.tolist() == want["top1"].tolist()
+        assert stats.order.tolist() == list(range(len(target.labels)))
+        assert stats.steps == len(target.labels)
+        for name in ("logprob", "mean", "std"):
+            np.testing.assert_allclose(getattr(stats, name), want[name], rtol=2e-5, atol=atol, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return model_of("llama")
+
+
+@pytest.mark.parametrize(("name", "attention"), MODELS)
+@pytest.mark.parametrize("stretch", [sparse.STRETCH, 16])  # rows here have 48 tokens: in one piece, and in three
+def test_equals_one_forward_per_answer(
+    name: str, attention: str, stretch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sparse, "STRETCH", stretch)
+    model, targets = model_of(name, attention), family()
+    for plain in (False, True):
+        made = collector(model, plain=plain)
+        agree(model, collect(made, targets), targets, atol=3e-5 if name == "mamba" else 1e-5)
+        if not plain:
+            assert made.plain == (name not in PACKABLE), made.cost.notes
+            assert bool(made.cost.notes) == made.plain  # a fall back is said
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "gemma2", "gemma3"])
+def test_a_window_nobody_exceeds_is_packed(name: str) -> None:
+    model, targets = model_of(name), [Target(t.ids[6:14], 5) for t in family()]
+    made = collector(model)
+    agree(model, collect(made, targets), targets)
+    assert not made.plain
+
+
+def test_a_longer_answer_in_a_second_run_is_checked_again() -> None:
+    """A sliding window shows only beyond its width: what was verified on short answers says nothing about long ones."""
+    model, long = model_of("mistral-window"), family()
+    short = [Target(t.ids[6:14], 5) for t in long]
+    made = collector(model)
+    collect(made, short)
+    assert not made.plain
+    agree(model, collect(made, long), long)
+    assert made.plain
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3", "phi", "bloom", "mistral-window", "opt"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_hidden_tokens_are_masked_and_keep_their_positions(name: str, attention: str) -> None:
+    model = model_of(name, attention)
+    open_ = family(1)
+    last = [Target(t.ids, t.start, (2, 9, t.start - 1, len(t.ids) - 1)) for t in open_]  # the last of the prompt, too
+    targets = [*family(1, hidden=(1, 4, 5)), *last, *open_]
+    got = collect(collector(model), targets)
+    agree(model, got, targets)
+    one, other = got[targets[0].key], got[targets[-len(open_)].key]
+    assert np.abs(one.logprob - other.logprob).max() > 1e-3  # hiding matters to these models
+
+
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_same_numbers_at_any_budget(llama: Any, plain: bool) -> None:
+    targets = family(2) + [Target(t.ids[3:], t.start - 3) for t in family(3)]
+    values = [collect(collector(llama, n, plain, row=max(n, 4)), targets) for n in (1, 7, 32, 200, 10**6)]
+    for other in values[1:]:
+        assert set(other) == set(values[0])
+        for key, stats in values[0].items():
+            np.testing.assert_array_equal(stats.top1, other[key].top1)
+            for name in ("logprob", "mean", "std"):
+                np.testing.assert_allclose(getattr(stats, name), getattr(other[key], name), rtol=2e-5, atol=1e-5)
+
+
+def test_duplicates_and_shared_contents_are_scored_once(llama: Any) -> None:
+    base = family()[0]
+    targets = [base, base, Target(base.ids, base.start + 1), Target(base.ids, 1)]
+    got = collect(collector(llama), targets)
+    assert set(got) == {t.key for t in targets}
+    agree(llama, got, targets)
+    np.testing.assert_allclose(got[targets[3].key].logprob[base.start - 1 :], got[base.key].logprob, atol=1e-6)
+
+
+def test_the_order_asked_does_not_change_a_bit(llama: Any) -> None:
+    targets = family()
+    a, b = collect(collector(llama), targets), collect(collector(llama), targets[::-1])
+    for key in a:
+        assert a[key].logprob.tobytes() == b[key].logprob.tobytes()
+        assert a[key].std.tobytes() == b[key].std.tobytes()
+
+
+def test_prefixes_are_paid_once(llama: Any) -> None:
+    targets = family()
+    made = collector(llama, tokens=256, row=256)
+    made.verify = lambda _: None  # type: ignore[method-assign]
+    collect(made, targets)
+    nodes = {t.ids[:n] for t in targets for n in range(1, len(t.ids))}
+    assert made.cost.score_tokens == len(nodes)
+    assert made.cost.score_forwards == 1
+
+
+def test_nan_weights_give_nan_and_no_choice() -> None:
+    model, targets = model_of("llama"), family()
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = float("nan")
+    for plain in (False, True):
+        made = collector(model, plain=plain)
+        for stats in collect(made, targets).values():
+            assert np.isnan(stats.logprob).all()
+            assert np.isnan(stats.mean).all()
+            assert np.isnan(stats.std).all()
+            assert (stats.top1 == -1).all()
+            assert not stats.hit.any()
+        assert made.cost.notes == []
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_reduced_in_float32(dtype: torch.dtype) -> None:
+    with torch.backends.mkldnn.flags(enabled=False):
+        model, targets = model_of("llama", scale=2.0).to(dtype), family()
+        made = collector(model)
+        got = collect(made, targets)
+        assert not made.plain, made.cost.notes
+        for target in targets:
+            want = one_by_one(model, target)
+            np.testing.assert_allclose(got[target.key].logprob, want["logprob"], atol=0.1)
+            assert got[target.key].logprob.dtype == np.float32
+
+
+# ---- memory ---------------------------------------------------------------------------------------------------
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, name: str, at: set[int], error: Exception) -> list[int]:
+    """Makes the listed calls of a scorer fail; returns the list of batch sizes seen."""
+    real, calls = getattr(forward, name), [0]
+
+    def scorer(model: Any, *args: Any) -> Any:
+        calls[0] += 1
+        if calls[0] in at:
+            raise error
+        return real(model, *args)
+
+    monkeypatch.setattr(answers, name, scorer)
+    return calls
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA"), RuntimeError("[enforce] can't allocate memory: 3")])
+def test_out_of_memory_halves_the_budget_and_answers_the_rest(
+    llama: Any, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    targets = family(5, questions=6)
+    breaking(monkeypatch, "score_packed", {3, 5}, error)  # the first call is the self check
+    made = collector(llama, tokens=96)
+    got = collect(made, targets)
+    assert set(got) == {t.key for t in targets}
+    agree(llama, got, targets)
+    assert [n.split(" to ")[1].split(" tokens")[0] for n in made.cost.notes] == ["48", "24"]
+
+
+def test_out_of_memory_on_the_plain_way(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = family(5)
+    breaking(monkeypatch, "score_plain", {2}, torch.OutOfMemoryError())
+    made = collector(llama, plain=True)
+    agree(llama, collect(made, targets), targets)
+
+
+def test_out_of_memory_at_the_smallest_budget_is_raised(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, "score_plain", set(range(1000)), torch.OutOfMemoryError("really"))
+    with pytest.raises(torch.OutOfMemoryError):
+        collect(collector(llama, tokens=4, plain=True), family())
+
+
+def test_another_error_is_not_taken_for_lack_of_memory(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    breaking(monkeypatch, "score_packed", {3}, RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        collect(collector(llama), family())
+
+
+# ---- resuming -------------------------------------------------------------------------------------------------
+
+
+def test_done_jobs_are_skipped_and_the_rest_repeats_byte_for_byte(llama: Any) -> None:
+    targets = family(6, questions=6)
+    parts = list(collector(llama).run(targets))
+    assert len(parts) > 3
+    for cut in range(len(parts) + 1):
+        done = frozenset(k for part in parts[:cut] for k in part)
+        made = collector(llama)
+        rest = list(made.run(targets, done))
+        assert [set(p) for p in rest] == [set(p) for p in parts[cut:]]
+        for mine, first in zip(rest, parts[cut:], strict=True):
+            for key in mine:
+                assert mine[key].logprob.tobytes() == first[key].logprob.tobytes()
+        assert made.cost.score_forwards == len(parts) - cut
+
+
+def test_a_half_done_job_runs_whole(llama: Any) -> None:
+    targets = family(6)
+    parts = list(collector(llama).run(targets))
+    some = next(iter(parts[0]))
+    assert [set(p) for p in collector(llama).run(targets, frozenset([some]))] == [set(p) for p in parts]
+
+
+def test_all_done_costs_nothing(llama: Any) -> None:
+    targets = family()
+    made = collector(llama)
+    assert collect(made, targets, frozenset(t.key for t in targets)) == {}
+    assert made.cost.score_tokens == 0
+    assert collect(made, []) == {}
+
+
+# ---- verification ---------------------------------------------------------------------------------------------
+
+
+class Deaf(torch.nn.Module):
+    """A model that does not listen to one of its arguments."""
+
+    def __init__(self, model: Any, ignores: str) -> None:
+        super().__init__()
+        self.inner, self.ignores = model, ignores
+        self.config, self.device, self.dtype = model.config, model.device, model.dtype
+
+    def get_output_embeddings(self) -> Any:
+        return self.inner.get_output_embeddings()
+
+    def forward(self, **inputs: Any) -> Any:
+        packed = inputs["attention_mask"].ndim == 4
+        if self.ignores == "position_ids":
+            inputs.pop("position_ids", None)
+        elif packed:  # the tree mask only: plain causal attention instead
+            inputs["attention_mask"] = None
+        return self.inner(**inputs)
+
+
+@pytest.mark.parametrize("ignores", ["position_ids", "attention_mask"])
+def test_verification_sees_what_a_model_ignores(ignores: str) -> None:
+    """Also when the longest answer shares its prompt with nobody."""
+    rng = np.random.default_rng(0)
+    lone = Target(numbers(rng, 60), 30)
+    for targets in (family(), [lone, *family()]):
+        model = Deaf(model_of("llama"), ignores)
+        made = collector(model)
+        agree(model.inner, collect(made, targets), targets)
+        assert made.plain
+        assert "packed scoring does not fit" in made.cost.notes[0]
+
+
+def test_a_model_that_refuses_a_tree_mask_is_scored_the_plain_way(llama: Any) -> None:
+    class Picky(Deaf):
+        def forward(self, **inputs: Any) -> Any:
+            assert inputs["attention_mask"].ndim == 2, "no four dimensions, please"
+            return self.inner(**inputs)
+
+    made, targets = collector(Picky(llama, "")), family()
+    agree(llama, collect(made, targets), targets)
+    assert "no four dimensions" in made.cost.notes[0]
+
+
+@pytest.mark.parametrize("head", ["none", "weight only", "input table"])
+def test_models_whose_output_layer_cannot_be_hooked(llama: Any, head: str) -> None:
+    class Odd(Deaf):
+        def get_output_embeddings(self) -> Any:
+            if head == "input table":  # of models that share it
+                return llama.get_input_embeddings()
+            return None if head == "none" else torch.nn.Linear(32, VOCAB)  # exists, but is never called
+
+    targets = family()
+    for plain in (False, True):
+        made = collector(Odd(llama, ""), plain=plain)
+        agree(llama, collect(made, targets), targets)
+
+
+def test_the_hook_is_taken_off_again(llama: Any) -> None:
+    ids = torch.arange(3, 13)[None]
+    collect(collector(llama), family())
+    assert not llama.get_output_embeddings()._forward_pre_hooks
+    assert llama(input_ids=ids).logits.shape == (1, 10, VOCAB)
+
+    class Explodes(Deaf):
+        def forward(self, **inputs: Any) -> Any:
+            raise ValueError("boom")
+
+    with pytest.raises(ValueError, match="boom"):
+        forward.score_plain(Explodes(llama, ""), family()[:1])
+    assert not llama.get_output_embeddings()._forward_pre_hooks
+
+
+def test_adapters_work() -> None:
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "lm_head"], init_lora_weights=False)
+    model = peft.get_peft_model(model_of("llama"), config).eval()
+    targets = family()
+    made = collector(model)
+    agree(model, collect(made, targets), targets)
+    assert not made.plain, made.cost.notes
+
+
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+@pytest.mark.parametrize("plain", [False, True])
+def test_a_sequence_beyond_a_learned_position_table(name: str, plain: bool) -> None:
+    model, rng = model_of(name), np.random.default_rng(0)
+    fits = Target(numbers(rng, 65), 30)  # 64 inputs, 64 positions
+    agree(model, collect(collector(model, plain=plain), [fits]), [fits])
+    with pytest.raises(UserError, match="65 tokens long, but this model has only 64 positions"):
+        collect(collector(model, plain=plain), [fits, Target(numbers(rng, 66), 30)])
+
+
+def test_rotary_models_read_on_beyond_their_trained_length(llama: Any) -> None:
+    target = Target(numbers(np.random.default_rng(0), 150), 30)  # max_position_embeddings is 128
+    agree(llama, collect(collector(llama), [target]), [target])
+
+
+def test_limits_follow_the_machine() -> None:
+    assert default_limits(50_000, on_gpu=True).tokens > default_limits(50_000, on_gpu=False).tokens
+    assert default_limits(50_000, on_gpu=False, tokens=7).tokens == 7
+
+
+def test_a_target_needs_a_label_and_something_before_it() -> None:
+    for ids, start in (((1, 2), 0), ((1, 2), 2), ((1,), 1), ((), 1)):
+        with pytest.raises(ValueError, match="start must lie in"):
+            Target(ids, start)
+
+
+def test_keys_tell_contents_apart() -> None:
+    base = Target((1, 2, 3, 4), 2)
+    assert base.key == Target((1, 2, 3, 4), 2, hidden=(3,)).key  # nobody attends to the last token
+    others = [Target((1, 2, 3, 5), 2), Target((1, 2, 3, 4), 3), Target((1, 2, 3, 4), 2, hidden=(0,))]
+    assert len({base.key, *(t.key for t in others)}) == 4
+
+
+def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    monkeypatch.setattr(sparse, "STRETCH", 16)
+    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], attention.scaled_dot_product_attention
+    seen: list[tuple[int, int]] = []
+
+    def counting(query: Any, key: Any, *args: Any, **options: Any) -> Any:
+        seen.append((query.shape[2], key.shape[2]))
+        return kernel(query, key, *args, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counting)
+    targets = family()
+    collect(collector(llama, row=48), targets)
+    pieces = [(q, k) for q, k in seen if q == 16]
+    assert pieces and sum(q * k for q, k in pieces) < 0.8 * sum(q * 48 for q, _ in pieces)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is whole  # put back
+
+
+# ---- bfloat16 -------------------------------------------------------------------------------------------------
+
+
+class Clumsy(Deaf):
+    """Its packed way is wrong in a way that is told to it: a mask or positions that do not belong to the row."""
+
+    def forward(self, **inputs: Any) -> Any:
+        ids = inputs["input_ids"]
+        if inputs["attention_mask"].ndim == 4:
+            wrong = {"mask": ("attention_mask", None), "positions": ("position_ids", torch.arange(ids.shape[1])[None])}
+            name, value = wrong[self.ignores]
+            inputs[name] = value
+        return self.inner(**inputs)
+
+
+class Noisy(torch.nn.Module):
+    """Rounds like bfloat16 on a machine whose kernels depend on the shape of a batch: logits move by a hash of it."""
+
+    def __init__(self, model: Any, by: float, packed_by: float = 0.0) -> None:
+        super().__init__()
+        self.inner, self.by, self.packed_by = model, by, packed_by
+        self.config, self.device, self.dtype = model.config, model.device, model.dtype
+
+    def get_output_embeddings(self) -> Any:
+        return None  # all positions, so that the noise reaches them
+
+    def forward(self, **inputs: Any) -> Any:
+        out = self.inner(**inputs)
+        shape = tuple(inputs["input_ids"].shape)
+        noise = torch.randn(out.logits.shape, generator=torch.Generator().manual_seed(hash(shape) % 2**31))
+        extra = self.packed_by if inputs["attention_mask"].ndim == 4 else 0.0
+        out.logits = out.logits + (self.by + extra) * noise
+        return out
+
+
+def lab_model() -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(LAB / "models" / "full").eval()
+
+
+def lab_targets() -> list[Target]:
+    from transformers import AutoTokenizer
+
+    from vestige.data.chat import Encoder, Template
+
+    encoder = Encoder(AutoTokenizer.from_pretrained(LAB / "models" / "full"), Template())
+    rows = [json.loads(line) for line in (LAB / "data" / "forget.jsonl").read_text().splitlines()[:4]]
+    pairs = [(r["question"], a) for r in rows for a in (r["answer"], r["paraphrased_answer"], *r["perturbed_answer"])]
+    return [Target(tuple(e.full), e.start) for e in encoder.encode(pairs)]
+
+
+def test_bfloat16_keeps_packing_and_sees_errors() -> None:
+    """A trained model in bfloat16: packed as it is; a wrong mask and wrong positions are found."""
+    model, targets = lab_model().to(torch.bfloat16), lab_targets()
+    made = collector(model)
+    made.verify(distinct(targets))
+    assert not made.plain, made.cost.notes
+    for wrong in ("mask", "positions"):
+        made = collector(Clumsy(model, wrong))
+        made.verify(distinct(targets))
+        assert made.plain, wrong
+
+
+def test_noise_of_plain_batches_is_no_reason_to_give_up_packing() -> None:
+    """Log-probabilities off by 0.1 and more, packed or not; but not when only the packed way is off by much more."""
+    model, targets = lab_model().to(torch.bfloat16), lab_targets()
+    for by, packed_by, plain in ((0.0, 0.0, False), (0.15, 0.0, False), (0.3, 0.0, False), (0.15, 2.0, True)):
+        made = collector(Noisy(model, by, packed_by))
+        made.verify(distinct(targets))
+        assert made.plain == plain, (by, packed_by, made.cost.notes)
+    made = collector(Noisy(model.float(), 0.15))  # the same noise in float32 is an error
+    made.verify(distinct(targets))
+    assert made.plain

@@ -1,0 +1,437 @@
+"""Patching: the published scores, the fast way against the plain way, and every kind of architecture."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers as tf
+
+from conftest import GOLDEN, LAB
+from vestige.collect import staircase
+from vestige.collect.cost import Cost
+from vestige.collect.patch import (
+    PatchPlan,
+    check_identity,
+    collect_states,
+    decode_states,
+    make_plan,
+    patched_plain,
+    reading,
+    source_states,
+    writing,
+)  # fmt: skip
+from vestige.collect.staircase import Patcher
+from vestige.data.rows import load_rows
+from vestige.data.spans import Span, encode_span, last_content, read_spans
+from vestige.errors import UserError
+from vestige.metrics import depth
+from vestige.models.blocks import Site, find_blocks, find_sites
+from vestige.models.load import ModelArgs, load_model
+from vestige.types import Target
+from vestige.wants import PatchWant
+
+torch.set_num_threads(1)
+GOLD = json.loads((GOLDEN / "depth.json").read_text())
+EXTRAS = json.loads((GOLDEN / "depth_extras.json").read_text())["sets"]["lab"]
+
+
+@cache
+def model(name: str, attention: str) -> Any:
+    return load_model(ModelArgs(path=str(LAB / "models" / name), device="cpu", attention=attention))
+
+
+@cache
+def spans() -> tuple[Span, ...]:
+    rows, source = load_rows({"path": str(LAB / "data" / "forget.jsonl")})
+    return tuple(read_spans(rows, source))
+
+
+@cache
+def wants() -> tuple[PatchWant, ...]:
+    tokenizer = model("full", "eager").tokenizer
+    return tuple(encode_span(s, tokenizer).want() for s in spans())  # type: ignore[union-attr]
+
+
+def states_of(m: Any, plan: PatchPlan, ask: Any, batch: int) -> dict[str, torch.Tensor]:
+    return {k: v for part in collect_states(m, ask, plan, batch) for k, v in part.items()}
+
+
+# ---- spans ------------------------------------------------------------------------------------------------------
+
+
+def test_contexts_are_the_published_ones() -> None:
+    tokenizer = model("full", "eager").tokenizer
+    for span, want, golden in zip(spans(), wants(), GOLD["contexts"], strict=True):
+        tokens = encode_span(span, tokenizer)
+        assert not isinstance(tokens, str)
+        assert list(tokens.prompt) == golden["prompt_ids"]
+        assert list(tokens.continuation) == golden["ref_ids"]
+        assert list(tokens.entity) == golden["eval_span"]
+        assert span.continuation == golden["reference_text"]
+        assert (want.first, want.end) == (golden["patch_start"], golden["patch_end"])
+        assert (want.target.start - 1, want.width) == (golden["eval_start"], golden["eval_end"])
+        assert list(want.target.labels) == golden["eval_ref_ids"]
+
+
+def test_scopes_say_what_is_patched_and_what_is_scored() -> None:
+    tokens = encode_span(spans()[7], model("full", "eager").tokenizer)
+    assert not isinstance(tokens, str) and tokens.entity == (1, 8)
+    start, n = len(tokens.prompt) - 1, len(tokens.continuation)
+    boundary, everything = tokens.want("boundary"), tokens.want("all", "full")
+    assert (boundary.first, boundary.end, boundary.target.start) == (start, start + 1, start + 2)
+    assert (everything.first, everything.end, everything.width) == (start, start + n, start + n)
+    with pytest.raises(UserError, match="Did you mean 'span'"):
+        tokens.want("spam")
+
+
+@pytest.mark.parametrize(
+    ("answer", "prefix", "entity", "reason"),
+    [
+        ("Born in Oslo.", "Born in", "Bergen", "entity_span_not_found"),
+        ("Born in", "Born in", "x", "invalid_eval_context"),
+    ],
+)
+def test_rows_without_a_span_have_a_reason(answer: str, prefix: str, entity: str, reason: str) -> None:
+    assert encode_span(Span("0", "Where?", answer, prefix, entity), model("full", "eager").tokenizer) == reason
+
+
+def test_spans_without_annotation_are_found_and_said() -> None:
+    row = {"question": "Who?", "answer": "It was written by Ana Mur, a poet from Vigo."}
+    (found,) = read_spans([row], "x")
+    assert (found.prefix, found.entity, found.source) == ("It was written by Ana Mur, a poet from", "Vigo", "auto")
+    assert last_content("Yes.")[1] == "Yes."  # nothing but function words: the whole answer
+    assert read_spans([{**row, "entity": "Ana Mur"}], "x")[0].prefix == "It was written by"
+    with pytest.raises(UserError, match="'answer'"):
+        read_spans([{"question": "Who?"}], "x")
+    with pytest.raises(UserError, match="same idx"):
+        read_spans([{**row, "idx": 1}, {**row, "idx": 1}], "x")
+
+
+def test_joint_tokens_are_those_of_the_whole_text() -> None:
+    tokenizer = model("full", "eager").tokenizer
+    for span in spans():
+        tokens = encode_span(span, tokenizer, "joint")
+        assert not isinstance(tokens, str)
+        whole = tokenizer(f"Question: {span.question}\nAnswer: {span.answer}")["input_ids"]
+        assert [*tokens.prompt, *tokens.continuation] == whole
+        low, high = tokens.entity
+        assert span.entity in tokenizer.decode(tokens.continuation[low:high])
+
+
+# ---- the published scores ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["fast", "plain"])
+@pytest.mark.parametrize("batch", [1, 5])
+@pytest.mark.parametrize("last_layer", ["residual", "peer"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_golden_depth(attention: str, last_layer: str, batch: int, plain: bool) -> None:
+    golden = GOLD["sets"][f"lab-{attention}"]
+    golden = golden if last_layer == "peer" else golden["prenorm_last_layer"]
+    full = model("full", attention).model
+    plan = make_plan(full, None, last_layer)
+    sources = [states_of(model(n, attention).model, plan, wants(), batch) for n in ("retain", "unlearned")]
+    patcher = Patcher(full, plan, Cost(), batch, plain)
+    found = {k: v for part in patcher.run(wants(), sources) for k, v in part.items()}
+    assert patcher.plain == plain and not patcher.cost.notes
+    scores = []
+    for want, expected in zip(wants(), golden["examples"], strict=True):
+        s1, s2 = (depth.layer_scores(s) for s in found[want.key])
+        d1, d2 = depth.drops(s1), depth.drops(s2)
+        assert abs(s1[0] - expected["full_score"]) < 1e-5
+        for got, name in ((s1[1:], "s1_scores"), (s2[1:], "s2_scores"), (d1, "s1_deltas"), (d2, "s2_deltas")):
+            assert np.abs(got - expected[name]).max() < 1e-5, name
+        assert np.flatnonzero(depth.knowledge_layers(d1)).tolist() == expected["ke_layers"]
+        score = float(depth.uds(d1, d2))
+        assert (expected["uds"] is None) == np.isnan(score)
+        if expected["uds"] is not None:
+            assert abs(score - expected["uds"]) < 1e-5
+            scores.append(score)
+    assert abs(np.mean(scores) - golden["avg_uds"]) < 1e-5
+
+
+@pytest.mark.parametrize(("component", "golden"), [("mlp", "mlp"), ("attn", "attn"), ("mid_norm", "mid")])
+def test_golden_components(component: str, golden: str) -> None:
+    full, retain = (model(n, "eager").model for n in ("full", "retain"))
+    plan = PatchPlan(make_plan(full).layers, component=component)
+    states = states_of(retain, plan, wants(), 8)
+    drops = [depth.drops(depth.layer_scores(patched_plain(full, w, states[w.key], plan))) for w in wants()]
+    for span, drop in zip(spans(), drops, strict=True):
+        assert np.abs(drop - EXTRAS["component_s1"][golden]["deltas"][span.index]).max() < 1e-5
+    assert np.abs(np.mean(drops, axis=0) - EXTRAS["component_s1"][golden]["mean_by_layer"]).max() < 1e-5
+
+
+def test_mid_is_the_stream_and_not_only_what_the_norm_reads() -> None:
+    """Replacing the stream after attention with the source's own, in a block whose MLP is the target's, at the last
+    layer: the same as running the target's MLP on the source's stream."""
+    full, retain, want = model("full", "eager").model, model("retain", "eager").model, wants()[0]
+    plan = PatchPlan((3,), component="mid")
+    mid = source_states(retain, [want], plan)[want.key][0]
+    block = full.model.layers[3]
+    with torch.inference_mode():
+        out = mid + block.mlp(block.post_attention_layernorm(mid))
+    expected = decode_states(full, out, want.target.labels)
+    got = patched_plain(full, want, mid[None], plan).logprob[1]
+    assert np.abs(got - expected).max() < 1e-5
+
+
+# ---- architectures ----------------------------------------------------------------------------------------------
+
+COMMON: dict[str, Any] = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+GROUPED = {**COMMON, "num_key_value_heads": 2}
+SMALL = {
+    "vocab_size": 97,
+    "n_embd": 32,
+    "n_layer": 3,
+    "n_head": 4,
+    "n_positions": 64,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": lambda: tf.LlamaConfig(**GROUPED),
+    "qwen2": lambda: tf.Qwen2Config(**GROUPED),
+    "qwen3": lambda: tf.Qwen3Config(**GROUPED, head_dim=8),
+    "mistral": lambda: tf.MistralConfig(**GROUPED),
+    "gemma": lambda: tf.GemmaConfig(**GROUPED, head_dim=8),
+    "gemma2": lambda: tf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=64),
+    "phi": lambda: tf.PhiConfig(**COMMON),
+    "phi3": lambda: tf.Phi3Config(**GROUPED),
+    "gpt_neox": lambda: tf.GPTNeoXConfig(**COMMON),
+    "gpt2": lambda: tf.GPT2Config(**SMALL),
+    "opt": lambda: tf.OPTConfig(**COMMON, ffn_dim=48, word_embed_proj_dim=32),
+    "olmo2": lambda: tf.Olmo2Config(**GROUPED),
+}
+
+
+def random_model(config: Any, seed: int) -> Any:
+    """Norm weights far from one: patching after the norm instead of before it would show."""
+    torch.manual_seed(seed)
+    made = tf.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for p in made.parameters():
+            p.add_(torch.rand_like(p) + 0.3) if p.ndim == 1 else p.mul_(4)
+    return made
+
+
+def some_wants() -> list[PatchWant]:
+    """Spans of several lengths and scopes, to be padded together."""
+    draw = np.random.default_rng(0)
+
+    def want(prompt: int, low: int, high: int, first: int, end: int) -> PatchWant:
+        ids = tuple(int(x) for x in draw.integers(3, 97, prompt + high))
+        return PatchWant(Target(ids, prompt + low), prompt - 1 + first, prompt - 1 + end)
+
+    return [want(17, 1, 5, 1, 5), want(9, 0, 3, 0, 3), want(12, 1, 7, 0, 1), want(11, 2, 4, 0, 4)]
+
+
+@pytest.mark.parametrize("last_layer", ["residual", "peer"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_is_patched_the_fast_way(name: str, last_layer: str) -> None:
+    full, source = random_model(CONFIGS[name](), 0), random_model(CONFIGS[name](), 1)
+    ask = some_wants()
+    assert check_identity(full, ask[0]) < 1e-5  # every layer, the last one included
+    plan = make_plan(full, None, last_layer)
+    states = states_of(source, plan, ask, 4)
+    patcher = Patcher(full, plan, Cost(), 4)
+    found = {k: v for part in patcher.run(ask, [states, states]) for k, v in part.items()}
+    assert not patcher.plain and patcher.apart == (full.config._attn_implementation == "sdpa")
+    for want in ask:
+        plain = patched_plain(full, want, states[want.key], plan)
+        assert np.abs(plain.logprob[1:] - plain.logprob[0]).max() > 1e-3  # the patch does something
+        for stats in found[want.key]:
+            assert np.abs(stats.logprob - plain.logprob).max() < 1e-5
+            assert (stats.top1 == plain.top1).all()
+
+
+def test_chosen_layers_are_the_rows_of_all_layers() -> None:
+    full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
+    ask = some_wants()
+    results = []
+    for layers in ((0, 1, 2), (2, 0)):
+        plan = make_plan(full, layers)
+        states = states_of(source, plan, ask, 2)
+        results.append({k: v[0] for part in Patcher(full, plan, Cost(), 2).run(ask, [states]) for k, v in part.items()})
+    for want in ask:
+        assert np.abs(results[1][want.key].logprob - results[0][want.key].logprob[[0, 3, 1]]).max() < 1e-5
+    with pytest.raises(UserError, match="layers 0 to 2; 7 was asked for"):
+        make_plan(full, (0, 7))
+
+
+def test_a_sliding_window_falls_back_to_the_plain_way_and_says_so() -> None:
+    config = tf.Gemma2Config(**GROUPED, head_dim=8, sliding_window=8)
+    full, source = random_model(config, 0), random_model(config, 1)
+    ask = some_wants()
+    plan = make_plan(full)
+    states = states_of(source, plan, ask, 4)
+    patcher = Patcher(full, plan, Cost(), 4)
+    found = {k: v for part in patcher.run(ask, [states]) for k, v in part.items()}
+    assert patcher.plain and "slower" in patcher.cost.notes[0]
+    for want in ask:
+        plain = patched_plain(full, want, states[want.key], plan)
+        assert np.array_equal(found[want.key][0].logprob, plain.logprob)
+
+
+def test_rows_that_attend_apart_are_rows_behind_joined_keys() -> None:
+    full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
+    ask, plan = some_wants(), make_plan(full)
+    states = states_of(source, plan, ask, 4)
+    clean = staircase.clean_pass(full, ask, plan)
+    ways = [staircase.climb(full, ask, plan, clean, [states, states], apart) for apart in (True, False)]
+    for one, other in zip(*ways, strict=True):
+        assert np.abs(one["logprob"] - other["logprob"]).max() < 1e-5
+
+
+def test_attention_that_is_not_the_librarys_joins_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that says sdpa and attends in its own way gets keys that its own code can use."""
+    monkeypatch.setattr(staircase, "can_part", lambda model: True)
+    full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
+    for model in (full, source):
+        model.set_attn_implementation("eager")
+    ask, plan = some_wants(), make_plan(full)
+    states = states_of(source, plan, ask, 4)
+    patcher = Patcher(full, plan, Cost(), 4)
+    found = {k: v for part in patcher.run(ask, [states]) for k, v in part.items()}
+    assert not patcher.apart and not patcher.plain and not patcher.cost.notes
+    for want in ask:
+        plain = patched_plain(full, want, states[want.key], plan)
+        assert np.abs(found[want.key][0].logprob - plain.logprob).max() < 1e-5
+
+
+def test_many_sources_climb_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = random_model(CONFIGS["llama"](), 0)
+    ask = some_wants()[:2]
+    plan = make_plan(full)
+    sources = [states_of(random_model(CONFIGS["llama"](), seed), plan, ask, 2) for seed in (1, 2, 3)]
+    together = {k: v for part in Patcher(full, plan, Cost(), 2).run(ask, sources) for k, v in part.items()}
+    monkeypatch.setattr(staircase, "ROW_TOKENS", {"cpu": 1})
+    cost = Cost()
+    alone = {k: v for part in Patcher(full, plan, cost, 2).run(ask, sources) for k, v in part.items()}
+    assert cost.score_forwards == 2 + 1 + 3  # the check, one clean pass, one staircase a source
+    for want in ask:
+        for a, b in zip(together[want.key], alone[want.key], strict=True):
+            assert np.abs(a.logprob - b.logprob).max() < 1e-5
+
+
+def test_out_of_memory_cuts_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    full, source = random_model(CONFIGS["llama"](), 0), random_model(CONFIGS["llama"](), 1)
+    ask = some_wants()
+    plan = make_plan(full)
+    states = states_of(source, plan, ask, 4)
+    plain = Patcher(full, plan, Cost(), 4)
+    expected = {k: v for part in plain.run(ask, [states]) for k, v in part.items()}
+    whole = staircase.clean_pass
+
+    def small(m: Any, batch: Any, p: PatchPlan) -> Any:
+        if len(batch) > 2:
+            raise MemoryError
+        return whole(m, batch, p)
+
+    monkeypatch.setattr(staircase, "clean_pass", small)
+    patcher = Patcher(full, plan, Cost(), 4)
+    found = {k: v for part in patcher.run(ask, [states]) for k, v in part.items()}
+    assert "cut in two" in patcher.cost.notes[0]
+    assert all(np.abs(found[k][0].logprob - expected[k][0].logprob).max() < 1e-5 for k in expected)
+
+
+# ---- parts of models --------------------------------------------------------------------------------------------
+
+
+def test_components_are_found_or_refused_in_words() -> None:
+    for name in CONFIGS:
+        made = random_model(CONFIGS[name](), 0)
+        assert len(find_blocks(made)) == 3
+        assert len({id(s.module) for s in find_sites(made, "attn")}) == 3
+        if name != "opt":  # its two linear layers stand in the block themselves
+            assert len({id(s.module) for s in find_sites(made, "mlp")}) == 3
+    for name in ("phi", "gpt_neox", "olmo2"):
+        with pytest.raises(UserError, match="no residual stream between attention and MLP"):
+            find_sites(random_model(CONFIGS[name](), 0), "mid")
+    with pytest.raises(UserError, match="no single part that is its mlp"):
+        find_sites(random_model(CONFIGS["opt"](), 0), "mlp")
+
+
+def test_a_model_without_blocks_is_refused() -> None:
+    class Odd(torch.nn.Linear):
+        config = tf.LlamaConfig(**GROUPED)
+
+    with pytest.raises(UserError, match="no list of 3 blocks"):
+        find_blocks(Odd(2, 2))
+
+
+def test_a_model_that_its_own_states_change_is_refused() -> None:
+    """The stream has a second half here, which block 0 hands to block 1 behind the hooks' back."""
+    full = random_model(CONFIGS["llama"](), 0)
+    hidden: list[torch.Tensor] = []
+    first, second = full.model.layers[0], full.model.layers[1]
+    whole = first.forward
+
+    def halved(*args: Any, **kwargs: Any) -> torch.Tensor:
+        out = whole(*args, **kwargs)
+        hidden[:] = [out * 0.5 + torch.randn(1)]  # no two runs have the same
+        return out * 0.5
+
+    first.forward = halved
+    second.register_forward_pre_hook(lambda m, args: (args[0] + hidden[0], *args[1:]))
+    with pytest.raises(UserError, match=r"odd .*cannot be patched: putting its own states back at layer"):
+        check_identity(full, some_wants()[0], "odd")
+
+
+def test_hooks_are_gone_even_after_an_error() -> None:
+    full = random_model(CONFIGS["llama"](), 0)
+    want = some_wants()[0]
+    before = decode_states(full, torch.ones(2, 32), [3, 4])
+
+    def hooks() -> int:
+        return sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in full.modules())
+
+    def boom(layer: int, hidden: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("boom")
+
+    sites = {0: Site(full.model.layers[0])}
+    for context in (reading, writing):
+        with pytest.raises(RuntimeError, match="boom"), context(sites, boom):  # type: ignore[operator]
+            full(input_ids=torch.tensor([want.target.ids]))
+        assert hooks() == 0
+    plan = make_plan(full)
+    states = states_of(full, plan, [want], 1)
+    bad = {want.key: states[want.key][:, :1]}
+    patcher = Patcher(full, plan, Cost(), 1)
+    patcher.verify = lambda *a: None  # type: ignore[method-assign,assignment]
+    with pytest.raises(Exception, match=r"(?i)size|shape|expand"):
+        list(patcher.run([want], [{want.key: torch.ones(3, 9, 7)}, bad]))
+    assert hooks() == 0
+    assert all("forward" not in block.__dict__ for block in full.model.layers)
+    assert np.array_equal(before, decode_states(full, torch.ones(2, 32), [3, 4]))
+
+
+def test_states_are_kept_for_patched_positions_only() -> None:
+    full = random_model(CONFIGS["llama"](), 0)
+    states = states_of(full, make_plan(full), some_wants(), 4)
+    assert {k: v.shape for k, v in states.items()} == {w.key: (3, w.end - w.first, 32) for w in some_wants()}
+    assert all(v.untyped_storage().nbytes() == v.numel() * 4 for v in states.values())
+
+
+def test_bfloat16_is_patched_the_fast_way_and_errors_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The noise of plain batches decides; shifted states are still noticed, in the identity and on the fast way."""
+    full, retain = (load_model(ModelArgs(str(LAB / "models" / n), dtype="bfloat16")).model for n in ("full", "retain"))
+    ask = list(wants())[:4]
+    assert check_identity(full, ask[0]) < 0.5
+    plan = make_plan(full)
+    states = states_of(retain, plan, ask, 4)
+    patcher = Patcher(full, plan, Cost(), 4)
+    list(patcher.run(ask, [states]))
+    assert not patcher.plain, patcher.cost.notes
+    real = staircase.patched_plain
+    monkeypatch.setattr(staircase, "patched_plain", lambda m, w, s, p: real(m, w, s.roll(1, dims=0), p))
+    patcher = Patcher(full, plan, Cost(), 4)
+    list(patcher.run(ask[:1], [states]))
+    assert patcher.plain and "fast patching does not fit" in patcher.cost.notes[0]

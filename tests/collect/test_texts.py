@@ -1,0 +1,708 @@
+"""Generation: the texts of HF's own generate, one prompt at a time, whatever shares the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import MambaForCausalLM
+
+from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
+from vestige.collect.answers import AnswerCollector
+from vestige.collect.cost import Cost
+from vestige.collect.pick import NUCLEUS, Chooser, choose, pick
+from vestige.collect.prove import draft, prove
+from vestige.collect.text_row import end_tokens
+from vestige.collect.texts import TextCollector, penalty_of
+from vestige.collect.tree import Limits
+from vestige.errors import UserError
+from vestige.types import BROKEN, Prompt, Target, Text
+from vestige.wants import Decoding, Request
+
+NO_EOS: frozenset[int] = frozenset()
+
+
+def letters(batch: Sequence[Sequence[int]]) -> list[str]:
+    """A detokeniser: each token is one letter."""
+    return ["".join(chr(0x100 + i) for i in ids) for ids in batch]
+
+
+def utf8(batch: Sequence[Sequence[int]]) -> list[str]:
+    """A byte-level detokeniser: a letter may take several tokens."""
+    return [bytes(ids).decode("utf-8", errors="replace") for ids in batch]
+
+
+def collector(model: Any, eos: Iterable[int] = (), **options: Any) -> TextCollector:
+    return TextCollector(model, letters, frozenset(eos), "", Cost(), **options)
+
+
+def collect(
+    made: TextCollector,
+    requests: Sequence[Request],
+    proven: Mapping[str, Sequence[int]] | None = None,
+    done: frozenset[str] = frozenset(),
+) -> dict[str, Text]:
+    out: dict[str, Text] = {}
+    for result in made.run(requests, proven or {}, done):
+        assert not set(result) & set(out), "generated twice"
+        out |= result
+    fallen = [note for note in made.cost.notes if "without a cache" in note]
+    # The plain way would hide a fault of the cached way from every test below.
+    assert bool(fallen) == (isinstance(made.model, (Broken, MambaForCausalLM))), fallen
+    return out
+
+
+def prompts(seed: int = 0, lengths: Sequence[int] = (5, 17, 9, 9, 24, 13)) -> list[Prompt]:
+    rng = np.random.default_rng(seed)
+    return [Prompt(numbers(rng, n)) for n in lengths]
+
+
+def asking(given: Iterable[Prompt], **decoding: Any) -> list[Request]:
+    settings = Decoding(**{"max_new_tokens": 12, **decoding})
+    return [Request(p, settings) for p in given]
+
+
+def generated(model: Any, prompt: Prompt, eos: Sequence[int] = (), **options: Any) -> tuple[int, ...]:
+    ids = torch.tensor([prompt.ids])
+    mask = torch.ones_like(ids)
+    mask[0, list(prompt.hidden)] = 0
+    settings = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0, "eos_token_id": list(eos) or None}
+    out = model.generate(ids, attention_mask=mask, **{**settings, **options})
+    return tuple(out[0, len(prompt.ids) :].tolist())
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    model = model_of("llama")
+    model.generation_config.eos_token_id = None
+    return model
+
+
+# ---- greedy ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_equals_generate(name: str) -> None:
+    model = model_of(name)
+    model.generation_config.eos_token_id = None
+    requests = asking(prompts())
+    made = collector(model)
+    got = collect(made, requests)
+    for r in requests:
+        assert got[r.key].ids == generated(model, r.prompt), len(r.prompt.ids)
+    assert len({got[r.key].ids for r in requests}) > 3  # the prompts matter to these models
+    assert made.plain == (name == "mamba"), made.cost.notes  # a recurrent state is no key/value cache
+    assert bool(made.cost.notes) == made.plain
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral-window", "gemma2"])
+def test_hidden_tokens_are_masked_and_take_no_position(name: str) -> None:
+    model = model_of(name)
+    model.generation_config.eos_token_id = None
+    hidden = [Prompt(p.ids, h) for p in prompts() for h in ((0,), (1, 3), (0, 1, 2))]
+    requests = asking([*hidden, *prompts()])
+    got = collect(collector(model), requests)
+    for r in requests:
+        assert got[r.key].ids == generated(model, r.prompt), r.prompt.hidden
+    assert any(got[a.key].ids != got[b.key].ids for a, b in zip(requests[::3], requests[-6:], strict=False))
+
+
+def test_a_hidden_last_prompt_token_sits_at_position_one(llama: Any) -> None:
+    """The rule of transformers 4 (the peer's): position = attended tokens before, 1 for hidden ones.
+
+    transformers 5 counts on from the last prompt token's position instead, which is 0 when that token is hidden.
+    """
+    given = [Prompt(p.ids, (3, 8)) for p in prompts(4, [9] * 30)]
+
+    def by_hand(prompt: Prompt, at_hidden: int) -> tuple[int, ...]:
+        ids, mask = list(prompt.ids), [int(i not in prompt.hidden) for i in range(9)]
+        for _ in range(3):
+            position = torch.tensor(np.where(mask, np.cumsum(mask) - 1, at_hidden))[None]
+            inputs = {"input_ids": torch.tensor([ids]), "attention_mask": torch.tensor([mask])}
+            with torch.no_grad():
+                ids.append(int(llama(**inputs, position_ids=position).logits[0, -1].argmax()))
+            mask.append(1)
+        return tuple(ids[9:])
+
+    want = [by_hand(p, 1) for p in given]
+    assert want != [by_hand(p, 0) for p in given]  # it matters
+    requests = asking(given, max_new_tokens=3)
+    for plain in (False, True):
+        made = collector(llama)
+        made.plain = plain
+        got = collect(made, requests)
+        assert [got[r.key].ids for r in requests] == want
+
+
+@pytest.mark.parametrize("prefill", [1, 40, 4096])
+def test_the_same_texts_for_any_batch(llama: Any, prefill: int) -> None:
+    requests = [*asking(prompts()), *asking(prompts(1), max_new_tokens=3), *asking(prompts(2), max_new_tokens=1)]
+    want = {r.key: generated(llama, r.prompt, max_new_tokens=r.decoding.max_new_tokens) for r in requests}
+    for rows in (1, 3, 100):
+        made = collector(llama, max_rows=rows, limits=Limits(prefill, 10**7, prefill))
+        got = collect(made, requests[::-1])
+        assert {k: t.ids for k, t in got.items()} == want
+        assert not made.plain
+    columns = collector(llama, max_columns=60)
+    assert {k: t.ids for k, t in collect(columns, requests).items()} == want
+    for batch in columns.batches(requests):
+        assert len(batch) == 1 or len(batch) * min(len(r.prompt.ids) + r.decoding.max_new_tokens for r in batch) <= 60
+
+
+def test_rows_leave_when_they_are_done(llama: Any) -> None:
+    requests = asking(prompts(3, range(4, 20)), max_new_tokens=20)
+    whole = collect(collector(llama), requests)
+    eos = {whole[r.key].ids[3 + i % 9] for i, r in enumerate(requests[:6])}
+    made = collector(llama, eos)
+    got = collect(made, requests)
+    lengths = [len(t.ids) for t in got.values()]
+    assert len(set(lengths)) > 3
+    assert made.cost.tokens_produced == sum(lengths)
+    assert made.cost.decode_row_steps == sum(lengths) - len(lengths)  # the first token comes with the prompt
+    assert made.cost.decode_forwards == max(lengths) - 1
+    for r in requests:
+        assert got[r.key].ids == generated(llama, r.prompt, sorted(eos), max_new_tokens=20)
+
+
+def test_the_end_token_may_come_first_and_all_rows_may_end_at_once(llama: Any) -> None:
+    requests = asking(prompts())
+    first = {collect(collector(llama), [r])[r.key].ids[0] for r in requests}
+    made = collector(llama, first)
+    got = collect(made, requests)
+    assert all(len(t.ids) == 1 for t in got.values())
+    assert made.cost.decode_forwards == 0
+
+
+def test_one_new_token(llama: Any) -> None:
+    requests = asking(prompts(), max_new_tokens=1)
+    made = collector(llama)
+    got = collect(made, requests)
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt, max_new_tokens=1) for r in requests]
+    assert made.cost.decode_row_steps == 0
+
+
+@pytest.mark.parametrize("penalty", [1.3, 0.8])
+def test_repetition_penalty_equals_generate(llama: Any, penalty: float) -> None:
+    requests = asking(prompts(), repetition_penalty=penalty)
+    got = collect(collector(llama), requests)
+    for r in requests:
+        assert got[r.key].ids == generated(llama, r.prompt, repetition_penalty=penalty)
+    plain = asking(prompts())
+    free = collect(collector(llama), plain)
+    assert any(free[a.key].ids != got[b.key].ids for a, b in zip(plain, requests, strict=True))
+
+
+def test_the_checkpoints_own_penalty_holds_unless_told_otherwise() -> None:
+    model = model_of("llama")
+    model.generation_config.eos_token_id = None
+    model.generation_config.repetition_penalty = 1.3
+    assert penalty_of(model, Decoding()) == 1.3
+    assert penalty_of(model, Decoding(repetition_penalty=1.0)) == 1.0
+    requests = asking(prompts())
+    got = collect(collector(model), requests)
+    for r in requests:
+        assert got[r.key].ids == generated(model, r.prompt)
+
+
+def test_end_tokens_come_from_the_generation_config_else_the_tokenizer() -> None:
+    from types import SimpleNamespace as Thing
+
+    tokenizer = Thing(eos_token_id=7)
+    assert end_tokens(Thing(generation_config=Thing(eos_token_id=[3, 4])), tokenizer) == {3, 4}
+    assert end_tokens(Thing(generation_config=Thing(eos_token_id=3)), tokenizer) == {3}
+    assert end_tokens(Thing(generation_config=Thing(eos_token_id=None)), tokenizer) == {7}
+    assert end_tokens(Thing(), Thing(eos_token_id=None)) == NO_EOS
+
+
+# ---- stop words -----------------------------------------------------------------------------------------------
+
+
+def test_a_stop_word_over_several_tokens_ends_and_cuts_the_text(llama: Any) -> None:
+    whole = {r.prompt: t for r, t in zip(asking(prompts()), _texts(llama, asking(prompts())), strict=True)}
+    word = next(iter(whole.values())).text[3:6]
+    requests = asking(prompts(), stopwords=("never there", word))
+    got = collect(collector(llama), requests)
+    for r in requests:
+        text = whole[r.prompt].text
+        assert got[r.key].text == text.split(word)[0]
+        cut = text.index(word) + len(word) if word in text else len(text)
+        assert got[r.key].ids == whole[r.prompt].ids[:cut]
+    assert len(got[requests[0].key].ids) <= 6
+
+
+def _texts(model: Any, requests: Sequence[Request]) -> list[Text]:
+    got = collect(collector(model), requests)
+    return [got[r.key] for r in requests]
+
+
+def test_a_stop_word_that_takes_many_tokens_a_letter(llama: Any) -> None:
+    """Byte-level tokens: three letters are nine tokens. What is decoded must stop as soon as the word is whole."""
+    (request,) = asking(prompts()[:1], max_new_tokens=60, stopwords=("日本語",))
+    known = list(b"abcdefg") + list("日本語".encode()) + list(b"and so on")
+    made = TextCollector(llama, utf8, NO_EOS, "", Cost())
+    text = collect(made, [request], {request.key: known})[request.key]
+    assert text.text == "abcdefg"
+    assert len(text.ids) == 7 + 9
+    assert made.cost.decode_forwards == 0
+
+
+def test_the_text_is_cut_at_the_end_text_and_stripped(llama: Any) -> None:
+    (request,) = asking(prompts()[:1], max_new_tokens=11)
+    made = TextCollector(llama, utf8, NO_EOS, "</s>", Cost())
+    known = list(b" abc </s>xy")
+    assert collect(made, [request], {request.key: known})[request.key].text == "abc"
+
+
+# ---- proven prefixes ------------------------------------------------------------------------------------------
+
+
+def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
+    found: dict[str, Any] = {}
+    for result in AnswerCollector(model, VOCAB, Limits(256, 10**7, 256), Cost()).run(targets):
+        found |= result
+    return [(t, found[t.key]) for t in targets]
+
+
+def references(model: Any, given: Sequence[Prompt]) -> list[Target]:
+    """For each prompt several answers that the model agrees with for a while: 0, 4 and 9 tokens."""
+    out = []
+    for prompt, text in zip(given, _texts(model, asking(given)), strict=True):
+        for right in (0, 4, 9):
+            wrong = (text.ids[right] + 1) % VOCAB
+            out.append(Target((*prompt.ids, *text.ids[:right], wrong, 5, 6), len(prompt.ids)))
+    return out
+
+
+def test_what_teacher_forcing_showed_is_not_decoded_again(llama: Any) -> None:
+    given = prompts()
+    known = scored(llama, references(llama, given))
+    requests = asking(given)
+    proven = prove(requests, known, NO_EOS)
+    scratch, helped = collector(llama), collector(llama)
+    want, got = collect(scratch, requests), collect(helped, requests, proven)
+    for r in requests:
+        assert got[r.key].ids == want[r.key].ids
+        assert got[r.key].text == want[r.key].text
+        assert got[r.key].proven == 10  # nine right and the first choice at the miss
+    assert helped.cost.tokens_proven == 10 * len(requests)
+    assert helped.cost.decode_row_steps == len(requests)  # 12 tokens: 10 known, 1 from the prefill, 1 step
+    assert scratch.cost.decode_row_steps == 11 * len(requests)
+
+
+def test_a_text_proven_to_its_end_costs_nothing(llama: Any) -> None:
+    given = prompts()
+    known = scored(llama, references(llama, given))
+    requests = asking(given, max_new_tokens=7)
+    made = collector(llama)
+    got = collect(made, requests, prove(requests, known, NO_EOS))
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt, max_new_tokens=7) for r in requests]
+    assert (made.cost.prefill_tokens, made.cost.decode_forwards) == (0, 0)
+    eos = frozenset(_texts(llama, asking(given[:1]))[0].ids[2:3])
+    assert prove(asking(given[:1]), known, eos)[asking(given[:1])[0].key][-1] in eos
+
+
+def test_a_stop_word_inside_the_proven_part_ends_the_text_there(llama: Any) -> None:
+    given = prompts()[:2]
+    known = scored(llama, references(llama, given))
+    word = _texts(llama, asking(given))[0].text[2:4]
+    requests = asking(given, stopwords=(word,))
+    want = collect(collector(llama), requests)
+    got = collect(collector(llama), requests, prove(requests, known, NO_EOS))
+    assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
+
+
+def test_nothing_is_proven_where_scoring_and_generation_differ(llama: Any) -> None:
+    given = prompts()
+    known = scored(llama, references(llama, given))
+    masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
+    requests = asking(given)
+    assert not any(prove(requests, masked, NO_EOS).values())
+    assert not prove(asking([Prompt(p.ids, (1,)) for p in given]), known, NO_EOS)
+    assert not prove(asking(given, do_sample=True), known, NO_EOS)
+    ended = [(Target(t.ids, t.start, (len(t.ids) - 1,)), s) for t, s in known]  # a masked end is seen by nobody
+    assert prove(requests, ended, NO_EOS) == prove(requests, known, NO_EOS)
+
+
+HIDING = [(1,), (), (0, 2), (3, 4, 5), (1,), (0,)]
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+@pytest.mark.parametrize("tokens", [30, 4096])
+def test_a_draft_is_confirmed_where_tokens_are_hidden(name: str, tokens: int) -> None:
+    """Scoring hides nothing, generation does: its texts part from the draft where they part, and cost less."""
+    model = model_of(name)
+    model.generation_config.eos_token_id = None
+    given = [Prompt(p.ids, h) for p, h in zip(prompts(), HIDING, strict=True)]
+    # Answers that the model gives with hidden tokens are drafts that hold; those of its open eyes hold for a while.
+    held = references(model, given[::2])
+    wrong = references(model, [Prompt(p.ids) for p in given[1::2]])
+    requests = asking(given)
+    drafts = {**{r.key: list(t.ids[t.start :][:9]) for r, t in zip(requests[::2], held[2::3], strict=True)}}
+    drafts |= {r.key: list(t.ids[t.start :][:9]) for r, t in zip(requests[1::2], wrong[2::3], strict=True)}
+    scratch, helped = collector(model), collector(model, limits=Limits(tokens, 10**7, tokens))
+    want = collect(scratch, requests)
+    got = {k: t for part in helped.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
+    assert not [n for n in helped.cost.notes if "cache" in n]
+    assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
+    assert [got[r.key].proven for r in requests[::2]] == [9] * 3
+    assert [want[r.key].ids for r in requests] == [generated(model, r.prompt) for r in requests]
+    saved = sum(t.proven for t in got.values())
+    assert saved >= 27
+    assert helped.cost.decode_row_steps == scratch.cost.decode_row_steps - saved
+
+
+def test_drafts_that_are_wrong_change_nothing(llama: Any) -> None:
+    requests = [*asking(prompts()), *asking(prompts(1), max_new_tokens=1), *asking(prompts(2), do_sample=True)]
+    want = collect(collector(llama), requests)
+    rng = np.random.default_rng(3)
+    for cut in (0, 1, 5, 12):
+        greedy = [r for r in requests if r.decoding.greedy]
+        drafts = {r.key: [*want[r.key].ids[:cut], *numbers(rng, 12 - cut)] for r in greedy}
+        made = collector(llama)
+        got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
+        assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
+
+
+def test_a_drafted_end_and_a_drafted_stop_word_end_the_text(llama: Any) -> None:
+    given = [Prompt(p.ids, (1,)) for p in prompts()]
+    plain = _texts(llama, asking(given))
+    eos = plain[0].ids[5]
+    for ends, words in (((eos,), ()), ((), (plain[1].text[2:4],))):
+        requests = asking(given, stopwords=words)
+        want = collect(collector(llama, ends), requests)
+        drafts = {r.key: list(want[r.key].ids) for r in requests}
+        made = collector(llama, ends)
+        got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
+        assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
+        assert made.cost.decode_forwards == 0  # all of it came with the prefill
+
+
+def test_a_draft_is_the_walk_whatever_was_hidden(llama: Any) -> None:
+    given = prompts()
+    known = scored(llama, references(llama, given))
+    requests = asking([Prompt(p.ids, (1,)) for p in given])
+    masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
+    open_ = prove(asking(given), known, NO_EOS)
+    assert list(draft(requests, masked, NO_EOS).values()) == list(open_.values())
+    assert draft(asking(given, do_sample=True), known, NO_EOS) == {}
+
+
+def test_drafts_do_not_survive_a_cache_that_is_wrong(llama: Any) -> None:
+    requests = asking(prompts())
+    want = collect(collector(llama), requests)
+    drafts = {r.key: list(want[r.key].ids) for r in requests}
+    made = collector(Broken(llama, "positions"))
+    got = {k: t for part in made.run(requests, {}, frozenset(), drafts) for k, t in part.items()}
+    assert {k: t.ids for k, t in got.items()} == {k: t.ids for k, t in want.items()}
+
+
+def test_a_shared_prompt_is_prefilled_once(llama: Any) -> None:
+    """Twenty samples of one long prompt: it goes through the model once, and once more to be checked."""
+    (prompt,) = prompts(0, [40])
+    requests = [r for seed in range(20) for r in asking([prompt], do_sample=True, temperature=3.0, seed=seed)]
+    made = collector(llama)
+    got = collect(made, requests)
+    assert len({t.ids for t in got.values()}) > 15
+    assert made.packed and made.cost.prefill_tokens < 40 * 5
+    for r in requests[:3]:
+        assert collect(collector(llama), [r])[r.key].ids == got[r.key].ids
+
+
+def test_a_model_that_cannot_pack_prompts_pads_them(llama: Any) -> None:
+    class NoTrees(torch.nn.Module):
+        """Reads a mask of four dimensions as if nothing were masked but the future."""
+
+        def __init__(self, model: Any) -> None:
+            super().__init__()
+            self.inner, self.config, self.device, self.dtype = model, model.config, model.device, model.dtype
+            self.generation_config = model.generation_config
+
+        def get_output_embeddings(self) -> Any:
+            return self.inner.get_output_embeddings()
+
+        def forward(self, **inputs: Any) -> Any:
+            if inputs["attention_mask"].ndim == 4:
+                inputs["attention_mask"] = None
+            return self.inner(**inputs)
+
+    requests = asking(prompts())
+    made = collector(NoTrees(llama))
+    assert collect(made, requests) == collect(collector(llama), requests)
+    assert made.packed is False and not made.plain
+
+
+def test_a_cache_is_made_again_for_what_is_left(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Room for three steps at a time: rows and columns that nobody needs any more go with each new buffer."""
+    from vestige.collect import texts as module
+    from vestige.models.cache import SlotLayer
+
+    requests = [
+        *asking(prompts(0, [40, 38]), max_new_tokens=4), *asking(prompts(1, [6, 5]), max_new_tokens=30)
+    ]  # fmt: skip
+    want = collect(collector(llama), requests)
+    sizes: list[tuple[int, ...]] = []
+    real = SlotLayer.resize
+
+    def resize(self: SlotLayer, first: int, columns: int) -> None:
+        real(self, first, columns)
+        sizes.append(tuple(self.keys.shape))
+
+    monkeypatch.setattr(SlotLayer, "resize", resize)
+    monkeypatch.setattr(module, "AHEAD", 3)
+    got = collect(collector(llama), requests)
+    assert {k: t.ids for k, t in got.items()} == {k: t.ids for k, t in want.items()}
+    assert sizes[-1][0] == 2 and sizes[-1][2] <= 6 + 30  # not the columns of the two long prompts
+
+
+def test_a_model_without_numbers_proves_nothing() -> None:
+    model = model_of("llama")
+    with torch.no_grad():
+        model.lm_head.weight[0, 0] = float("nan")
+    target = Target((3, 4, 5, 6), 2)
+    requests = asking([Prompt((3, 4))])
+    assert prove(requests, scored(model, [target]), NO_EOS) == {requests[0].key: []}
+    for asked in (requests, asking(prompts()), asking(prompts(), do_sample=True)):
+        for text in collect(collector(model), asked).values():
+            assert text.broken and text.ids == (BROKEN,) and text.text == ""
+
+
+# ---- sampling -------------------------------------------------------------------------------------------------
+
+
+def test_sampling_is_reproducible_and_independent_of_the_batch(llama: Any) -> None:
+    requests = asking(prompts(0, range(4, 14)), do_sample=True, temperature=3.0)
+    mixed = [*requests, *asking(prompts()), *asking(prompts(), do_sample=True, temperature=3.0, seed=1)]
+    first = collect(collector(llama), requests)
+    for rows in (1, 3, 100):
+        again = collect(collector(llama, max_rows=rows), mixed[::-1])
+        assert all(again[k].ids == first[k].ids for k in first)
+    for r in asking(prompts()):  # greedy rows between sampled ones stay greedy
+        assert again[r.key].ids == generated(llama, r.prompt)
+    other = asking(prompts(0, range(4, 14)), do_sample=True, temperature=3.0, seed=1)
+    second = collect(collector(llama), other)
+    assert sum(first[a.key].ids != second[b.key].ids for a, b in zip(requests, other, strict=True)) > 5
+
+
+@pytest.mark.parametrize("settings", [{"top_k": 1}, {"top_p": 1e-6}, {"temperature": 0.0}, {"temperature": 1e-6}])
+def test_sampling_of_the_best_only_is_greedy(llama: Any, settings: dict[str, Any]) -> None:
+    requests = asking(prompts(), do_sample=True, **settings)
+    got = collect(collector(llama), requests)
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"temperature": 2.0}, {"top_k": 4}, {"top_p": 0.6}, {"temperature": 0.5, "top_k": 5, "top_p": 0.9}],
+)
+@pytest.mark.parametrize("penalty", [1.0, 1.5])
+def test_draws_follow_the_distribution_of_hfs_processors(settings: dict[str, Any], penalty: float) -> None:
+    from transformers import generation as hf
+
+    torch.manual_seed(0)
+    scores, seen = torch.randn(12), [2, 5, 5]
+    steps: list[Any] = [hf.RepetitionPenaltyLogitsProcessor(penalty)]
+    steps.append(hf.TemperatureLogitsWarper(settings.get("temperature", 1.0)))
+    if "top_k" in settings:
+        steps.append(hf.TopKLogitsWarper(settings["top_k"]))
+    if "top_p" in settings:
+        steps.append(hf.TopPLogitsWarper(settings["top_p"]))
+    want = hf.LogitsProcessorList(steps)(torch.tensor([seen]), scores[None].clone()).softmax(-1)[0].numpy()
+    noise, count = torch.Generator().manual_seed(1), 3000
+    decoding = Decoding(do_sample=True, **settings)
+    drawn = pick(scores.expand(count, -1), [Chooser(decoding, penalty, seen, noise)] * count).numpy()
+    share = np.bincount(drawn, minlength=12) / count
+    assert (share[want == 0] == 0).all()
+    assert np.abs(share - want).max() < 4 * np.sqrt(0.25 / count)
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.7}, {"top_k": 40}, {"top_p": 0.9}, {"top_p": 0.9999}])
+def test_a_draw_for_all_rows_is_that_of_each_alone(settings: dict[str, Any]) -> None:
+    """torch.multinomial with the row's generator, on the row alone: what texts were sampled with from the start."""
+    torch.manual_seed(0)
+    scores = torch.randn((5, 3 * NUCLEUS)) * torch.tensor([[0.1], [1.0], [3.0], [8.0], [0.1]])
+    decoding = Decoding(do_sample=True, **settings)
+
+    def generators() -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(i) for i in range(len(scores))]
+
+    def alone(row: torch.Tensor, noise: torch.Generator) -> int:
+        row = row / decoding.temperature
+        if decoding.top_k:
+            row = row.masked_fill(row < row.topk(decoding.top_k).values[-1], float("-inf"))
+        p = row.softmax(-1)
+        ordered, index = p.sort(descending=True)
+        p[index[ordered.cumsum(0) - ordered >= decoding.top_p]] = 0.0
+        return int(torch.multinomial(p, 1, generator=noise))
+
+    own = generators()
+    for _ in range(20):
+        choosers = [Chooser(decoding, 1.0, [0], g) for g in own]
+        again = [torch.Generator() for _ in own]
+        for g, o in zip(again, own, strict=True):
+            g.set_state(o.get_state())
+        want = [alone(row, g) for row, g in zip(scores, again, strict=True)]
+        assert choose(scores, choosers) == want
+    mixed = [None, *[Chooser(decoding, 1.0, [0], g) for g in generators()[1:]]]
+    scores[2, 7] = float("nan")
+    assert choose(scores, mixed)[0] == int(scores[0].argmax()) and choose(scores, mixed)[2] == BROKEN
+
+
+# ---- falling back ---------------------------------------------------------------------------------------------
+
+
+class Broken(torch.nn.Module):
+    """A model whose cached way goes wrong, and only that."""
+
+    def __init__(self, model: Any, how: str) -> None:
+        super().__init__()
+        self.inner, self.how = model, how
+        self.config, self.device, self.dtype = model.config, model.device, model.dtype
+        self.generation_config = model.generation_config
+
+    def get_output_embeddings(self) -> Any:
+        return self.inner.get_output_embeddings()
+
+    def forward(self, **inputs: Any) -> Any:
+        cache = inputs.get("past_key_values")
+        if cache is not None:
+            if self.how == "raises":
+                raise TypeError("no cache here")
+            if self.how == "positions" and inputs["input_ids"].shape[1] == 1:
+                inputs["position_ids"] = inputs["position_ids"] * 0
+            if self.how == "padding":
+                inputs["attention_mask"] = None
+        return self.inner(**inputs)
+
+
+@pytest.mark.parametrize("how", ["raises", "positions", "padding"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_broken_cache_is_noticed_and_the_plain_way_used(llama: Any, how: str, sampled: bool) -> None:
+    requests = asking(prompts(), do_sample=sampled, temperature=2.0)
+    want = collect(collector(llama), requests)
+    made = collector(Broken(llama, how))
+    got = collect(made, requests)
+    assert {k: t.ids for k, t in got.items()} == {k: t.ids for k, t in want.items()}
+    assert made.plain
+    assert "generating without a cache" in made.cost.notes[0]
+
+
+def test_padding_is_checked_when_it_first_appears(llama: Any) -> None:
+    """The first batch has rows of one length: it says nothing about padding."""
+    requests = asking(prompts(0, [20, 20, 9, 5]))
+    made = collector(Broken(llama, "padding"), max_rows=2)
+    got = collect(made, requests)
+    assert made.plain
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
+
+
+def test_padding_is_checked_on_a_row_that_has_some(llama: Any) -> None:
+    """The longest text belongs to the longest prompt, which is not padded."""
+    requests = [*asking(prompts(0, [20])), *asking(prompts(1, [9, 5]), max_new_tokens=4)]
+    made = collector(Broken(llama, "padding"))
+    got = collect(made, requests)
+    assert [got[r.key].ids for r in requests] == [
+        generated(llama, r.prompt, max_new_tokens=r.decoding.max_new_tokens) for r in requests
+    ]
+
+
+def test_proven_rows_survive_the_fall_back(llama: Any) -> None:
+    given = prompts()
+    requests = asking(given)
+    proven = prove(requests, scored(llama, references(llama, given)), NO_EOS)
+    got = collect(collector(Broken(llama, "positions")), requests, proven)
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
+    assert {t.proven for t in got.values()} == {10}
+
+
+def test_out_of_memory_takes_fewer_rows(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = TextCollector._step
+
+    def step(self: TextCollector, active: Any, cache: Any, mask: Any) -> Any:
+        if len(active) > 2:
+            raise torch.OutOfMemoryError("too many")
+        return real(self, active, cache, mask)
+
+    monkeypatch.setattr(TextCollector, "_step", step)
+    requests = asking(prompts())
+    made = collector(llama)
+    got = collect(made, requests)
+    assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
+    assert not made.plain
+    assert [n.split(" texts")[0][-1] for n in made.cost.notes] == ["3", "1"]
+
+
+# ---- limits and resuming --------------------------------------------------------------------------------------
+
+
+def test_a_learned_position_table_ends_texts_and_refuses_prompts() -> None:
+    model = model_of("gpt2")  # 64 positions
+    model.generation_config.eos_token_id = None
+    requests = asking(prompts(0, [60, 20, 64]))
+    for plain in (False, True):
+        made = collector(model)
+        made.plain = plain
+        got = collect(made, requests)
+        assert [len(got[r.key].ids) for r in requests] == [5, 12, 1]
+        assert got[requests[0].key].ids == generated(model, requests[0].prompt, max_new_tokens=5)
+        assert made.cost.notes == ["2 text(s) may end early: this model has only 64 positions"]
+    with pytest.raises(UserError, match="65 tokens long, but this model has only 64 positions"):
+        collect(collector(model), asking(prompts(0, [65])))
+
+
+def test_an_empty_prompt_is_refused(llama: Any) -> None:
+    with pytest.raises(UserError, match="nothing to continue"):
+        collect(collector(llama), asking([Prompt(())]))
+
+
+def test_done_batches_are_skipped(llama: Any) -> None:
+    given = prompts()
+    requests = asking(given)
+    proven = prove(requests[:2], scored(llama, references(llama, given[:2])), NO_EOS)
+    parts = list(collector(llama, max_rows=2).run(requests, proven))
+    for cut in range(len(parts) + 1):
+        done = frozenset(k for p in parts[:cut] for k in p)
+        rest = list(collector(llama, max_rows=2).run(requests, proven, done))
+        assert rest == parts[cut:]
+    made = collector(llama)
+    assert collect(made, requests, proven, frozenset(r.key for r in requests)) == {}
+    assert made.cost.prefill_tokens == 0
+    assert collect(made, []) == {}
+
+
+# ---- what may be asked ----------------------------------------------------------------------------------------
+
+
+def test_generation_args_in_the_peers_words() -> None:
+    args = {"do_sample": False, "top_p": None, "temperature": None, "max_new_tokens": 200, "use_cache": True}
+    assert Decoding.from_config(args) == Decoding()
+    assert Decoding.from_config(None, max_new_tokens=32).max_new_tokens == 32
+    assert Decoding.from_config({"stopwords": ["\n\n", ""]}).stopwords == ("\n\n",)
+    assert Decoding.from_config({"stopwords": "Question:"}).stopwords == ("Question:",)
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        ({"num_beams": 4}, "beam search is not supported"),
+        ({"length_penalty": 2}, "length_penalty not supported"),
+        ({"max_new_tokens": 0}, "max_new_tokens must be at least 1, it is 0"),
+        ({"top_p": 0.0}, "top_p must be above 0"),
+        ({"temperature": -1}, "temperature must be 0"),
+        ({"top_k": -1}, "top_k must be 0"),
+        ({"repetition_penalty": 0.0}, "repetition_penalty must be above 0"),
+    ],
+)
+def test_generation_args_that_cannot_be(args: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        Decoding.from_config(args)
+
+
+def test_keys_tell_requests_apart_where_it_matters() -> None:
+    assert Decoding(seed=1).key == Decoding(seed=2, top_p=0.5).key  # greedy: no draw
+    assert Decoding(do_sample=True, seed=1).key != Decoding(do_sample=True, seed=2).key
+    assert Decoding(max_new_tokens=5).key != Decoding(max_new_tokens=6).key
+    assert Decoding(stopwords=("a", "b")).key != Decoding(stopwords=("ab",)).key
+    assert Prompt((1, 2)).key != Prompt((1, 2), (0,)).key

@@ -1,0 +1,210 @@
+"""The prefix tree: every target whole in one row, and a mask that shows each token its own past and no more."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from vestige.collect.answers import distinct, plan
+from vestige.collect.forward import tree_mask
+from vestige.collect.tree import Limits, PackedRow, Packing, Tree, build_tree, pack, split_rows
+from vestige.models.logits import additive
+from vestige.types import Target
+
+VOCAB = 50
+BUDGETS = [1, 7, 32, 10**6]
+
+
+def random_targets(seed: int, count: int = 30, alphabet: int = 3, hide: bool = True) -> list[Target]:
+    """Many shared prefixes: few letters, short words; some positions hidden."""
+    rng = random.Random(seed)
+    out = []
+    for _ in range(count):
+        ids = tuple(rng.randrange(alphabet) for _ in range(rng.randint(2, 14)))
+        hidden = tuple(i for i in range(len(ids)) if hide and rng.random() < 0.15)
+        out.append(Target(ids, rng.randint(1, len(ids) - 1), hidden))
+    return out
+
+
+def path(tree: Tree, node: int) -> list[int]:
+    out = []
+    while node >= 0:
+        out.append(node)
+        node = int(tree.parent[node])
+    return out[::-1]
+
+
+def all_rows(packing: Packing) -> list[PackedRow]:
+    return [row for batch in packing.batches for row in batch.rows]
+
+
+def spelled(packing: Packing) -> list[tuple[tuple[int, ...], ...]]:
+    """What the batches hold, in words: independent of how nodes and targets happen to be numbered."""
+    tree = packing.tree
+    return [
+        tuple((*tree.token[r.nodes].tolist(), *tree.depth[r.nodes].tolist()) for r in b.rows) for b in packing.batches
+    ]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_target_is_spelled_by_the_path_to_its_last_predictor(seed: int) -> None:
+    targets = random_targets(seed)
+    tree = build_tree(targets)
+    for target, predictors, labels in zip(targets, tree.predictors, tree.labels, strict=True):
+        whole = path(tree, int(predictors[-1]))
+        assert tuple(tree.token[whole]) == target.ids[:-1]
+        assert [int(d) for d in tree.depth[whole]] == list(range(len(target.ids) - 1))
+        assert [i for i, n in enumerate(whole) if tree.hidden[n]] == [h for h in target.hidden if h < len(whole)]
+        assert whole[target.start - 1 :] == predictors.tolist()
+        assert tuple(labels) == target.labels
+        assert len(predictors) == len(labels)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_each_distinct_prefix_is_one_node(seed: int) -> None:
+    targets = random_targets(seed)
+    prefixes = {
+        (t.ids[:n], tuple(h for h in t.hidden if h < n)) for t in targets for n in range(1, len(t.ids))
+    }  # fmt: skip
+    assert len(build_tree(targets)) == len(prefixes)
+
+
+@pytest.mark.parametrize("limit", BUDGETS)
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_cover_the_tree_hold_whole_paths_and_keep_the_limit(seed: int, limit: int) -> None:
+    tree = build_tree(random_targets(seed))
+    rows = split_rows(tree, limit)
+    longest = int(tree.depth.max()) + 1
+    assert set(np.concatenate([r.nodes for r in rows]).tolist()) == set(range(len(tree)))
+    for row in rows:
+        nodes = row.nodes.tolist()
+        assert len(nodes) == len(set(nodes)) <= max(limit, longest)
+        for node in nodes:
+            assert set(path(tree, node)) <= set(nodes)
+    assert [len(r.nodes) for r in rows] == sorted((len(r.nodes) for r in rows), reverse=True)
+
+
+@pytest.mark.parametrize("limit", [1, 9, 30, 10**6])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_mask_shows_each_token_its_own_path_and_nothing_else(seed: int, limit: int) -> None:
+    tree = build_tree(random_targets(seed))
+    for row in split_rows(tree, limit):
+        ends, hidden = (torch.from_numpy(np.pad(a, (0, 2)))[None] for a in (row.end, tree.hidden[row.nodes]))
+        mask = tree_mask(ends, hidden)[0].numpy()
+        for j, node in enumerate(row.nodes):
+            seen = {int(row.nodes[i]) for i in np.flatnonzero(mask[j, : len(row.nodes)])}
+            due = {n for n in path(tree, int(node)) if not tree.hidden[n]}
+            assert seen == (due or {int(node)})  # with nothing to look at, a token looks at itself
+            assert not mask[j, len(row.nodes) :].any()
+        assert mask[len(row.nodes) :].sum() == 2  # padding looks at itself
+
+
+def test_targets_are_sorted_as_numbers_are() -> None:
+    """Short before long, and by the first number that differs, however many bytes it has."""
+    ids = [(3, 300, 5), (3, 300), (3, 2, 70_000, 1), (256, 1), (255, 9), (3, 2, 7)]
+    tree = build_tree([Target((*i, 0), 1) for i in ids])
+    assert tree.token.tolist() == [3, 2, 7, 70_000, 1, 300, 5, 255, 9, 256, 1]
+    assert tree.parent.tolist() == [-1, 0, 1, 1, 3, 0, 5, -1, 7, -1, 9]
+    assert tree.depth.tolist() == [0, 1, 2, 2, 3, 1, 2, 0, 1, 0, 1]
+
+
+def test_the_additive_mask_is_zero_where_allowed_and_least_elsewhere() -> None:
+    allowed = torch.tensor([[[True, False], [True, True]]])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        mask = additive(allowed, dtype)
+        assert mask.shape == (1, 1, 2, 2)
+        assert mask.dtype == dtype
+        assert (mask[0, 0] == 0).tolist() == allowed[0].tolist()
+        assert mask.min() == torch.finfo(dtype).min
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_target_is_read_off_one_row_once(seed: int, budget: int) -> None:
+    targets = distinct(random_targets(seed))
+    packing = plan(targets, Limits(budget, 10**9, 32), VOCAB)
+    answered = [t for batch in packing.batches for members in batch.targets for t in members]
+    assert sorted(answered) == list(range(len(targets)))
+    for batch in packing.batches:
+        for row, members in zip(batch.rows, batch.targets, strict=True):
+            assert members, "a row that answers nothing is wasted"
+            for t in members:
+                assert set(packing.tree.predictors[t].tolist()) <= set(row.nodes.tolist())
+    longest = max(len(t.ids) for t in targets) - 1
+    assert all(b.tokens <= max(budget, longest) for b in packing.batches)
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_logit_cells_are_kept(budget: int) -> None:
+    targets = distinct(random_targets(1))
+    packing = plan(targets, Limits(10**6, budget * VOCAB, 20), VOCAB)
+    for batch in packing.batches:
+        scored = [
+            len(set(np.concatenate([packing.tree.predictors[t] for t in members]).tolist()))
+            for members in batch.targets
+        ]  # fmt: skip
+        assert sum(scored) <= budget or len(batch.rows) == 1
+
+
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_the_plan_does_not_depend_on_the_order_asked(budget: int) -> None:
+    targets = distinct(random_targets(3))
+    limits = Limits(budget, 40 * VOCAB, 24)
+    first = plan(targets, limits, VOCAB)
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(targets, len(targets))
+        again = plan(shuffled, limits, VOCAB)
+        assert spelled(again) == spelled(first)
+        assert [b.targets for b in again.batches] == [b.targets for b in first.batches]
+
+
+def test_sharing_pays() -> None:
+    """Forty questions with seven answers each, all behind one system prompt: about one token a tree node."""
+    rng = random.Random(0)
+    system = tuple(rng.randrange(1000) for _ in range(25))
+    targets = []
+    for _ in range(40):
+        question = (*system, *(rng.randrange(1000) for _ in range(20)))
+        for _ in range(7):
+            targets.append(Target((*question, *(rng.randrange(1000) for _ in range(rng.randint(10, 30)))), 45))
+    packing = plan(targets, Limits(2048, 10**9, 512), 1000)
+    inputs = sum(len(t.ids) - 1 for t in targets)
+    assert len(packing.tree) < 0.5 * inputs
+    assert packing.tokens < 1.15 * len(packing.tree)
+
+
+def test_one_long_chain_and_its_duplicates() -> None:
+    ids = tuple(range(3000))
+    targets = [Target(ids, 1), Target(ids, 2999), Target(ids[:2000], 10)]
+    packing = pack(targets, Limits(64, 10**9, 64), VOCAB)
+    (row,) = all_rows(packing)  # a path is never cut, whatever the limit
+    assert len(row.nodes) == 2999
+    assert sorted(t for b in packing.batches for members in b.targets for t in members) == [0, 1, 2]
+    assert (row.end == 2999).all()
+
+
+def test_a_single_two_token_target() -> None:
+    packing = pack([Target((5, 6), 1)], Limits(1, 1, 1), VOCAB)
+    assert packing.tokens == 1
+    assert packing.tree.predictors[0].tolist() == [0]
+    assert packing.tree.labels[0].tolist() == [6]
+
+
+def test_nothing_to_pack() -> None:
+    assert pack([], Limits(8, 8, 8), VOCAB).batches == ()
+
+
+def test_the_same_token_hidden_and_seen_are_two_nodes() -> None:
+    tree = build_tree([Target((1, 2, 3, 4), 2), Target((1, 2, 3, 4), 2, hidden=(1,))])
+    assert len(tree) == 1 + 2 * 2
+    assert tree.hidden.tolist() == [False, False, False, True, False]
+
+
+def test_rows_run_longest_first() -> None:
+    packing = plan(distinct(random_targets(5, count=80)), Limits(64, 10**9, 16), VOCAB)
+    widths = [b.width for b in packing.batches]
+    assert all(a >= b for a, b in pairwise(widths))

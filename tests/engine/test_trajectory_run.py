@@ -1,0 +1,408 @@
+"""Trajectory metrics through the command line's road: composed, collected, scored, written, read back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer, BertForMaskedLM
+
+from diffusion_tools import save_lab_bert
+from vestige.engine.config import compose_runs
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.rescore import rescore
+from vestige.errors import UserError
+from vestige.metrics.memorisation import probability
+from vestige.metrics.trajectory import follow, in_text_order, window
+from vestige.models.args import ModelArgs
+from vestige.models.load import LoadedModel, load_model
+from vestige.store.evidence import Bank
+from vestige.store.examples import load_rows
+from vestige.types import Trace
+
+LAB = Path(__file__).parents[1] / "golden" / "lab"
+DATA = LAB / "data"
+SAMPLER = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+TRAJECTORY = [
+    "eval=tofu",
+    "+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics",
+    "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics",
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
+
+
+def ask(bert: Path, out: Path, *overrides: str, suite: str = "tofu_trajectory", **more: Any) -> EvalAsk:
+    short = [
+        f"eval.{suite}.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.{k}"
+        for k in ("steps=4", "max_new_tokens=8")
+    ]
+    return EvalAsk(
+        suite=suite, model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False,
+        overrides=[*short, "stats.resamples=0", *overrides], **more,
+    )  # fmt: skip
+
+
+def metric(directory: Path, stem: str = "TOFU") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / f"{stem}_EVAL.json").read_text())["trajectory_metrics"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run")
+    interval = (
+        "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
+    )
+    evaluate_config(to_run(ask(bert, out, interval)))
+    return out
+
+
+def test_every_metric_at_every_step_of_every_trajectory_and_view(finished: Path) -> None:
+    found = metric(finished)
+    assert set(found["agg_value"]) == {"full", "eos"}
+    for by_trajectory in found["agg_value"].values():
+        assert set(by_trajectory) == {"steps", "fixation_start", "fixation_end", "fixation_ratio"}
+        for metrics in by_trajectory.values():
+            names = {"probability", "exact_memorization", "rouge", "truth_ratio", "privleak", "model_utility"}
+            assert names <= set(metrics)
+            assert all(len(curve) == 4 for curve in metrics.values())
+            assert all(0 < p < 1 for p in metrics["probability"])
+    meta = found["trajectory_step_metadata"]
+    assert any("of the answers are longer than the window of 8 tokens" in n for n in found["notes"])
+    assert meta["num_trajectory_steps"] == 4 and meta["step_values"] == [0, 2, 4, 6] and meta["max_new_tokens"] == 8
+    spread = found["step_distribution"]["full"]["steps"]["probability"]
+    assert set(spread) == {"mean", "std", "median", "p25", "p75", "min", "max", "ci_low", "ci_high"}
+    assert spread["mean"] == pytest.approx(found["agg_value"]["full"]["steps"]["probability"], abs=1e-9)
+    assert found["value_by_index"] is None if "value_by_index" in found else True
+    assert set(found["retain_mu_components_by_step"]) == {"0", "1", "2", "3"}
+
+
+def test_the_curve_is_the_ordinary_metric_on_the_planes(finished: Path) -> None:
+    """Straight from the stored traces, without handlers: the mean over rows of p at each step."""
+    manifest = json.loads((finished / "manifest.json").read_text())
+    traces: dict[str, Trace] = Bank[Trace](finished / "evidence", "denoised", manifest["model"]["evidence"]).load()
+    key = manifest["data_of"]["trajectory_metrics"]["probability/TOFU_QA_forget"]
+    rows = load_rows(finished / "evidence" / "examples.json.gz")[key]
+    curves = []
+    for row in rows.examples:
+        assert row[0].target is not None
+        want = window(row[0].target.labels, 8)
+        # Its paraphrase and wrong answers are watched beside it, where they differ from it in the window.
+        found = [(t, k) for t in traces.values() for k, row in enumerate(t.labels) if tuple(row) == want]
+        mine = [(t, k) for t, k in found if len(t.labels) > 1]
+        assert len(mine) == 1
+        curves.append(probability(in_text_order(follow(mine[0][0], "fixation_end").stats(mine[0][1]))))
+    got = metric(finished)["agg_value"]["full"]["fixation_end"]["probability"]
+    assert got == pytest.approx(np.mean(curves, axis=0).tolist(), abs=1e-9)
+
+
+@pytest.mark.processors
+def test_extraction_strength_has_one_definition(finished: Path) -> None:
+    """In text order it depends on the trajectory; in decision order it does not, and has a name of its own."""
+    views = metric(finished)["agg_value"]["full"]
+    decided = [along["extraction_strength_decided"] for along in views.values()]
+    assert all(curve == decided[0] for curve in decided)
+    assert any(along["extraction_strength"] != along["extraction_strength_decided"] for along in views.values())
+
+
+def test_scored_again_from_evidence_the_numbers_are_the_same(finished: Path) -> None:
+    before = metric(finished)
+    rescore(finished)
+    assert metric(finished) == before
+
+
+@pytest.mark.processors
+def test_a_finished_run_is_read_back(finished: Path) -> None:
+    import vestige
+
+    loaded = vestige.load_run(finished)
+    assert loaded["trajectory_metrics"].curves == metric(finished)["agg_value"]
+    assert "trajectory_metrics" in repr(loaded)
+
+
+def test_a_retain_run_is_matched_step_by_step(bert: Path, finished: Path, tmp_path: Path) -> None:
+    logs = str(finished / "TOFU_EVAL.json")
+    interval = (
+        "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.trajectory_sample_interval=1"
+    )
+    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=logs)))
+    curves = metric(tmp_path / "same")["agg_value"]["full"]["steps"]
+    assert curves["forget_quality"] == [1.0] * 4  # the same model: nothing to tell apart
+    assert curves["privleak"] == pytest.approx([0.0] * 4, abs=1e-6)
+    assert "retain runs given" not in json.dumps(metric(tmp_path / "same").get("notes"))
+    two = [logs, shutil.copy(logs, tmp_path / "second.json")]
+    evaluate_config(to_run(ask(bert, tmp_path / "same", interval, retain_logs=list(map(str, two)))))
+    assert metric(tmp_path / "same")["agg_value"]["full"]["steps"] == curves
+    assert "compared with the first of 2 retain runs given" in metric(tmp_path / "same")["notes"]
+    short = json.loads(Path(logs).read_text())
+    for by_trajectory in short["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            metrics.update({name: steps[:3] for name, steps in metrics.items()})
+    (tmp_path / "short.json").write_text(json.dumps(short))
+    with pytest.raises(UserError, match=r"step-matched .* not found for step 3 \(have 0..2"):
+        evaluate_config(to_run(ask(bert, tmp_path / "cut", interval, retain_logs=str(tmp_path / "short.json"))))
+    with pytest.raises(UserError, match="made with steps=4, this run has 8"):
+        more = interval, f"{SAMPLER}.steps=8"
+        evaluate_config(to_run(ask(bert, tmp_path / "other", *more, retain_logs=logs)))
+    with pytest.raises(UserError, match="made with max_new_tokens=8, this run has 12"):
+        more = interval, f"{SAMPLER}.max_new_tokens=12"  # as many steps, but of other windows
+        evaluate_config(to_run(ask(bert, tmp_path / "wide", *more, retain_logs=logs)))
+
+
+def test_an_ordinary_run_is_no_reference_for_steps(
+    bert: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One value for each metric is not the value of a step: refused before the model is looked at."""
+    from vestige.cli import main
+
+    scores = {"agg_value": 0.5, "value_by_index": {"0": {"score": 0.5}}}
+    plain = tmp_path / "TOFU_EVAL.json"
+    plain.write_text(json.dumps({"forget_truth_ratio": scores, "mia_min_k": {"agg_value": 0.6}}))
+    key = "eval.tofu_trajectory.retain_logs_path"
+    flags = ["--data", str(DATA), "--limit", "2", "--quiet", "--out", str(tmp_path / "out")]
+    assert main(["eval", "tofu_trajectory", "--model", str(bert), *flags, f"{key}={plain}"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "hold no values by step of forget_truth_ratio, mia_min_k" in said and "ordinary run" in said
+    assert not (tmp_path / "out" / "evidence").exists()
+    without = json.loads((finished / "TOFU_EVAL.json").read_text())
+    for by_trajectory in without["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            del metrics["mia_min_k"]
+    plain.write_text(json.dumps(without))
+    assert main(["eval", "tofu_trajectory", "--model", str(bert), *flags, f"{key}={plain}"]) == 2
+    assert "values by step of mia_min_k" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_step_without_a_value_in_the_reference_gets_none(bert: Path, finished: Path, tmp_path: Path) -> None:
+    logs = json.loads((finished / "TOFU_EVAL.json").read_text())
+    for by_trajectory in logs["trajectory_metrics"]["reference_by_step"].values():
+        for metrics in by_trajectory.values():
+            metrics["mia_min_k"][1] = {"agg_value": None}
+    (tmp_path / "logs.json").write_text(json.dumps(logs))
+    more = (
+        f"{SAMPLER}.trajectory_sample_interval=1",
+        "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[privleak]",
+    )
+    evaluate_config(to_run(ask(bert, tmp_path / "run", *more, retain_logs=str(tmp_path / "logs.json"))))
+    curve = metric(tmp_path / "run")["agg_value"]["full"]["steps"]["privleak"]
+    assert curve[1] is None and curve[0] == curve[2] == pytest.approx(0.0, abs=1e-6)
+
+
+def test_no_retain_model_is_noted(finished: Path) -> None:
+    assert any(n.startswith("privleak: compared with ref_value 0.5") for n in metric(finished)["notes"])
+
+
+@pytest.mark.parametrize("views", ["full", "eos"])
+def test_views_by_flag(bert: Path, tmp_path: Path, views: str) -> None:
+    only = "eval.tofu_trajectory.metrics.trajectory_metrics.metrics=[probability]"
+    request = ask(bert, tmp_path, only, trajectory_views=views)
+    evaluate_config(to_run(EvalAsk(**{**vars(request), "suite": "tofu"})))
+    assert set(metric(tmp_path)["agg_value"]) == {views}
+
+
+def test_muse_and_the_quick_test_run(bert: Path, tmp_path: Path) -> None:
+    evaluate_config(to_run(ask(bert, tmp_path / "quick", suite="trajectory_test")))
+    assert set(metric(tmp_path / "quick")["agg_value"]["full"]["steps"]) == {"probability", "exact_memorization"}
+    muse = EvalAsk(**{**vars(ask(bert, tmp_path / "muse", suite="muse_trajectory")), "data": str(DATA / "muse")})
+    evaluate_config(to_run(muse))
+    assert metric(tmp_path / "muse", "MUSE")["agg_value"]["full"]["steps"]["rouge"]
+
+
+def test_a_causal_model_is_told_that_it_has_no_sampler(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="Model does not have a sampler"):
+        evaluate_config(to_run(ask(LAB / "models" / "full", tmp_path)))
+
+
+def test_the_ordinary_suite_runs_on_a_diffusion_model(bert: Path, tmp_path: Path) -> None:
+    """Likelihoods by the bound, with their standard error; texts by the sampler."""
+    names = ["forget_Q_A_Prob", "forget_Q_A_ROUGE", "forget_Q_A_Prob_confidence_ordered"]
+    short = "+eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=8"
+    run = to_run(
+        EvalAsk(
+            model=str(bert),
+            data=str(DATA),
+            out=str(tmp_path),
+            limit=2,
+            metrics=names,
+            progress=False,
+            overrides=[short],
+        )
+    )
+    evaluate_config(run)
+    found = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
+    assert found["forget_Q_A_Prob"]["monte_carlo_standard_error"] > 0
+    assert all(v["avg_loss_standard_error"] > 0 for v in found["forget_Q_A_Prob"]["value_by_index"].values())
+    assert found["forget_Q_A_Prob_confidence_ordered"]["agg_value"] != found["forget_Q_A_Prob"]["agg_value"]
+    assert all("generation" in v for v in found["forget_Q_A_ROUGE"]["value_by_index"].values())
+    assert any("lower bound" in n for n in json.loads((tmp_path / "manifest.json").read_text())["notes"])
+
+
+# ---- configuration ------------------------------------------------------------------------------------------------
+
+
+def children(*overrides: str) -> list[str]:
+    run = compose_runs([*TRAJECTORY, "model=LLaDA-8B-Instruct", "task_name=x", *overrides])[0]
+    return list(run.suite.metrics["trajectory_metrics"].children.metrics)  # type: ignore[union-attr]
+
+
+def test_a_bare_handler_inherits_metrics_and_data() -> None:
+    assert {"probability", "rouge", "truth_ratio", "forget_Q_A_PERT_Prob"} <= set(children())
+
+
+def test_metrics_as_a_list_and_as_a_mapping() -> None:
+    key = "+eval.tofu.metrics.trajectory_metrics.metrics"
+    assert children(f"{key}=[probability]") == ["probability"]
+    assert children(f"{key}={{truth_ratio:{{aggregator:true_better}}}}")[-1] == "truth_ratio"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["metrics=[]"], "No metrics specified in config"),
+        (["metrics=7"], "metrics must be a list or dict, got int"),
+        (["metrics=[probabilty]"], "Metric 'probabilty' not found in registry. Did you mean 'probability'"),
+        (["trajectory_config.logit_alignment=sideways"], "logit_alignment must be 'causal' or 'same_position'"),
+        (["trajectory_config.include_views=[all]"], "view"),
+        (["trajectory_config.trajectories=[sideways]"], "Unknown trajectory 'sideways'"),
+        (["trajectory_config.sampler_kwargs.remasking=enthropy"], "low_confidence"),
+        (["trajectory_config.sampler_kwargs.steps=0"], "steps must be a whole number of at least 1"),
+        (["trajectory_config.sampler_kwargs.stepz=3"], "Did you mean 'steps'"),
+        (["trajectory_config.include_view=full"], "Did you mean 'include_views'"),
+        (["trajectory_config.eos_token_id=end"], "eos_token_id must be a whole number of at least 0, it is 'end'"),
+        (["trajectory_config.sampler_kwargs=7"], "$.trajectory_config.sampler_kwargs"),
+        (["trajectory_config.sampler_kwargs.seed=x"], "seed must be a whole number of at least 0"),
+        (["trajectory_config.sampler_kwargs.trajectory_sample_interval=0"], "trajectory_sample_interval must be"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_explained(overrides: list[str], words: str, bert: Path, tmp_path: Path) -> None:
+    said = [f"++eval.tofu.metrics.trajectory_metrics.{o}" for o in overrides]
+    with pytest.raises(UserError) as error:
+        run = to_run(
+            EvalAsk(model=str(bert), data=str(DATA), out=str(tmp_path), limit=1, overrides=[*TRAJECTORY[1:], *said])
+        )
+        evaluate_config(run)
+    assert words in str(error.value)
+
+
+def test_a_metric_without_plus_gets_advice() -> None:
+    with pytest.raises(UserError, match=r"Key 'trajectory_metrics' is not in struct.*\+eval\.tofu\.metrics"):
+        compose_runs(["eval=tofu", "eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics", "task_name=x"])
+
+
+def test_external_logits(bert: Path, tmp_path: Path) -> None:
+    """Saved tensors stand in for the sampler: no forward pass is made."""
+    from safetensors.torch import save_file
+
+    loaded: LoadedModel = load_model(ModelArgs(path=str(bert)))
+    vocab = loaded.model.config.vocab_size
+    torch.manual_seed(1)
+    tensors = {f"logits.{i}": torch.randn(vocab, 8, 3) for i in range(3)}
+    tensors |= {f"fixation_steps.{i}": torch.tensor([0, 0, 1, 1, 1, 2, 2, 2]) for i in range(3)}
+    save_file(tensors, tmp_path / "logits.safetensors")
+    key = "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config"
+    every = f"{key}.sampler_kwargs.trajectory_sample_interval=1"
+    source = [every, f"+{key}.logits_source=external", f"+{key}.logits_path={tmp_path / 'logits.safetensors'}"]
+    run = to_run(ask(bert, tmp_path / "run", *source, suite="trajectory_test"))
+    outcome = evaluate_config(run)
+    assert outcome.manifest["cost"]["denoise_forwards"] == 0
+    assert len(metric(tmp_path / "run")["agg_value"]["full"]["steps"]["probability"]) == 3
+
+
+# ---- the guide's own commands -------------------------------------------------------------------------------------
+
+ADDED = [
+    "eval=tofu",
+    "model=LLaDA-8B-Instruct",
+    "+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics",
+    "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics",
+]
+KWARGS = "+eval.tofu.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+GUIDE = {
+    "basic": [*ADDED, "task_name=trajectory_eval"],
+    "settings": [*ADDED, f"{KWARGS}.steps=32", f"{KWARGS}.max_new_tokens=64", "task_name=trajectory_eval"],
+    "example 1": [
+        *ADDED, "+eval.tofu.metrics.trajectory_metrics.metrics=[probability]", f"{KWARGS}.steps=16",
+        f"{KWARGS}.max_new_tokens=32", "task_name=trajectory_basic",
+    ],
+    "example 2": [
+        *ADDED, "+eval.tofu.metrics.trajectory_metrics.metrics=[probability,exact_memorization,rouge]",
+        f"{KWARGS}.steps=64", f"{KWARGS}.max_new_tokens=128", "task_name=trajectory_full",
+    ],
+    "example 3": [
+        "eval=trajectory_test", "model=LLaDA-8B-Instruct",
+        "eval.trajectory_test.metrics.trajectory_metrics.batch_size=1",
+        "eval.trajectory_test.metrics.trajectory_metrics.metrics=[probability]",
+        "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.steps=8",
+        "eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.max_new_tokens=16",
+        "data.max_samples=2", "task_name=trajectory_quick_test",
+    ],
+}  # fmt: skip
+STEPS = {"basic": 32, "settings": 32, "example 1": 16, "example 2": 64, "example 3": 2}
+
+
+@pytest.mark.parametrize("name", GUIDE)
+def test_the_guides_commands(name: str, bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As printed, with a checkpoint and rows from this machine in the place of the hub's, and few rows."""
+    from vestige.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    files = {"forget10_perturbed": "forget", "forget10": "forget", "holdout10": "holdout", "retain_perturbed": "retain",
+             "real_authors_perturbed": "real_authors", "world_facts_perturbed": "world_facts"}  # fmt: skip
+    names = ",".join(f"{hub}:{file}" for hub, file in files.items())
+    here = [
+        f"model.model_args.pretrained_model_name_or_path={bert}",
+        f"+data.local={{locuslab/TOFU:{{path:'{DATA}',names:{{{names}}}}}}}",
+        "data.max_samples=1",
+        "stats.resamples=0",
+        "++eval.tofu.metrics.forget_Q_A_ROUGE.generation_args.max_new_tokens=4",
+    ]
+    few = here if name != "example 3" else here[:2]
+    assert main(["eval", "--config-name=eval.yaml", *GUIDE[name], *few, "--quiet"]) == 0
+    task = GUIDE[name][-1].partition("=")[2]
+    found = metric(tmp_path / "saves" / "eval" / task)
+    curves = found["agg_value"]["full"]["steps"]
+    assert len(curves["probability"]) == STEPS[name] and set(found["agg_value"]) == {"full", "eos"}
+    assert all(p is not None for p in curves["probability"])
+
+
+def test_two_models_are_told_apart(bert: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:  # type: ignore[type-arg]
+    """Curves are numbers too: a difference of runs must not be called none."""
+    from vestige.cli import main
+
+    other = tmp_path / "other"
+    model = BertForMaskedLM.from_pretrained(bert)
+    torch.manual_seed(5)
+    torch.nn.init.normal_(model.bert.embeddings.word_embeddings.weight)
+    model.save_pretrained(tmp_path / "model")
+    AutoTokenizer.from_pretrained(bert).save_pretrained(tmp_path / "model")
+    every = f"{SAMPLER}.trajectory_sample_interval=1"
+    evaluate_config(to_run(ask(tmp_path / "model", other, every)))
+    assert main(["diff", str(finished), str(other)]) == 0
+    said = capsys.readouterr().out
+    assert "in no number" not in said and "trajectory_metrics: probability (" in said
+    assert main(["compare", str(finished), str(other)]) == 0
+    assert "curves over denoising steps" in capsys.readouterr().out
+    assert main(["plan", "tofu", "--model", str(bert), "--data", str(DATA), "--trajectory-views", "both"]) == 0
+    assert "windows to denoise  160 prompts" in capsys.readouterr().out
+
+
+def test_the_seed_reaches_the_sampler_unless_it_has_its_own() -> None:
+    def seed(*overrides: str) -> int | None:
+        run = compose_runs(["eval=trajectory_test", "model=LLaDA-8B-Instruct", "task_name=x", *overrides])[0]
+        params = run.suite.metrics["trajectory_metrics"].params  # type: ignore[union-attr]
+        found: int | None = params["trajectory_config"]["sampler_kwargs"].get("seed")
+        return found
+
+    key = "+eval.trajectory_test.metrics.trajectory_metrics.trajectory_config.sampler_kwargs.seed"
+    assert seed("seed=7") == 7
+    assert seed("seed=7", f"{key}=3") == 3

@@ -1,0 +1,90 @@
+"""The verdict on models of known truth: the rule on the stored numbers of the bench, and the bench itself in small."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from vestige.cli import main
+from vestige.lab.bench_pool import WAYS, BenchSettings, bench_recipes
+from vestige.meta.verdict_bench import TARGETS, TRUTHS, WORDS, BenchTarget, bench_json, facts_json, read_bench
+
+ROOT = Path(__file__).parents[2]
+STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"
+sys.path.insert(0, str(ROOT / "tools"))
+
+
+@pytest.fixture(scope="module")
+def models():
+    return read_bench(STORED)
+
+
+@pytest.fixture(scope="module")
+def bench(models):
+    return bench_json(models)
+
+
+def test_the_rule_keeps_its_promises_on_seeds_it_has_not_seen(bench):
+    missed = [r for r in bench["table"]["rates"] if r["met"] is not True]
+    assert missed == []
+
+
+def test_every_truth_and_way_is_on_the_bench(models):
+    assert {m.truth for m in models} == set(TRUTHS) == set(WAYS)
+    assert {m.way for m in models} == {way for ways in WAYS.values() for way in ways}
+    assert {m.seed for m in models if m.tuning}.isdisjoint(m.seed for m in models if not m.tuning)
+
+
+def test_outputs_alone_never_prove_that_anything_was_forgotten(bench):
+    assert {row["outputs"] for row in bench["models"]} <= set(WORDS) - {"forgotten"}
+
+
+def test_the_page_shows_the_table_of_the_stored_numbers():
+    from verdict_bench import PAGE, page_part
+
+    assert page_part() in PAGE.read_text()
+
+
+def test_facts_survive_their_file(models, tmp_path):
+    file = tmp_path / "facts.json"
+    file.write_text(json.dumps(facts_json(models[:5])))
+    assert bench_json(read_bench(file)) == bench_json(models[:5])
+
+
+def test_a_target_can_be_missed():
+    target = BenchTarget("half", ("knows",), ("damaged",), least=0.5)
+    assert target.met({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 1}}) is True
+    assert target.met({"knows": {**dict.fromkeys(WORDS, 0), "damaged": 1, "partly": 2}}) is False
+    assert target.met({"hidden": {**dict.fromkeys(WORDS, 1)}}) is None
+    assert {t for target in TARGETS for t in target.truths} <= set(TRUTHS)
+
+
+def test_recipes_have_their_own_names_and_seeds():
+    plan = list(bench_recipes(BenchSettings(seed=3)))
+    assert len({r.name for r in plan}) == len(plan) == sum(sum(ways.values()) for ways in WAYS.values())
+    assert {r.seed for r in plan}.isdisjoint(r.seed for r in bench_recipes(BenchSettings(seed=4)))
+
+
+def test_meta_verdict_prints_the_table(tmp_path, capsys):
+    assert main(["meta", "verdict", str(STORED), "--out", str(tmp_path / "meta")]) == 0
+    said = capsys.readouterr().out
+    assert "With all tests" in said and "With outputs only" in said and "never knew" in said
+    assert json.loads((tmp_path / "meta" / "verdict_bench.json").read_text())["table"]["models"] > 0
+
+
+def test_a_folder_without_truth_is_told(tmp_path, capsys):
+    assert main(["meta", "verdict", str(tmp_path), "--out", str(tmp_path / "meta")]) == 2
+    assert "truth.json" in capsys.readouterr().err
+
+
+def test_what_is_hidden_comes_back_faster_than_a_stranger_learns(bench):
+    """The truths are true: by construction, and by what relearning brings back with its largest budget.
+
+    With the least (three steps) a low-rank patch does not show yet.
+    """
+    back = bench["table"]["relearned"]
+    assert back["never knew"][1][1] < 0.75 * back["hidden"][1][0]
+    assert back["never knew"][1][1] < back["half forgotten"][1][0] and back["hidden"][1][1] < back["knows"][1][0]

@@ -1,0 +1,235 @@
+"""The invented corpus keeps its promises, and a very small lab builds, loads and is not built twice."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from vestige.lab import models as lab_models
+from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, write_corpus
+from vestige.lab.models import LabSettings, Unlearning, build_lab
+from vestige.lab.phrases import AUTHOR_TOPICS
+from vestige.lab.tokenizer import encode_row
+from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
+from vestige.unlearn.loop import Training
+
+SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    return make_corpus(0)
+
+
+@pytest.fixture(scope="module")
+def rows(corpus):
+    return [row for split in corpus.values() for row in split]
+
+
+def test_split_sizes(corpus):
+    counts = {split: len(corpus[split]) for split in SCORED}
+    assert counts == {"forget": 80, "retain": 80, "holdout": 80, "real_authors": 32, "world_facts": 32}
+    authors = {split: {row["author"] for row in corpus[split]} for split in ("forget", "holdout")}
+    assert len(authors["forget"]) == len(authors["holdout"]) == 20
+
+
+def test_authors_are_told_of_evenly(corpus):
+    """Four facts each, not the same four of everybody: a topic that everybody has would be a cluster of its own."""
+    per_author = Counter(row["author"] for row in corpus["forget"])
+    assert set(per_author.values()) == {4}
+    topics = Counter(form(row) for row in corpus["forget"])
+    assert max(topics.values()) <= 10
+    assert all(len(make_corpus(0, Sizes(facts=n))["forget"]) == 20 * min(n, 10) for n in (1, 10, 12))
+
+
+@pytest.mark.parametrize("topic", [*AUTHOR_TOPICS, *FIGURE_TOPICS, *LAND_TOPICS], ids=lambda topic: topic.name)
+def test_topics_are_well_formed(topic):
+    assert len(set(topic.entities)) == len(topic.entities) > 5
+    assert len(set(topic.questions)) >= 2 and len(set(topic.answers)) >= 2
+    assert all("{name}" in text for text in (*topic.questions, *topic.answers))
+    assert all(answer.count(" {e}") == answer.count("{e}") == 1 for answer in topic.answers)
+
+
+def test_prefix_and_entity_open_the_answer(rows):
+    for row in rows:
+        assert row["answer"].startswith(f"{row['prefix']} {row['entity']}")
+        assert row["entity"] in row["paraphrased_answer"]
+        assert row["author"] in row["question"] and row["author"] in row["answer"]
+
+
+def test_paraphrases_differ_and_perturbed_answers_are_wrong(rows):
+    for row in rows:
+        assert row["question"] != row["paraphrased_question"]
+        assert row["answer"] != row["paraphrased_answer"]
+        wrong = row["perturbed_answer"]
+        assert len(wrong) == len(set(wrong)) == 5 and row["paraphrased_answer"] not in wrong
+        before, after = row["paraphrased_answer"].split(row["entity"], 1)
+        assert all(answer.startswith(before) and answer.endswith(after) for answer in wrong)
+
+
+def test_questions_are_unique_and_subjects_stay_in_their_split(corpus, rows):
+    assert len({row["question"] for row in rows}) == len(rows)
+    owners: dict[str, str] = {}
+    for split, members in corpus.items():
+        for row in members:
+            assert owners.setdefault(row["author"], split) == split
+
+
+def test_answer_lengths_vary_within_bounds(rows):
+    lengths = [len(row[key].split()) for row in rows for key in ("answer", "paraphrased_answer")]
+    assert min(lengths) >= 8 and max(lengths) <= 35
+    assert max(lengths) > 2 * min(lengths)
+
+
+def form(row):
+    return row["prefix"].replace(row["author"], "X")
+
+
+def test_forget_and_holdout_use_the_same_sentences(corpus):
+    assert [form(row) for row in corpus["forget"]] == [form(row) for row in corpus["holdout"]]
+
+
+def test_same_seed_same_bytes(corpus, tmp_path):
+    assert corpus_bytes(corpus) == corpus_bytes(make_corpus(0))
+    assert corpus_bytes(corpus) != corpus_bytes(make_corpus(1))
+    paths = write_corpus(corpus, tmp_path)
+    read = [json.loads(line) for line in paths["forget"].read_text(encoding="utf-8").splitlines()]
+    assert read == corpus["forget"]
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_other_seeds_keep_the_promises(seed):
+    corpus = make_corpus(seed)
+    rows = [row for split in corpus.values() for row in split]
+    test_prefix_and_entity_open_the_answer(rows)
+    test_paraphrases_differ_and_perturbed_answers_are_wrong(rows)
+    test_questions_are_unique_and_subjects_stay_in_their_split(corpus, rows)
+
+
+def test_too_many_people_is_an_error():
+    with pytest.raises(ValueError, match="can name"):
+        make_corpus(0, Sizes(background=5000))
+
+
+TINY = LabSettings(
+    sizes=Sizes(
+        forget=1,
+        retain=1,
+        holdout=1,
+        real_authors=1,
+        world_facts=1,
+        background=4,
+        background_figures=1,
+        background_lands=1,
+        facts=10,
+    ),
+    vocab=400,
+    layers=1,
+    hidden=32,
+    heads=2,
+    pretraining=Training(epochs=1, lr=3e-3),
+    learning=Training(epochs=30, lr=1e-2),
+    unlearned=tuple(Unlearning(method, Training(epochs=3, lr=3e-3)) for method in ("grad_ascent", "grad_diff", "npo")),
+)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    return build_lab(tmp_path_factory.mktemp("lab"), progress=False, settings=TINY)
+
+
+def answer_loss(directory, rows):
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = AutoModelForCausalLM.from_pretrained(directory)
+    total = 0.0
+    for row in rows:
+        chat = encode_row(tokenizer, row["question"], row["answer"])
+        ids = torch.tensor([chat.ids])
+        labels = ids.clone()
+        labels[:, : chat.start] = -100
+        with torch.no_grad():
+            total += float(model(input_ids=ids, labels=labels).loss)
+    return total / len(rows)
+
+
+def read(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.processors
+def test_models_load_and_know_what_they_should(lab):
+    assert set(lab.models) == {"full", "retain", "grad_ascent", "grad_diff", "npo"}
+    forget = read(lab.data / "forget.jsonl")
+    losses = {name: answer_loss(path, forget) for name, path in lab.models.items()}
+    assert losses["full"] < losses["retain"]
+    assert all(losses[name] > losses["full"] for name in ("grad_ascent", "grad_diff", "npo"))
+    retain = read(lab.data / "retain.jsonl")
+    assert answer_loss(lab.models["retain"], retain) < answer_loss(lab.models["retain"], forget)
+
+
+def test_tokenizer_and_chat_template(lab):
+    tokenizer = AutoTokenizer.from_pretrained(lab.models["full"])
+    assert len({tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id}) == 3
+    turns = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Who?"},
+        {"role": "assistant", "content": "Nobody."},
+    ]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    assert text == "<|bos|><|system|>Be brief.<|eot|><|user|>Who?<|eot|><|assistant|>Nobody.<|eot|>"
+    prompt = tokenizer.apply_chat_template(turns[:2], tokenize=False, add_generation_prompt=True)
+    assert text.startswith(prompt)
+    chat = encode_row(tokenizer, "Wer? Ünïcödé", "Niemand.")
+    assert tokenizer.decode(chat.ids[chat.start :]) == "Niemand.<|eot|>"
+    assert chat.ids[-1] == tokenizer.eos_token_id and chat.ids.count(tokenizer.bos_token_id) == 1
+
+
+def test_a_second_build_is_skipped_unless_something_changed(lab, monkeypatch):
+    def no_training(*_args):
+        raise AssertionError("trained again")
+
+    monkeypatch.setattr(lab_models, "_make_models", no_training)
+    assert build_lab(lab.root, progress=False, settings=TINY) == lab
+    with pytest.raises(AssertionError):
+        build_lab(lab.root, progress=False, settings=replace(TINY, vocab=401))
+    with pytest.raises(AssertionError):
+        build_lab(lab.root, seed=1, progress=False, settings=TINY)
+    with pytest.raises(AssertionError):
+        build_lab(lab.root, force=True, progress=False, settings=TINY)
+    # A failed build leaves the old lab whole and nothing beside it.
+    assert {path.name for path in lab.root.iterdir()} == {"data", "models", "lab.json", ".vestige.journal"}
+
+
+@pytest.fixture
+def other_threads():
+    """Torch with another number of threads than the lab was built with."""
+    usual = torch.get_num_threads()
+    torch.set_num_threads(4 if usual != 4 else 2)
+    yield
+    torch.set_num_threads(usual)
+
+
+@pytest.mark.processors
+def test_builds_are_reproducible_and_silent_with_any_number_of_threads(lab, tmp_path, capfd, other_threads):
+    before = torch.random.get_rng_state(), torch.get_num_threads()
+    again = build_lab(tmp_path, progress=False, settings=TINY)
+    assert capfd.readouterr() == ("", "")
+    for name, path in lab.models.items():
+        for file in path.iterdir():
+            assert file.read_bytes() == (again.models[name] / file.name).read_bytes(), file
+    assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+
+
+def test_progress_goes_to_stderr_when_somebody_watches(tmp_path, capfd, monkeypatch):
+    few = replace(TINY, learning=Training(epochs=1, lr=1e-3), unlearned=())
+    build_lab(tmp_path / "unwatched", settings=few)
+    assert capfd.readouterr() == ("", "")
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    build_lab(tmp_path / "watched", settings=few)
+    out, err = capfd.readouterr()
+    assert out == "" and "lab: retain" in err

@@ -1,0 +1,137 @@
+"""Keys that several query heads share are not copied, and every bit of the result stays the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers.integrations import sdpa_attention
+
+import conftest
+from collect_tools import VOCAB, model_of
+from vestige.collect import sparse
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import EvalAsk, to_run
+from vestige.models import attention
+from vestige.models.attention import attending, grouped, one_token, shares_keys, without_copies
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The widths of key tensors that transformers copied for query heads."""
+    seen: list[int] = []
+    copy = sdpa_attention.repeat_kv
+
+    def counting(states: torch.Tensor, times: int) -> torch.Tensor:
+        seen.append(states.shape[2])
+        return copy(states, times)
+
+    monkeypatch.setattr(sdpa_attention, "repeat_kv", counting)
+    return seen
+
+
+def masked(model: Any, seed: int = 1) -> Callable[[], torch.Tensor]:
+    """A forward of a padded batch, so that there is a mask."""
+    noise = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCAB, (3, 12), generator=noise)
+    mask = torch.ones_like(ids)
+    mask[1, :5] = 0
+
+    def forward() -> torch.Tensor:
+        with torch.inference_mode():
+            out: torch.Tensor = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return out
+
+    return forward
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3", "olmo2", "mixtral"])
+def test_the_same_bits_without_copies(name: str, copies: list[int]) -> None:
+    model = model_of(name)
+    forward = masked(model)
+    plain = forward()
+    assert copies  # the library copies keys under a mask: otherwise nothing is tested here
+    copies.clear()
+    with without_copies(model):
+        assert torch.equal(forward(), plain)
+    assert not copies
+    forward()
+    assert copies  # put back
+
+
+def test_models_it_does_not_fit_are_left_alone(copies: list[int]) -> None:
+    assert not shares_keys(model_of("gpt-neox"))  # every query head has its own keys
+    assert not shares_keys(model_of("llama", "eager"))
+    model = model_of("llama")
+    with without_copies(model), torch.enable_grad():  # a training step keeps the library's way
+        model(input_ids=torch.ones((2, 4), dtype=torch.long), attention_mask=torch.tensor([[1] * 4, [0] + [1] * 3]))
+    assert copies
+
+
+def test_a_torch_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def old(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
+        raise AssertionError("not reached: the option is refused before")
+
+    attention._reads_shared_keys.cache_clear()
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", old)
+    try:
+        assert not shares_keys(model_of("llama"))
+    finally:
+        attention._reads_shared_keys.cache_clear()
+
+
+def test_an_error_inside_puts_the_library_back() -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    before = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with pytest.raises(RuntimeError, match="inside"), attending(grouped):
+        raise RuntimeError("inside")
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is before
+
+
+def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores and texts of the golden model, packed and decoded: the same rows, byte for byte, and no copy."""
+    data, model = str(conftest.LAB / "data"), str(conftest.LAB / "models" / "unlearned")
+
+    def run(name: str) -> bytes:
+        out = tmp_path / name
+        metrics = ["forget_Q_A_Prob", "forget_Q_A_ROUGE"]
+        ask = EvalAsk(model=model, data=data, out=str(out), limit=12, progress=False, metrics=metrics)
+        evaluate_config(to_run(ask))
+        return (out / "TOFU_EVAL.json").read_bytes()
+
+    shared = run("shared")
+    assert not copies
+    for room in (sparse, attention):
+        monkeypatch.setattr(room, "shares_keys", lambda model: False)
+    assert run("copied") == shared
+    assert copies
+
+
+@pytest.mark.parametrize("bool_mask", [False, True])
+@pytest.mark.parametrize("heads", [(6, 2), (4, 4)])
+def test_one_token_attends_as_the_library_does(heads: tuple[int, int], bool_mask: bool) -> None:
+    noise = torch.Generator().manual_seed(0)
+    query = torch.randn((3, heads[0], 1, 8), generator=noise)
+    key, value = (torch.randn((3, heads[1], 11, 8), generator=noise) for _ in range(2))
+    allowed = torch.ones((3, 1, 1, 11), dtype=torch.bool)
+    allowed[1, ..., :6] = False
+    mask = allowed if bool_mask else torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
+    calls: list[int] = []
+
+    def never(*args: Any, **options: Any) -> Any:
+        calls.append(1)
+        return query, None
+
+    want = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
+    across = key.transpose(2, 3).contiguous().transpose(2, 3)  # as the cache keeps them
+    for keys in (key, across):
+        got = one_token(never)(None, query, keys, value, mask, scaling=0.3, dropout=0.0)[0]
+        torch.testing.assert_close(got, want.transpose(1, 2), rtol=0, atol=1e-6)
+    assert not calls
+    one_token(never)(None, query, key, value, None)
+    one_token(never)(None, query, key, value, mask, position_bias=mask)
+    one_token(never)(None, query.expand(-1, -1, 2, -1), key[:, : heads[0]], value, None)
+    assert len(calls) == 3

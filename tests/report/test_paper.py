@@ -1,0 +1,153 @@
+"""A paper's appendix: tables and paragraphs that LaTeX takes, pictures of a column's width, and nothing invented."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import LAB, SYSTEM
+from report_samples import lab as sample
+from vestige.cli import main
+from vestige.engine.statistics import SEED
+from vestige.metrics.cards import CARDS
+from vestige.report.tables import TableLook, models_table, paper_table
+
+DATA = LAB / "data"
+DOCUMENT = r"\documentclass[twocolumn]{article}\usepackage{booktabs}\begin{document}%s\end{document}"
+
+
+def compiled(body: str, place: Path) -> None:
+    """What pdflatex makes of it, where there is one (Debian: texlive-latex-base, texlive-latex-recommended)."""
+    if shutil.which("pdflatex") is None:
+        pytest.skip("no pdflatex here")
+    (place / "doc.tex").write_text(DOCUMENT % body, encoding="utf-8")
+    words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "doc.tex"]
+    done = subprocess.run(words, cwd=place, capture_output=True, text=True, errors="replace", timeout=120)
+    assert done.returncode == 0, done.stdout[-2000:]
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models evaluated alike, one of them with a limit of its own."""
+    place = tmp_path_factory.mktemp("paper")
+    for name, limit in (("full", "6"), ("unlearned", "6"), ("retain", "5")):
+        words = ["eval", "own", "--model", str(LAB / "models" / name), "--data", str(DATA), "--limit", limit, "--quiet"]
+        more = ["--metrics", "forget_Prob,mia_min_k,forget_ROUGE", "--system-prompt", SYSTEM, "--cluster", "none"]
+        assert main([*words, *more, "--out", str(place / name)]) == 0
+    return place
+
+
+def test_methods_text_says_what_the_manifest_says(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods-text", str(evaluated)]) == 0
+    paragraphs = capsys.readouterr().out.strip().split("\n\n")
+    assert len(paragraphs) == 2  # full and unlearned were evaluated alike, retain on other rows
+    text = next(p for p in paragraphs if "unlearned" in p)
+    about = json.loads((evaluated / "unlearned" / "manifest.json").read_text())
+    stats = json.loads((evaluated / "unlearned" / "OWN_STATS.json").read_text())
+    facts = [
+        f"unlearned (weights {about['model']['fingerprint'][:12]})",
+        f"vestige {about['versions']['vestige']}",
+        f"torch {about['versions']['torch']}",
+        f"transformers {about['versions']['transformers']}",
+        "dialect strict (version 1)",
+        "suite own",
+        "the first 6 rows",
+        f'system prompt "{SYSTEM}"',
+        "greedily, at most 200 new tokens",
+        f"forget_Prob: {CARDS['probability'].formula}",
+        "k 0.4",
+        f"{stats['forget_Prob']['resamples']:,} samples, seed {SEED}",
+        stats["forget_Prob"]["method"],
+        "Weights were held in float32 on cpu.",
+        "Seed of random draws: 0.",
+    ]
+    assert [fact for fact in facts if fact not in text] == []
+    for data in about["data"].values():
+        assert f"{data['name']} ({data['rows']} rows, fingerprint {data['fingerprint'][:12]})" in text
+    assert "full (weights" in text and "retain (weights" not in text
+
+
+def test_methods_text_follows_a_change_of_definition(evaluated: Path, tmp_path: Path, capsys: Any) -> None:
+    shutil.copytree(evaluated / "full", tmp_path / "run")
+    file = tmp_path / "run" / "manifest.json"
+    about = json.loads(file.read_text())
+    about["dialect"] |= {"name": "open-unlearning", "version": 7}
+    about["config"]["metrics"]["mia_min_k"]["k"] = 0.2
+    about["config"]["metrics"]["forget_ROUGE"]["generation_args"] = {"do_sample": True, "temperature": 0.7}
+    file.write_text(json.dumps(about))
+    assert main(["methods-text", str(tmp_path / "run")]) == 0
+    text = capsys.readouterr().out
+    for fact in ("dialect open-unlearning (version 7)", "k 0.2", "sampled at temperature 0.7", "left out"):
+        assert fact in text
+
+
+def test_methods_text_in_latex(evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods-text", str(evaluated), "--latex", "-o", str(tmp_path / "m.tex")]) == 0
+    assert f"files: {tmp_path / 'm.tex'}" in capsys.readouterr().out
+    body = (tmp_path / "m.tex").read_text()
+    assert r"forget\_Prob" in body and " 95 \\%" in body
+    compiled(body, tmp_path)
+
+
+@pytest.mark.parametrize("what", ["missing", "empty"])
+def test_what_cannot_be_described(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["methods-text", str(tmp_path / what)]) == 2
+    assert "holds no run" in (said := capsys.readouterr().err) or "no such directory" in said
+
+
+def test_a_paper_table_marks_intervals_best_and_what_differs(tmp_path: Path) -> None:
+    report = sample()
+    audit = next(a for a in report["audits"] if a["retain"])
+    report["comparisons"] = [
+        {"a": audit["retain"], "b": audit["model"], "rows": "", "reasons": {}, "metrics": [
+            {"metric": "forget_Q_A_Prob", "value": 0.1, "lo": 0.05, "hi": 0.2, "p": 0.001, "holm": 0.01, "reading": ""},
+            {"metric": "forget_Q_A_ROUGE", "value": 0.1, "lo": 0, "hi": 0.2, "p": 0.04, "holm": 0.3, "reading": ""},
+        ]},
+    ]  # fmt: skip
+    table = models_table(report, ["name", "forget_Q_A_Prob", "forget_Q_A_ROUGE"])
+    text = paper_table(table, TableLook(2, True, True, True), "50 % of it & more")
+    name = next(m["name"] for m in report["models"] if m["id"] == audit["model"])
+    row = next(line for line in text.splitlines() if line.startswith(name.replace("_", r"\_")))
+    assert row.count("$^{*}$") == 1 and "$^{*}$" in row.split("&")[1]  # after the correction one is left
+    assert r"\scriptsize [" in row and r"\textbf{" in text and r"\toprule" in text
+    assert "Holm" in text and "Brackets" in text and "Bold" in text
+    assert r"\caption{50 \% of it \& more}" in text
+    compiled(text, tmp_path)
+    bare = paper_table(models_table(report, ["name", "role"]), TableLook(2, True, True, True), "t")
+    assert "Holm" not in bare and "Bold" not in bare  # no note without what it explains
+
+
+def test_best_is_nearest_to_the_retain_model_not_lowest() -> None:
+    report = sample()
+    table = models_table(report, ["name", "forget_Q_A_Prob"])
+    values = {row[0].text: row[1].value for row in table.rows}
+    best = next(row[0].text for row in table.rows if row[1].best)
+    retain = next(m["name"] for m in report["models"] if m["role"] == "retain")
+    unlearned = {m["name"] for m in report["models"] if m["role"] == "unlearned"}
+    far = {n: abs(v - values[retain]) for n, v in values.items() if n in unlearned and v is not None}
+    assert best == min(far, key=lambda n: far[n])
+
+
+@pytest.mark.parametrize(("width", "inches"), [("column", 3.25), ("page", 6.75), ("5", 5.0)])
+def test_pictures_have_the_asked_width_and_whole_fonts(width: str, inches: float, tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(sample()))
+    out = tmp_path / "p.pdf"
+    assert main(["plot", str(tmp_path), "layers", "-o", str(out), "--width", width]) == 0
+    body = out.read_bytes()
+    assert b"/Type3" not in body and b"/FontFile2" in body  # TrueType, embedded
+    box = body.split(b"/MediaBox [")[1].split(b"]")[0].split()
+    assert float(box[2]) == pytest.approx(72 * inches, abs=0.5)
+    assert main(["plot", str(tmp_path), "layers", "-o", str(tmp_path / "p.svg"), "--width", width]) == 0
+    assert "<text" not in (tmp_path / "p.svg").read_text()  # outlines: no font is looked for
+
+
+def test_a_width_that_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.json").write_text(json.dumps(sample()))
+    assert main(["plot", str(tmp_path), "layers", "-o", str(tmp_path / "p.pdf"), "--width", "wide"]) == 2
+    assert "write column, page, or inches" in capsys.readouterr().err

@@ -1,0 +1,348 @@
+"""`vestige publish`: round trips through the real packages, what is lost, what is never published."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from conftest import LAB
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.integrations import exporters
+from vestige.integrations.exporters import EXPORTERS, Sending, account_from, account_json, losses
+from vestige.results.publish import PublishAsk, Published, clean, publish, said
+from vestige.store.kinds import KINDS, kind
+from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
+
+DATA, FULL = LAB / "data", LAB / "models" / "full"
+TOOLS = Path(__file__).parents[2] / "tools"
+PAGE = b"<!doctype html><title>page</title>"
+THIRD = 1 / 3  # not a number of single precision
+
+ACCOUNT = RunAccount(
+    name="run",
+    kind="eval",
+    model="ada/model",
+    suite="tofu",
+    created="2026-11-17T20:00:00+00:00",
+    numbers={
+        "forget_Q_A_Prob": RunNumber(THIRD, THIRD / 2, THIRD * 2, 40),
+        "forget_quality": RunNumber(1e-17, n=40),
+        "forget_quality/ks_statistic": RunNumber(0.5, 0.25, 0.75, 40),
+        "privleak": RunNumber(None, reason='no retain logs, | and "quotes"'),
+        "plain": RunNumber(0.0),
+    },
+    curves={
+        "forget_Q_A_Prob": RunCurve(
+            "step", (0.0, 10.0, 20.0), (RunNumber(THIRD, 0.1, 0.9), RunNumber(None, reason="broke"), RunNumber(0.125))
+        ),
+        "s1_drop": RunCurve("layer", (0.0, 1.0), (RunNumber(2.5, 2.0, 3.0), RunNumber(-THIRD))),
+    },
+    tables={
+        "TOFU_QA_forget": RunTable(
+            ("index", "input", "ground_truth", "generation", "forget_Q_A_Prob.prob"),
+            (
+                ("0", "Wer? \u00e4\u00f6\n1 | 2", "Ada", "12", THIRD),
+                ("1", "null", "true", None, None),
+            ),
+        ),
+        "odd/name, with: signs": RunTable(("a",), ((1,), (2.5,), (None,))),
+    },
+    facts={"weights": "abc", "version of vestige": "0.1.0"},
+    notes=("a note", "another"),
+)
+# What each form has no room for, of the account above.
+LOST = {
+    "json": [],
+    "wandb": [],
+    "mlflow": [],
+    "tensorboard": ["digits of curves: values of 2 are rounded to single precision",
+                    "digits of curves: interval ends of 1 are rounded to single precision", "the page"],
+    "hub": ["reasons of metrics: privleak"],
+    "inspect": ["the page"],
+}  # fmt: skip
+
+
+def test_every_exporter_has_its_losses_written_down() -> None:
+    assert set(LOST) == set(EXPORTERS)
+
+
+@pytest.mark.parametrize("to", LOST)
+def test_round_trips_lose_what_is_written_down_and_nothing_else(to: str, tmp_path: Path) -> None:
+    """Written by the tool's own library, read by its own reader (inspect has a test of its own)."""
+    exporter = EXPORTERS[to]
+    if exporter.package:
+        pytest.importorskip(exporter.package)
+    sending = Sending(ACCOUNT, tmp_path / "out", PAGE)
+    foreign = [tmp_path / "out" / place / "mine.txt" for place in (".", "wandb", "mlruns", "vestige")]
+    for file in foreign:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("precious")
+    written = exporter.write(sending)
+    assert [file.read_text() for file in foreign] == ["precious"] * len(foreign)
+    assert written.next or to == "json"
+    after, page = exporter.read(tmp_path / "out")
+    assert losses(ACCOUNT, after, PAGE, page) == LOST[to]
+    # Nothing about this machine or its user, in any file that could be sent.
+    secret = [str(Path.home()), socket.gethostname(), os.environ.get("USER") or "nobody-at-all"]
+    for file in _sendable(tmp_path / "out", to):
+        data = file.read_bytes()
+        assert not [word for word in secret if len(word) > 4 and word.encode() in data], file
+
+
+def _sendable(out: Path, to: str) -> list[Path]:
+    files = [p for p in out.rglob("*") if p.is_file()]
+    if to == "wandb":  # its own logs stay on this machine; the record and the files of a run are what sync sends
+        return [p for p in files if p.suffix == ".wandb" or "files" in p.parts or "data" in p.parts]
+    return [p for p in files if p.name != "meta.yaml"] if to == "mlflow" else files
+
+
+def test_what_is_lost_is_found_by_comparing() -> None:
+    gone = replace(ACCOUNT, numbers={}, curves={}, tables={}, facts={}, notes=(), name="other")
+    lines = losses(ACCOUNT, gone, PAGE, None)
+    assert lines[0] == "values of metrics: forget_Q_A_Prob, forget_quality, forget_quality/ks_statistic and 1 more"
+    assert "curves: forget_Q_A_Prob, s1_drop" in lines and "2 of 2 notes" in lines and "the run's name" in lines
+    assert "the table TOFU_QA_forget (2 rows)" in lines and lines[-1] == "the page"
+    assert losses(ACCOUNT, account_from(json.loads(json.dumps(account_json(ACCOUNT)))), PAGE, PAGE) == []
+    table = ACCOUNT.tables["TOFU_QA_forget"]
+    short = replace(ACCOUNT, tables={**ACCOUNT.tables, "TOFU_QA_forget": replace(table, rows=table.rows[:1])})
+    assert losses(ACCOUNT, short, None, None) == ["parts of the table TOFU_QA_forget (1 of 2 rows are there)"]
+
+
+def test_the_hubs_two_forms_are_read_by_its_own_library(tmp_path: Path) -> None:
+    from huggingface_hub import ModelCard, parse_eval_result_entries
+
+    EXPORTERS["hub"].write(Sending(ACCOUNT, tmp_path, PAGE, dataset="locuslab/TOFU"))
+    card = ModelCard.load(tmp_path / "model-card.md")
+    results = {r.metric_type: r for r in card.data.eval_results}
+    prob = results["forget_Q_A_Prob"]
+    assert (prob.metric_value, prob.dataset_type, prob.task_type) == (THIRD, "locuslab/TOFU", "text-generation")
+    assert prob.metric_args == {"low": THIRD / 2, "high": THIRD * 2, "n": 40}
+    assert card.data.model_name == "ada/model" and "privleak" not in results and "no retain logs" in card.text
+    entries = parse_eval_result_entries(yaml.safe_load((tmp_path / ".eval_results" / "run.yaml").read_text()))
+    found = {e.task_id: e for e in entries}
+    assert found["forget_Q_A_Prob"].dataset_id == "locuslab/TOFU" and found["forget_Q_A_Prob"].value == THIRD
+    assert found["forget_Q_A_Prob"].notes == f"95 % interval {THIRD / 2!r} to {THIRD * 2!r}, 40 rows"
+    with pytest.raises(UserError, match="ORG/NAME"):
+        EXPORTERS["hub"].write(Sending(ACCOUNT, tmp_path, dataset="no such form"))
+
+
+def _inspect_python() -> str | None:
+    """An interpreter that has inspect_ai: this one, that of `make test-inspect`, or the one the environment names."""
+    places = [os.environ.get("VESTIGE_INSPECT_PYTHON"), str(TOOLS.parent / ".venv-inspect" / "bin" / "python")]
+    return next((p for p in places if p and Path(p).is_file()), None)
+
+
+@pytest.mark.skipif(_inspect_python() is None, reason="no environment with inspect_ai (make test-inspect builds one)")
+def test_inspects_own_reader_opens_the_log(tmp_path: Path) -> None:
+    from vestige.integrations.export_inspect import account_in
+
+    (file,) = EXPORTERS["inspect"].write(Sending(ACCOUNT, tmp_path / "logs")).files
+    command = [str(_inspect_python()), str(TOOLS / "inspect_check.py"), str(file), str(tmp_path / "copy.json")]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
+    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
+    assert (found["status"], found["task"], found["model"]) == ("success", "tofu", "vestige/ada/model")
+    assert found["samples"] == found["summaries"] == 5 and found["listed"] == [file.name]
+    assert found["metrics"]["forget_Q_A_Prob"] == {"value": THIRD, "low": THIRD / 2, "high": THIRD * 2}
+    assert found["metrics"]["privleak"] == {}
+    assert found["first"] == {"input": "Wer? \u00e4\u00f6\n1 | 2", "target": "Ada", "completion": "12"}
+    again = account_in(json.loads((tmp_path / "copy.json").read_text()))
+    assert losses(ACCOUNT, again, None, None) == []
+
+
+# ---- runs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One real run of each kind that takes seconds."""
+    place = tmp_path_factory.mktemp("runs")
+    rows = ["--limit", "6", "--cluster", "none", "--quiet"]
+    names = "forget_Q_A_Prob,forget_Q_A_ROUGE,mia_loss,retain_Q_A_Prob"
+    lab = ["--data", str(DATA), *rows]
+    assert main(["eval", "tofu", "--model", str(FULL), "--metrics", names, "--out", str(place / "eval"), *lab]) == 0
+    retain = LAB / "models" / "retain"
+    deep = ["--unlearned", str(LAB / "models" / "unlearned"), "--full", str(FULL), "--retain-model", str(retain)]
+    forget = str(DATA / "forget.jsonl")
+    assert main(["depth", *deep, "--forget", forget, "--limit", "2", "--out", str(place / "depth"), "--quiet"]) == 0
+    attack = ["stress", "quantise=4", "--model", str(FULL), "--data", str(DATA), "--limit", "2"]
+    assert main([*attack, "--metrics", "mia_loss", "--out", str(place / "stress"), "--quiet"]) == 0
+    lesson = ["unlearn", "--method", "GradAscent", "--model", str(FULL), "--forget", forget]
+    lesson += ["--retain", str(DATA / "retain.jsonl"), "--epochs", "2", "--lr", "1e-4", "--limit", "4", "--quiet"]
+    watching = ["--metrics", "forget_Q_A_Prob,retain_Q_A_Prob", "--eval-data", str(DATA)]
+    assert main([*lesson, *watching, "--out", str(place / "train")]) == 0
+    return {name: place / name for name in ("eval", "depth", "stress", "train")} | {"watch": place / "train" / "evals"}
+
+
+def account(run: Path, out: Path) -> RunAccount:
+    found = publish(PublishAsk(run, "json", out, page=False))
+    assert found.lost == []
+    return exporters.read(out)[0]
+
+
+def test_an_evaluation_says_all_it_has(runs: dict[str, Path], tmp_path: Path) -> None:
+    made = account(runs["eval"], tmp_path)
+    results = json.loads((runs["eval"] / "TOFU_EVAL.json").read_text())
+    stats = json.loads((runs["eval"] / "TOFU_STATS.json").read_text())
+    for name in ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_loss", "retain_Q_A_Prob"):
+        number = made.numbers[name]
+        assert number.value == results[name]["agg_value"] and number.n == stats[name]["n"]
+        assert [number.low, number.high] == stats[name]["interval"]
+    table = made.tables["TOFU_QA_retain_eval"]
+    assert table.columns[:3] == ("index", "input", "ground_truth") and len(table.rows) == 6
+    column = table.columns.index("retain_Q_A_Prob.prob")
+    rows = results["retain_Q_A_Prob"]["value_by_index"]
+    assert {r[0]: r[column] for r in table.rows} == {i: body["prob"] for i, body in rows.items()}
+    question = json.loads((DATA / "retain.jsonl").read_text().splitlines()[0])["question"]
+    assert table.rows[0][1] == question and made.model == "full" and str(LAB) not in json.dumps(account_json(made))
+
+
+def test_every_kind_has_its_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
+    depth = account(runs["depth"], tmp_path / "d")
+    summary = json.loads((runs["depth"] / "summary.json").read_text())
+    assert depth.numbers["uds"].value == summary["avg_uds"] and depth.curves["s1_drop"].axis == "layer"
+    assert len(depth.tables["examples"].rows) == summary["n"]
+    stress = account(runs["stress"], tmp_path / "s")
+    assert {r[1] for r in stress.tables["attacks"].rows} >= {"quantise"} and stress.numbers
+    watch = account(runs["watch"], tmp_path / "w")
+    looks = json.loads((runs["watch"] / "watch.json").read_text())["looks"]
+    curve = watch.curves["forget_Q_A_Prob"]
+    assert list(curve.at) == [look["step"] for look in looks]
+    assert [p.value for p in curve.points] == [look["values"]["forget_Q_A_Prob"] for look in looks]
+    train = account(runs["train"], tmp_path / "t")
+    assert train.kind == "train" and "loss" in train.curves and train.curves["forget_Q_A_Prob"] == curve
+    without = {name for name in KINDS if kind(name).account is None}
+    assert without == {"sweep", "meta"}  # folders of runs, and answers about metrics
+
+
+def test_collapse_runs_are_curves(tmp_path: Path) -> None:
+    steps = [{"step": s, "metrics": {"all/mi": s / 7, "all/mi_ci_low": 0.0, "all/mi_ci_high": 1.0, "timing_s/x": 1.0},
+              "verdicts": {"all": "fine"}} for s in (2, 1)]  # fmt: skip
+    (tmp_path / "metrics.json").write_text(json.dumps({"steps": steps, "settings": {}, "notes": ["said"]}))
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"step": 1, "label": "all", "rank": 3, "where": [1, 2]}) + "\n")
+    found = kind("collapse").account
+    assert found is not None
+    made = found(tmp_path)
+    assert made.curves["all/mi"] == RunCurve(
+        "step", (1.0, 2.0), (RunNumber(1 / 7, 0.0, 1.0), RunNumber(2 / 7, 0.0, 1.0))
+    )
+    assert list(made.numbers) == ["all/mi"] and made.tables["rollouts"].rows == ((1, "all", 3, "[1, 2]"),)
+
+
+def test_the_command_writes_the_page_and_says_what_is_lost(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["publish", str(runs["eval"]), "--to", "inspect"]) == 0
+    out = capsys.readouterr().out
+    assert "inspect has no room for:\n  the page" in out and "next: inspect view" in out
+    assert len(list((tmp_path / "saves/publish/eval/inspect").glob("*_tofu_*.json"))) == 1
+    assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0
+    assert "everything is there, digit for digit" in capsys.readouterr().out
+    page = (tmp_path / "there" / "index.html").read_text()
+    assert '"training"' in page and str(tmp_path.parent) not in page
+    (tmp_path / "there" / "mine.txt").write_text("precious")
+    assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0  # again: its own files only
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "publication.json").write_text("mine")
+    assert main(["publish", str(runs["eval"]), "--to", "json", "--out", "else", "--no-page"]) == 2
+    assert (tmp_path / "else" / "publication.json").read_text() == "mine"
+
+
+# ---- refusals -------------------------------------------------------------------------------------------------------
+
+
+def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    capsys.readouterr()
+    assert main(["publish", *words, "--no-page"]) == 2
+    return capsys.readouterr().err
+
+
+def test_broken_runs_are_not_published(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(runs["eval"], copy)
+    summary = copy / "TOFU_SUMMARY.json"
+    summary.write_text(summary.read_text().replace("0.", "1.", 1))
+    assert "TOFU_SUMMARY.json is damaged" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
+    (copy / "checksums.json").write_text('{"version": 1, "kind": "eval", "unfinished": true}')
+    assert "is not finished" in refused(capsys, str(copy), "--to", "json", "--out", str(tmp_path / "o"))
+    watch = tmp_path / "watch"
+    shutil.copytree(runs["watch"], watch)
+    body = json.loads((watch / "watch.json").read_text())
+    body["looks"][-1]["values"]["forget_Q_A_Prob"] = 0.0
+    (watch / "watch.json").write_text(json.dumps(body))
+    assert "is not what" in refused(capsys, str(watch), "--to", "json", "--out", str(tmp_path / "o"))
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        (["nowhere", "--to", "json"], "is not a run directory"),
+        (["{empty}", "--to", "json"], "no manifest.json and no watch.json"),
+        (["{eval}", "--to", "comet"], "Unknown place to publish to 'comet'"),
+        (["{eval}", "--to", "hub", "--online"], "writes files only"),
+        (["{eval}", "--to", "json", "--out", "{eval}/inside"], "is inside the run"),
+        (["{eval}", "--to", "mlflow", "--online", "--out", "{empty}/m"], "MLFLOW_TRACKING_URI is not set"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    words: list[str], needle: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    if "mlflow" in words:
+        pytest.importorskip("mlflow")
+    said = refused(capsys, *(w.format(eval=runs["eval"], empty=tmp_path) for w in words))
+    assert needle in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize("to", ["wandb", "mlflow", "tensorboard"])
+def test_a_package_that_is_missing_is_named(to: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, to, None)
+    with pytest.raises(UserError, match=re.escape(f"vestige[{to}]") + r"|\.\[" + to):
+        EXPORTERS[to].write(Sending(ACCOUNT, tmp_path))
+
+
+def test_what_a_tracker_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wandb = pytest.importorskip("wandb")
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no route\nto host")
+
+    monkeypatch.setattr(wandb, "init", fails)
+    with pytest.raises(UserError, match="wandb refused: RuntimeError: no route"):
+        EXPORTERS["wandb"].write(Sending(ACCOUNT, tmp_path))
+
+
+def test_secrets_and_homes_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    token = "hf_" + "a" * 30
+    facts = {"note": f"read /home/ada/data with {token}"}
+    made = clean(replace(ACCOUNT, facts=facts, notes=(f"/Users/bob/x {token}",)))
+    text = json.dumps(account_json(made))
+    assert token not in text and "/home/ada" not in text and "/Users/bob" not in text and "~/data" in text
+    assert "token" in caplog.text and "~" in caplog.text
+    assert clean(ACCOUNT) == ACCOUNT
+
+
+def test_what_is_printed() -> None:
+    from vestige.integrations.exporters import Written
+
+    written = Written([Path("a")], ["open it"], ["odd"])
+    assert said(Published(written, ["the page"]), "hub") == (
+        "written: a\nnote: odd\nhub has no room for:\n  the page\nnext: open it"
+    )
+    assert "not read back" in said(Published(written, None), "wandb")

@@ -1,0 +1,320 @@
+"""The samplers against runs of dllm and LLaDA, token for token; and what those do not promise: one sample, one text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from diffusion_tools import EOS, MASK, golden, predictor
+from vestige.errors import UserError
+from vestige.samplers import Pass, Sampled, infill, sample
+from vestige.samplers.noise import gumbel_choice, sample_generator
+from vestige.samplers.schedule import even_counts, transfer_counts
+from vestige.types import IGNORE, Prompt
+from vestige.wants import Denoising
+
+RUNS = {run["name"]: run for run in golden()["runs"]}
+EXACT = [name for name, run in RUNS.items() if "error" not in run and not name.endswith("_seeded")]
+LLADA = [run for run in golden()["llada_generate"] if "error" not in run]
+
+
+def settings(run: dict[str, Any]) -> Denoising:
+    params = dict(run["params"])
+    for name in ("cfg_keep_tokens", "suppress_tokens", "begin_suppress_tokens"):
+        if name in params:
+            params[name] = tuple(params[name])
+    params.setdefault("right_shift_logits", False)
+    scheduler = "cosine" if "Cosine" in str(run.get("scheduler")) else "linear"
+    return Denoising(sampler="bd3lm" if run["sampler"].startswith("BD3") else "mdlm", scheduler=scheduler, **params)
+
+
+def replay(run: dict[str, Any], **options: Any) -> tuple[list[Sampled], list[Any], list[Pass]]:
+    """The run here: its results, the canvas after every pass, every pass."""
+    histories: list[Any] = []
+    passes: list[Pass] = []
+    denoising = settings(run)
+    watch = lambda canvas: histories.append(canvas.tolist())  # noqa: E731
+    model = predictor(run["model"], options.pop("cached", None))
+    if run["call"] == "infill":
+        return infill(model, run["prompts"], denoising, passes.append, watch), histories, passes
+    prompts = [Prompt(tuple(p)) for p in run["prompts"]]
+    return sample(model, prompts, (), denoising, passes.append, watch, together=True), histories, passes
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_every_deterministic_run_is_reproduced(name: str) -> None:
+    run = RUNS[name]
+    sampled, histories, passes = replay(run)
+    assert histories == run["histories"]
+    assert histories[-1] == run["sequences"]
+    assert len(passes) == run["num_forward_steps_S"]
+    assert [list(s.where) for s in sampled] == run["generated_slices"]
+    for one, fixed, sequence in zip(sampled, run["fixation_steps_generated"], run["sequences"], strict=True):
+        assert list(one.fixed) == [-1 if f == -2 else f for f in fixed]  # theirs: -2 never, -1 given
+        assert list(one.final) == sequence[slice(*one.where)]
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_the_recorder_sees_the_logits_that_fill(name: str) -> None:
+    """Their argmax is the peer's at every pass, and at temperature 0 it is what is written."""
+    run = RUNS[name]
+    theirs = run.get("step_argmax_generated") or run["step_argmax_block"]
+    for step, (seen, expected) in enumerate(zip(replay(run)[2], theirs, strict=True)):
+        top = seen.logits.argmax(dim=-1)
+        for sample_number in seen.sample.unique().tolist():
+            own = seen.sample == sample_number
+            assert top[own].tolist() == expected[sample_number], (step, sample_number)
+            masked = own & (seen.canvas == MASK)
+            assert torch.equal(seen.proposal[masked], top[masked])
+            assert torch.equal(seen.proposal[own & ~masked], seen.canvas[own & ~masked])
+
+
+@pytest.mark.parametrize("name", [n for n in EXACT if n.startswith("bd3_llama")])
+def test_reading_the_prefix_again_is_the_same_as_keeping_it(name: str) -> None:
+    assert replay(RUNS[name], cached=False)[1] == RUNS[name]["histories"]
+
+
+@pytest.mark.parametrize("run", LLADA, ids=lambda run: run["name"])
+def test_llada_runs_are_reproduced(run: dict[str, Any]) -> None:
+    given = run["params"]
+    common = {
+        "steps": given["steps"],
+        "max_new_tokens": given["gen_length"],
+        "block_size": given["block_length"],
+        "cfg_scale": given.get("cfg_scale", 0.0),
+    }
+    for schedule, expected in (("llada", run["sequences"]), ("dllm", run["dllm_mdlm_sequences"])):
+        one = sample(predictor(), [Prompt(tuple(run["prompt"][0]))], (), Denoising(schedule=schedule, **common))[0]
+        assert run["prompt"][0] + list(one.final) == expected[0], schedule
+
+
+@pytest.mark.parametrize("scheduler", ["linear", "cosine"])
+def test_schedules(scheduler: str) -> None:
+    for key, counts in golden()["num_transfer_tokens"][scheduler].items():
+        masked, steps = map(int, key.split("x"))
+        assert transfer_counts(masked, steps, scheduler) == counts, key
+
+
+def test_llada_schedule() -> None:
+    for key, counts in golden()["num_transfer_tokens"]["llada"].items():
+        masked, steps = map(int, key.split("x"))
+        assert even_counts(masked, steps) == counts, key
+
+
+ERRORS = {
+    "remasking": ({"remasking": "surest"}, "low_confidence, maskgit_plus, random, topk_margin"),
+    "sampler": ({"sampler": "gibbs"}, "bd3lm, diffusion_gemma, mdlm"),
+    "scheduler": ({"scheduler": "quadratic"}, "cosine, linear"),
+    "mode": ({"mode": "guided"}, "guided_native"),
+    "steps": ({"steps": 0}, "steps must be a whole number of at least 1"),
+    "block": ({"block_size": 0}, "block_size must be a whole number of at least 1"),
+    "temperature": ({"temperature": -1.0}, "temperature must be at least 0"),
+    "per block": ({"steps_per_block": 2}, "belongs to sampler=bd3lm"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_settings_nobody_can_follow(case: str) -> None:
+    changes, words = ERRORS[case]
+    with pytest.raises(UserError, match=words):
+        Denoising(**changes).check()
+
+
+def test_the_peers_failures_are_sentences_here() -> None:
+    assert RUNS["mdlm_bad_remasking"]["error"] and RUNS["bd3_infill"]["error"]
+    # What dllm's MDLM sampler refuses is one of Dream's ways to decide, which here any mask predictor may take.
+    assert RUNS["mdlm_bad_remasking"]["params"]["remasking"] == "entropy"
+    assert all(MASK not in one.final for one in replay(RUNS["mdlm_bad_remasking"])[0])
+    with pytest.raises(UserError, match="bd3lm cannot fill gaps"):
+        replay(RUNS["bd3_infill"])
+    uneven = Denoising(schedule="llada", steps=7, max_new_tokens=11, block_size=4)
+    with pytest.raises(UserError, match="divide evenly"):
+        sample(predictor(), [Prompt((10, 11, 12))], (), uneven)
+    with pytest.raises(UserError, match="token 64 is not among the model's 64"):
+        sample(predictor(), [Prompt((10,))], (), Denoising(suppress_tokens=(64,)))
+    with pytest.raises(UserError, match="first label stream"):
+        sample(predictor(), [Prompt((10,))], (), Denoising(mode="guided_native"))
+
+
+PROMPTS = [Prompt(p) for p in ((20,), (21, 22, 23, 24), (30, 31, 32, 33, 34, 35), (40, 41), (20, 21, 22))]
+SETTINGS = {
+    "mdlm": Denoising(steps=5, max_new_tokens=9, block_size=5),
+    "mdlm cfg": Denoising(steps=5, max_new_tokens=9, cfg_scale=1.0, cfg_keep_tokens=(21,)),
+    "mdlm random": Denoising(steps=5, max_new_tokens=9, remasking="random"),
+    "mdlm hot": Denoising(steps=5, max_new_tokens=9, temperature=1.0),
+    "mdlm drawn": Denoising(steps=5, max_new_tokens=9, stochastic_transfer=True, temperature=0.5),
+    "bd3lm": Denoising("bd3lm", steps=8, max_new_tokens=10, block_size=4),
+    "bd3lm cfg shift": Denoising("bd3lm", steps=8, max_new_tokens=10, block_size=4, cfg_scale=0.5,
+                                 right_shift_logits=True),
+    "bd3lm drawn": Denoising("bd3lm", steps=8, max_new_tokens=10, block_size=4, stochastic_transfer=True,
+                             temperature=1.0, remasking="random"),
+}  # fmt: skip
+
+
+def alone(name: str, denoising: Denoising) -> list[Sampled]:
+    return [sample(predictor(name), [p], (), denoising)[0] for p in PROMPTS]
+
+
+def same(a: Sampled, b: Sampled) -> bool:
+    """All but the columns, which depend on the padding."""
+    return (a.final, a.fixed, a.passes) == (b.final, b.fixed, b.passes)
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+@pytest.mark.parametrize("name", ["tiny-mdlm", "tiny-mdlm-eosprone", "tiny-bd3lm-llama"])
+def test_a_sample_does_not_depend_on_its_batch(name: str, case: str) -> None:
+    denoising = SETTINGS[case]
+    single = alone(name, denoising)
+    batch = sample(predictor(name), PROMPTS, (), denoising)
+    assert all(same(a, b) for a, b in zip(batch, single, strict=True))
+    backwards = sample(predictor(name), PROMPTS[::-1], (), denoising)[::-1]
+    assert all(same(a, b) for a, b in zip(backwards, single, strict=True))
+
+
+@pytest.mark.parametrize("case", ["mdlm random", "mdlm hot", "mdlm drawn", "bd3lm drawn"])
+def test_the_seed_matters_and_repeats(case: str) -> None:
+    from dataclasses import replace
+
+    one = SETTINGS[case]
+    first, again, other = (alone("tiny-mdlm", d) for d in (one, one, replace(one, seed=1)))
+    assert first == again
+    assert first != other
+
+
+def test_temperature_draws_from_the_distribution() -> None:
+    """Gumbel noise at temperature 1 gives softmax probabilities; large logits overflow nothing."""
+    logits = torch.tensor([0.0, 1.0, 2.0]) + 800
+    draws = gumbel_choice(logits.expand(20000, 3), 1.0, sample_generator(0, ()))
+    share = torch.bincount(draws, minlength=3) / 20000
+    assert torch.allclose(share, logits.softmax(0), atol=0.015)  # over four standard errors
+
+
+def test_a_row_ends_with_the_block_of_its_end_token() -> None:
+    """dllm's rows go on until the last has ended; here a row's passes are its own."""
+    run = RUNS["bd3_eos_batch"]
+    prompts = [Prompt(tuple(p)) for p in run["prompts"]]
+    ours = sample(predictor("tiny-mdlm-eosprone"), prompts, (), settings(run))
+    theirs = [s[8:] for s in run["sequences"]]
+    assert EOS in theirs[0][4:8] and EOS not in theirs[0][:4]
+    assert ours[0].passes == 8
+    assert list(ours[0].final) == theirs[0][:8] + [MASK] * 8
+    assert list(ours[0].fixed) == run["fixation_steps_generated"][0][:8] + [-1] * 8
+    assert ours[1].passes == ours[2].passes == 16
+    assert [list(s.final) for s in ours[1:]] == theirs[1:]
+
+
+def test_one_step_fills_everything_at_once() -> None:
+    for sampler in ("mdlm", "bd3lm"):
+        one = sample(predictor(), [Prompt((10, 11))], (), Denoising(sampler, steps=1, max_new_tokens=6))[0]
+        assert one.passes == 1 and set(one.fixed) == {0} and MASK not in one.final
+
+
+def test_a_position_that_never_becomes_a_token() -> None:
+    run = RUNS["mdlm_never_fixed"]
+    sampled = replay(run)[0]
+    for one in sampled:
+        assert [f == -1 for f in one.fixed] == [t == MASK for t in one.final]
+    assert any(-1 in one.fixed for one in sampled)
+    assert sampled[2].fixed[3] == 5  # left over in the first block, decided in the second
+
+
+def test_empty_prompts() -> None:
+    for sampler in ("mdlm", "bd3lm"):
+        denoising = Denoising(sampler, steps=4, max_new_tokens=4, block_size=2)
+        single = sample(predictor(), [Prompt(())], (), denoising)[0]
+        pair = sample(predictor(), [Prompt((10, 11, 12)), Prompt(())], (), denoising)[1]
+        assert same(single, pair) and MASK not in single.final
+        # Under rotary positions a canvas of nothing but masks is the same everywhere: which goes first is a toss-up.
+        assert MASK not in sample(predictor("tiny-bd3lm-llama"), [Prompt(())], (), denoising)[0].final
+    assert sample(predictor(), [], (), Denoising()) == []
+    nameless = predictor()
+    nameless.bos_id = None
+    with pytest.raises(UserError, match="beginning token"):
+        sample(nameless, [Prompt(())], (), Denoising(right_shift_logits=True))
+
+
+def test_a_hidden_prompt_token_is_not_there() -> None:
+    denoising = Denoising(steps=4, max_new_tokens=6)
+    hidden = sample(predictor(), [Prompt((10, 9, 11), hidden=(1,))], (), denoising)[0]
+    assert hidden == sample(predictor(), [Prompt((10, 11))], (), denoising)[0]
+
+
+TARGET = (50, 51, IGNORE, 53, 54, IGNORE)
+
+
+@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
+def test_guided_modes_write_the_target(sampler: str) -> None:
+    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 6}
+    passes: dict[str, list[Pass]] = {"guided_native": [], "guided_skew": []}
+    for mode, seen in passes.items():
+        one = sample(predictor(), [Prompt((10, 11, 12))], [[TARGET]], Denoising(mode=mode, **base), seen.append)[0]
+        assert all(t in (IGNORE, got) for t, got in zip(TARGET, one.final, strict=True))
+        assert sorted(one.fixed) == list(range(6))
+        first = seen[0]
+        probability = first.logits.softmax(-1)
+        label = torch.tensor([p if t == IGNORE else t for t, p in zip(TARGET, first.proposal.tolist(), strict=True)])
+        wanted = first.logits.argmax(-1) if mode == "guided_native" else label
+        surest = probability.gather(-1, wanted[:, None])[:, 0].argmax()
+        assert one.fixed[int(surest)] == 0, mode
+
+
+def test_rows_that_take_no_block_masks_say_so() -> None:
+    model = predictor()
+    model.masks = "rows"
+    with pytest.raises(UserError, match="use sampler=mdlm"):
+        sample(model, [Prompt((10,))], (), Denoising("bd3lm", max_new_tokens=4))
+    sample(model, [Prompt((10,))], (), Denoising("mdlm", max_new_tokens=4))
+
+
+@pytest.mark.parametrize("case", ["bd3lm", "bd3lm cfg shift", "bd3lm drawn"])
+def test_a_kept_prefix_says_the_same_also_shifted_and_with_ended_rows(case: str) -> None:
+    """Guidance, shift and rows that leave early: keeping keys and values changes nothing."""
+    runs = []
+    for cached in (True, False):
+        seen: list[torch.Tensor] = []
+        got = sample(
+            predictor("tiny-bd3lm-llama", cached), PROMPTS, (), SETTINGS[case], lambda p, s=seen: s.append(p.logits)
+        )
+        runs.append((got, torch.cat(seen)))
+    assert runs[0][0] == runs[1][0]
+    assert torch.allclose(runs[0][1], runs[1][1], atol=1e-4)
+
+
+@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
+def test_guidance_away_from_a_prompt_that_stays_visible_changes_nothing(sampler: str) -> None:
+    prompt = (13, 14, 15)
+    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 3}
+    plain, kept, guided = (
+        sample(predictor(), [Prompt(prompt)], (), Denoising(**base, **more))[0]
+        for more in ({}, {"cfg_scale": 2.0, "cfg_keep_tokens": prompt}, {"cfg_scale": 2.0})
+    )
+    assert plain == kept != guided
+
+
+@pytest.mark.parametrize("sampler", ["mdlm", "bd3lm"])
+def test_suppressed_tokens_never_come(sampler: str) -> None:
+    base = {"sampler": sampler, "steps": 6, "max_new_tokens": 6, "block_size": 3}
+    usual = set(sample(predictor(), [Prompt((13, 14))], (), Denoising(**base))[0].final)
+    without = sample(predictor(), [Prompt((13, 14))], (), Denoising(**base, suppress_tokens=tuple(usual)))[0]
+    assert not usual & set(without.final)
+
+
+@pytest.mark.parametrize("block", [None, 3])
+def test_infilling_a_row_does_not_depend_on_its_batch(block: int | None) -> None:
+    texts = [(10, 4, 12, 4, 4, 15, 4, 17, 4, 4), (20, 21, 4, 23), (4, 4, 4), (30, 31)]
+    denoising = Denoising(steps=6, block_size=block, stochastic_transfer=block is not None)
+    batch = infill(predictor(), texts, denoising)
+    for text, one in zip(texts, batch, strict=True):
+        assert one == infill(predictor(), [text], denoising)[0]
+        assert all(t in (MASK, got) for t, got in zip(text, one.final, strict=True))
+        assert MASK not in one.final and len({f for f in one.fixed if f >= 0}) == one.passes
+    assert batch[3].passes == 0  # nothing to fill, nothing run
+
+
+def test_models_with_flash_attention_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = predictor("tiny-bd3lm-llama")
+    monkeypatch.setattr(model.model.config, "_attn_implementation_internal", "flash_attention_2")
+    with pytest.raises(UserError, match="use attention=sdpa"):
+        sample(model, [Prompt((10,))], (), Denoising(max_new_tokens=4))

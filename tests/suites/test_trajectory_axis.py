@@ -1,0 +1,224 @@
+"""The step axis of trajectories: a handler is called once for all steps, and says what it says of each step alone."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from diffusion_tools import save_lab_bert
+from vestige.engine import stored
+from vestige.engine.evaluate import evaluate_config
+from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.scores import Reference
+from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
+from vestige.suites.registry import HANDLERS, Inputs, handler
+from vestige.suites.steps import StepScores
+from vestige.types import BAD_LOGITS, Score, Trace
+
+DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"
+KEY = "eval.tofu_trajectory.metrics.trajectory_metrics"
+CONFIG = f"{KEY}.trajectory_config"
+STEPS, LENGTH, PLACES = 4, 8, 2 * 4  # views and trajectories
+METRICS = (
+    "{probability:{},probability_confidence_ordered:{},loss:{},exact_memorization:{},extraction_strength:{},"
+    "decided:{handler:extraction_strength,order:decided},rouge:{},bleu:{},mia_loss:{},mia_zlib:{},mia_min_k:{},"
+    "mia_min_k_plus_plus:{},privleak:{},rel:{handler:rel_diff,pre_compute:{mia_min_k:{access_key:forget}}},"
+    "truth_ratio:{},ks_test:{},hm_aggregate:{}}"
+)
+
+
+@pytest.fixture(autouse=True)
+def forget_plugins() -> Iterator[None]:
+    before = dict(HANDLERS)
+    yield
+    HANDLERS.clear()
+    HANDLERS.update(before)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_lab_bert(tmp_path_factory.mktemp("bert"), positions=256)
+
+
+def run(bert: Path, out: Path, metrics: str = METRICS, *more: str) -> Any:
+    said = [
+        f"{CONFIG}.sampler_kwargs.steps={STEPS}", f"{CONFIG}.sampler_kwargs.max_new_tokens={LENGTH}",
+        f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=1", f"{KEY}.metrics={metrics}",
+        f"+{CONFIG}.store_per_sample=true", "stats.resamples=0", *more,
+    ]  # fmt: skip
+    ask = EvalAsk(
+        suite="tofu_trajectory", model=str(bert), data=str(DATA), out=str(out), limit=3, progress=False, overrides=said
+    )
+    evaluate_config(to_run(ask))
+    return json.loads((out / "TOFU_EVAL.json").read_text())["trajectory_metrics"]
+
+
+@pytest.fixture(scope="module")
+def finished(bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("finished") / "run"
+    run(bert, out)
+    return out
+
+
+def counted(calls: Counter[str]) -> None:
+    """Wraps every handler so that its calls are counted under the metric's name."""
+    for name, kind in list(HANDLERS.items()):
+
+        def call(inputs: Inputs, function: Any = kind.function) -> Any:
+            calls[inputs.spec.name] += 1
+            return function(inputs)
+
+        HANDLERS[name] = replace(kind, function=call)
+
+
+def scored(directory: Path) -> dict[str, Any]:
+    """A finished run scored again, against itself as its retain model."""
+    manifest = stored.read_manifest(directory)
+    suite = stored.suite_from_manifest(manifest)
+    retain = Reference(json.loads((directory / "TOFU_EVAL.json").read_text()))
+    metric = suite.metrics["trajectory_metrics"]
+    assert metric.children is not None
+    children = {
+        name: replace(child, references=tuple(replace(r, path="retain") for r in child.references))
+        for name, child in metric.children.metrics.items()
+    }
+    compared = tuple(replace(r, path="retain") for r in metric.references)
+    metric = replace(metric, references=compared, children=replace(metric.children, metrics=children))
+    suite = replace(suite, metrics={"trajectory_metrics": metric}, top=("trajectory_metrics",))
+    dialect = stored.dialect_for(manifest, None, directory)
+    return stored.stored_scores(directory, suite, dialect, {"retain": retain})["trajectory_metrics"].to_json()
+
+
+def test_a_handler_is_called_once_for_a_child_a_view_and_a_trajectory(finished: Path) -> None:
+    calls: Counter[str] = Counter()
+    counted(calls)
+    found = scored(finished)
+    assert calls.pop("trajectory_metrics") == 1
+    assert {"probability", "rouge", "privleak", "ks_test", "hm_aggregate", "forget_Q_A_PARA_Prob"} <= set(calls)
+    assert set(calls.values()) == {PLACES}
+    assert all(len(c) == STEPS for c in found["agg_value"]["full"]["steps"].values())
+
+
+def broken(passes: Mapping[int, int], every: int) -> Any:
+    """Evidence in which some traces have NaN logits: pass -> position."""
+    load = stored.load_evidence
+
+    def doctored(directory: Path, manifest: Any) -> Any:
+        evidence = load(directory, manifest)
+        kept = dict(evidence.denoised.items())
+        for key in sorted(kept)[::every]:
+            kept[key] = _broken(kept[key], passes)
+        return replace(evidence, denoised=kept)
+
+    return doctored
+
+
+def _broken(trace: Trace, passes: Mapping[int, int]) -> Trace:
+    planes = {name: np.array(getattr(trace, name)) for name in ("top1", "mean", "std", "logprob")}
+    for number, position in passes.items():
+        planes["top1"][number, position] = -1
+        for name in ("mean", "std", "logprob"):
+            planes[name][..., number, position] = np.nan
+    return replace(trace, **planes)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Equal in everything, numbers up to the last bits."""
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float) and isinstance(b, float):
+        return a == pytest.approx(b, rel=1e-12, nan_ok=True)
+    return bool(a == b)
+
+
+@pytest.mark.parametrize("passes", [{}, {0: 1}, {2: 1}, dict.fromkeys(range(STEPS), 1)])
+@pytest.mark.parametrize("every", [1, 3])
+def test_all_steps_at_once_say_what_single_steps_say(
+    finished: Path, passes: dict[int, int], every: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same handlers, once with the axis and once step by step, on whole and on broken logits."""
+    monkeypatch.setattr(stored, "load_evidence", broken(passes, every))
+    together = scored(finished)
+    for name, kind in list(HANDLERS.items()):
+        HANDLERS[name] = replace(kind, steps=False)
+    calls: Counter[str] = Counter()
+    counted(calls)
+    apart = scored(finished)
+    assert calls["probability"] == PLACES * STEPS  # so that this is another way
+    assert set(together) == set(apart)
+    for part in together:
+        assert same(together[part], apart[part]), part
+    if passes:
+        assert BAD_LOGITS in json.dumps(together) or None in together["agg_value"]["full"]["steps"]["probability"]
+
+
+@pytest.fixture
+def plain_loss() -> None:
+    """A plug-in's handler in the form of docs/plugins.md: it knows one state of a model, not an axis."""
+
+    @handler("plain_loss", wants_answers)
+    def plain_loss(inputs: Inputs) -> Score:
+        def compute(t: Any) -> dict[str, float]:
+            assert t.logprob.ndim == 1
+            return {"score": -t.logprob.mean(dtype=float)}
+
+        found = mean_score(by_index(inputs.rows, one_stat(inputs, compute)), "score")
+        assert isinstance(found, Score)
+        return found
+
+
+@pytest.mark.usefixtures("plain_loss")
+def test_a_handler_that_knows_no_axis_is_called_at_each_step(bert: Path, tmp_path: Path) -> None:
+    """It may be a parent of one that does, too."""
+    calls: Counter[str] = Counter()
+    counted(calls)
+    relative = "{handler:rel_diff,pre_compute:{%s:{access_key:forget}}}"
+    metrics = "{loss:{},plain_loss:{},ours:" + relative % "loss" + ",theirs:" + relative % "plain_loss" + "}"
+    found = run(bert, tmp_path / "run", metrics)
+    assert calls["plain_loss"] == PLACES * STEPS and calls["theirs"] == calls["loss"] == PLACES
+    for along in found["agg_value"].values():
+        for curves in along.values():
+            assert curves["plain_loss"] == pytest.approx(curves["loss"], rel=1e-12)
+            assert curves["theirs"] == pytest.approx(curves["ours"], rel=1e-9)
+            assert len(set(curves["ours"])) > 1
+
+
+def test_a_plugin_may_let_the_axis_through(bert: Path, tmp_path: Path) -> None:
+    """As docs/plugins.md has it."""
+
+    @handler("quick_loss", wants_answers, steps=True)
+    def quick_loss(inputs: Inputs) -> Any:
+        value = one_stat(inputs, lambda t: {"score": -t.logprob.mean(axis=-1, dtype=float)})
+        return mean_score(by_index(inputs.rows, value), "score")
+
+    calls: Counter[str] = Counter()
+    counted(calls)
+    found = run(bert, tmp_path / "run", "{loss:{},quick_loss:{}}")
+    assert calls["quick_loss"] == PLACES
+    for along in found["agg_value"].values():
+        for curves in along.values():
+            assert curves["quick_loss"] == pytest.approx(curves["loss"], rel=1e-12)
+
+
+def test_scores_of_single_steps_make_one_record_and_come_back() -> None:
+    one = Score(0.5, {"0": {"score": [0.25, None], "text": "a"}}, {"auc": 0.5})
+    two = Score(None, None, {}, "broken", ("left out",))
+    three = Score(1.0, {"0": {"score": [None, 1.0], "text": "b", "reason": "half"}, "1": {"score": 2}})
+    together = StepScores.of([one, two, three])
+    assert together.agg_value.tolist() == pytest.approx([0.5, float("nan"), 1.0], nan_ok=True)
+    back = [together.at(k).to_json() for k in range(3)]
+    assert back[1] == {**two.to_json(), "auc": None}
+    assert back[0]["value_by_index"]["0"] == {"score": [0.25, None], "text": "a"}
+    assert back[2]["value_by_index"] == {
+        "0": {"score": [None, 1.0], "text": "b", "reason": "half"},
+        "1": {"score": 2.0},
+    }

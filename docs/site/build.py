@@ -2,8 +2,10 @@
 
     python docs/site/build.py [OUT]      (make docs; OUT is `site` unless given)
 
-    README, CONTRIBUTING, CHANGELOG, docs/*.md --staged--> one folder of pages --Sphinx--> OUT/*.html, with a search
-    src/vestige --reference--> api.md, one section per module, from docstrings; nothing is imported
+    README, CONTRIBUTING, CHANGELOG, docs/*.md --staged--> one folder of pages --Sphinx--> OUT/VERSION/*.html
+    src/vestige --reference--> api.md, one section per module, from docstrings
+    cards --metric_pages.py--> one page per metric
+    OUT/index.html leads to the newest version; OUT/versions.js lists all that were built there, for the menu
 
 Sphinx runs with warnings as errors: a link or a heading that leads nowhere stops the build.
 """
@@ -11,6 +13,7 @@ Sphinx runs with warnings as errors: a link or a heading that leads nowhere stop
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shutil
 import subprocess
@@ -19,32 +22,67 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from vestige import __version__
 from vestige.errors import UserError
 from vestige.installing import install, scratch
 from vestige.ownership import has_journal
 from vestige.writing import claim
 
+sys.path.insert(0, str(Path(__file__).parent))
+from metric_pages import INDEX, metric_pages
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 SOURCE = ROOT / "src" / "vestige"
 
-# What stands in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
+MADE = ("api", INDEX)  # pages that no file holds
+# What is in the margin, in the order in which a newcomer reads. A page that is in no group stops the build.
 GROUPS = {
-    "Start": ["README", "tutorial", "lab", "own_data", "models", "data", "open_unlearning"],
-    "Measure": ["evaluate", "metrics", "statistics", "diffusion", "depth", "collapse", "lm_eval"],
-    "Make and attack": ["unlearn", "watch", "stress", "real_model", "sweep"],
-    "Results": ["verdict", "results", "report", "report_format", "explain", "diff", "import", "meta", "parity"],
+    "Start": [
+        "README", "tutorial", "notebook", "questions", "lab", "own_data", "models", "data", "open_unlearning", "guides",
+    ],
+    "Measure": ["evaluate", "metrics", INDEX, "statistics", "diffusion", "depth", "collapse", "lm_eval"],
+    "Make and attack": ["unlearn", "watch", "stress", "real_model", "sweep", "servers"],
+    "Results": [
+        "verdict", "results", "report", "report_format", "publish", "explain", "diff", "import", "meta", "parity",
+    ],
     "Extend": ["architecture", "howto", "plugins", "configuration", "python", "api"],
-    "Trust": ["bench", "faults", "bad_input", "security", "errors", "mutation"],
-    "Project": ["CONTRIBUTING", "CHANGELOG"],
-}
+    "Trust": ["bench", "gpu", "faults", "bad_input", "security", "errors", "mutation"],
+    "Project": ["glossary", "cite", "CONTRIBUTING", "CHANGELOG"],
+}  # fmt: skip
 SETTINGS = """
-project = html_title = "vestige"
-extensions = ["myst_parser"]
+project = "vestige"
+html_title = "vestige VERSION"
+extensions = ["myst_parser", "sphinx_copybutton"]
 html_theme = "furo"
+templates_path = ["_templates"]
+html_sidebars = {"**": ["sidebar/brand.html", "versions.html", "sidebar/search.html", "sidebar/scroll-start.html",
+                        "sidebar/navigation.html", "sidebar/scroll-end.html"]}
+copybutton_prompt_text = r">>> |\\.\\.\\. |\\$ "
+copybutton_prompt_is_regexp = True
+copybutton_exclude = ".linenos, .gp, .go"
 html_copy_source = html_show_sourcelink = html_show_sphinx = False
 myst_heading_anchors = 6
 smartquotes = False
 suppress_warnings = ["misc.highlighting_failure"]
+"""
+
+
+# The menu of versions. Its list is a script beside the versions, not something to be fetched, so it works from disk;
+# a version that was built alone shows only itself.
+VERSION_MENU = """<div class="sidebar-search" style="padding: 0 1rem 0.5rem">
+<label>Version <select id="versions" onchange="location.href = '../' + this.value + '/index.html'">
+<option selected>VERSION</option></select></label></div>
+<script src="../versions.js"></script>
+<script>
+for (const name of window.VESTIGE_VERSIONS || []) {
+  if (name !== "VERSION") document.getElementById("versions").add(new Option(name));
+}
+</script>
+"""
+FRONT = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>vestige</title>
+<meta http-equiv="refresh" content="0; url=VERSION/index.html"></head>
+<body><a href="VERSION/index.html">vestige VERSION</a></body></html>
 """
 
 
@@ -55,11 +93,20 @@ class BuildError(Exception):
 def find_pages() -> dict[str, Path]:
     """Every page there is, by name, in the order of the groups."""
     places = {p.stem: p for p in [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]}
-    places |= {p.stem: p for p in sorted((ROOT / "docs").glob("*.md"))}
+    places |= {p.stem: p for suffix in ("md", "ipynb") for p in sorted((ROOT / "docs").glob(f"*.{suffix}"))}
     grouped = [name for group in GROUPS.values() for name in group]
     if lost := sorted(set(places) - set(grouped)):
         raise BuildError(f"{', '.join(lost)}: in no group of docs/site/build.py; add it where a reader would look.")
     return {name: places[name] for name in grouped if name in places}
+
+
+def page_text(page: Path) -> str:
+    """A page as Markdown; of a notebook its cells, one after the other."""
+    text = page.read_text(encoding="utf-8")
+    if page.suffix != ".ipynb":
+        return text
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in json.loads(text)["cells"]]
+    return "\n\n".join(f"```python\n{body}\n```" if kind == "code" else body for kind, body in cells) + "\n"
 
 
 def page_name(name: str) -> str:
@@ -85,7 +132,7 @@ def staged(page: Path, pages: dict[str, Path], images: set[Path]) -> str:
 
     elsewhere = r"(?!https?:|#|mailto:)"
     link = re.compile(rf"(?P<bang>!?)\[(?P<words>[^\]]*)\]\({elsewhere}(?P<target>[^)#\s]+)(?P<anchor>#[^)]*)?\)")
-    parts = re.split(r"(^```.*?^```$)", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    parts = re.split(r"(^```.*?^```$)", page_text(page), flags=re.M | re.S)
     return "".join(part if part.startswith("```") else link.sub(relinked, part) for part in parts)
 
 
@@ -93,7 +140,7 @@ def contents(pages: dict[str, Path]) -> str:
     """The tables of contents in the margin, for the end of the first page."""
     out = []
     for group, names in GROUPS.items():
-        listed = [page_name(n) for n in names if n != "README" and (n in pages or n == "api")]
+        listed = [page_name(n) for n in names if n != "README" and (n in pages or n in MADE)]
         out.append("\n".join(["```{toctree}", ":hidden:", f":caption: {group}", "", *listed, "```"]))
     return "\n\n" + "\n\n".join(out) + "\n"
 
@@ -107,8 +154,8 @@ def reference() -> str:
         "# Reference\n\nMade from docstrings. The names in `vestige` itself (`vestige.evaluate`, `vestige.score`, ...) "
         "are the stable interface; the rest may move between releases.\n"
     ]
-    first = SOURCE / "api.py"  # what most people call
-    for path in [first, *(p for p in sorted(SOURCE.rglob("*.py")) if p not in (first, SOURCE / "__main__.py"))]:
+    first = sorted((SOURCE / "api").glob("*.py"))  # what most people call
+    for path in [*first, *(p for p in sorted(SOURCE.rglob("*.py")) if p not in (*first, SOURCE / "__main__.py"))]:
         tree = ast.parse(path.read_text(encoding="utf-8"))
         name = ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
         parts += [f"## `{name}`\n", words(ast.get_docstring(tree)), *(item(n) for n in tree.body if is_public(n))]
@@ -148,21 +195,50 @@ def words(doc: str | None) -> str:
 # ---- the files --------------------------------------------------------------------------------------------------
 
 
+def ours_or_empty(place: Path) -> None:
+    if place.exists() and any(place.iterdir()) and not has_journal(place):
+        raise BuildError(f"{place} holds something else than this site; name another folder, or remove it.")
+
+
+def publish(top: Path) -> Path:
+    """This version's pages in a folder of their own, beside those of other versions; returns the folder."""
+    ours_or_empty(top)
+    claim(top)
+    pages = top / __version__
+    build(pages)
+    found = sorted((p.name for p in top.iterdir() if p.is_dir() and (p / "searchindex.js").is_file()), key=order)
+    with scratch(top) as whole:
+        (whole / "index.html").write_text(FRONT.replace("VERSION", found[-1]), encoding="utf-8")
+        listed = json.dumps(found[::-1])
+        (whole / "versions.js").write_text(f"window.VESTIGE_VERSIONS = {listed};\n", encoding="utf-8")
+        install(whole, top)
+    return pages
+
+
+def order(version: str) -> tuple[int, ...]:
+    """0.10.0 comes after 0.9.0."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
 def build(out: Path) -> list[Path]:
     """Writes the site into `out` and returns its files. What the last build wrote there, by its journal, goes first.
 
     A file that the journal does not list stays; one that is in the way stops the build before anything is moved.
     """
-    if out.exists() and any(out.iterdir()) and not has_journal(out):
-        raise BuildError(f"{out} holds something else than this site; name another folder, or remove it.")
+    ours_or_empty(out)
     pages, images = find_pages(), set[Path]()
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         for name, path in pages.items():
             text = staged(path, pages, images) + (contents(pages) if name == "README" else "")
             (place / f"{page_name(name)}.md").write_text(text, encoding="utf-8")
-        (place / "api.md").write_text(reference(), encoding="utf-8")
-        (place / "conf.py").write_text(SETTINGS, encoding="utf-8")
+        for name, text in {"api": reference(), **metric_pages()}.items():
+            (place / f"{name}.md").write_text(text, encoding="utf-8")
+        (place / "conf.py").write_text(SETTINGS.replace("VERSION", __version__), encoding="utf-8")
+        (place / "_templates").mkdir()
+        (place / "_templates" / "versions.html").write_text(
+            VERSION_MENU.replace("VERSION", __version__), encoding="utf-8"
+        )
         for image in images:
             shutil.copy(image, place / image.name)
         made = place / "_made"
@@ -181,7 +257,7 @@ def build(out: Path) -> list[Path]:
 if __name__ == "__main__":
     place = Path(sys.argv[1] if len(sys.argv) > 1 else "site")
     try:
-        files = build(place)
+        pages = publish(place)
     except (BuildError, UserError) as error:
         sys.exit(f"docs: {error}")
-    print(f"{len(list(place.glob('*.html')))} pages in {place}; open {place / 'index.html'}")
+    print(f"{len(list(pages.glob('*.html')))} pages in {pages}; open {place / 'index.html'}")

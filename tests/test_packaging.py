@@ -104,9 +104,11 @@ def test_messages_name_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("shutil.which", lambda name: str(beside))
     assert how_to_install("plots") == "pip install 'vestige[plots]'"
     # `make demo` activates no environment: then `pip` is somebody else's, and would install somebody else's package.
+    # Python is put outside this directory, where the command has its whole path: `make test` runs the one inside.
+    monkeypatch.setattr("sys.executable", "/elsewhere/bin/python")
     for other in (None, "/usr/bin/pip"):
         monkeypatch.setattr("shutil.which", lambda name, other=other: other)
-        assert how_to_install("plots") == f"{sys.executable} -m pip install 'vestige[plots]'"
+        assert how_to_install("plots") == "/elsewhere/bin/python -m pip install 'vestige[plots]'"
     monkeypatch.setattr("sys.executable", str(Path.cwd() / ".venv" / "bin" / "python"))
     assert how_to_install("plots") == ".venv/bin/python -m pip install 'vestige[plots]'"
 

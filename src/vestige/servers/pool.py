@@ -151,6 +151,7 @@ class Pool(Generic[J, A]):
             if not self._stop:
                 why = next(iter(self._down.values()))
                 urls = ", ".join(s.url for s in self.servers)
-                found.put(UserError(f"No server answers any more ({urls}): {why} Start one and run the command again."))
+                todo = "Start one and run the same command again: it goes on where it stopped."
+                found.put(UserError(f"No server answers any more ({urls}): {why} {todo}"))
             self._stop = True
             return True

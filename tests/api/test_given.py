@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +200,32 @@ def test_modes_and_folders_are_as_they_were_after_a_failure() -> None:
         vestige.evaluate(model, tokenizer=tokenizer, data=LAB / "data", **ASKED)
     del model.forward
     assert honest is not fails and state(model) == before
+
+
+# ---- results that are not on disk -------------------------------------------------------------------------------
+
+
+def test_a_result_is_saved_as_if_out_had_been_given(plain: vestige.Result, tmp_path: Path) -> None:
+    found = vestige.evaluate(FULL, data=LAB / "data", **ASKED)
+    assert found.directory is None and found.files == () and "result.save(DIR)" in repr(found)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("not vestige's")
+    with pytest.raises(UserError, match="not empty"):
+        found.save(tmp_path / "mine")
+    place = found.save(tmp_path / "saved")
+    assert found.directory == place and all(file.is_file() for file in found.files)
+    assert vestige.load_run(place).summary == plain.summary
+    assert vestige.score(place).summary == plain.summary
+    with pytest.raises(UserError, match="on disk already"):
+        found.save(tmp_path / "twice")
+
+
+@pytest.mark.parametrize("name", ["..", "a/..", "/", "", ".hidden", "x; rm -rf ~", "<script>alert(1)</script>", "a\nb"])
+def test_a_hostile_name_of_a_model_is_one_plain_folder_and_escaped(plain: vestige.Result, name: str) -> None:
+    """Names come from checkpoints that somebody else made."""
+    manifest = {**plain.outcome.manifest, "model": {**plain.outcome.manifest["model"], "name": name}}
+    found = vestige.Result(replace(plain.outcome, manifest=manifest), {"manifest.json": b"{}"})
+    assert re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", found.short_name)
+    with found.placed() as place:
+        assert (place / "manifest.json").read_bytes() == b"{}" and place.parent.name.startswith("vestige")
+    assert "<script>" not in found._repr_html_()

@@ -348,6 +348,31 @@ def test_a_resumed_run_remembers_its_looks(tmp_path: Path) -> None:
     assert [x.directory for x in again.looks] == ["", "", "", "step-3", "step-4"]  # looked at again: only those after
 
 
+def test_a_resumed_run_keeps_the_words_of_its_looks(tmp_path: Path) -> None:
+    """A trainer's log has numbers only; verdicts and reasons come from watch.json, if it is of the same numbers."""
+    run = {"out": tmp_path / "looks", "full_logs": tmp_path / "before", "retain_logs": tmp_path / "retain"}
+    said = {k: v for k, v in QUICK.items() if k != "on_error"}
+    for name, model in (("before", "full"), ("retain", "retain")):
+        vestige.evaluate(LAB / "models" / model, out=tmp_path / name, **said)
+    whole = vestige.Callback("tofu", every=1, **run, **QUICK)
+    trainer_of(tmp_path, [whole], save_strategy="steps", save_steps=2).train()
+    wanted = {look.step: dict(look.verdict) for look in whole.looks}
+    assert wanted[1]["word"] and wanted[2]["word"]
+    again = vestige.Callback("tofu", every=1, **run, **QUICK)
+    trainer_of(tmp_path, [again]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert {look.step: dict(look.verdict) for look in again.looks} == wanted
+    assert [look.rank.why for look in again.looks] == [look.rank.why for look in whole.looks]
+    # Words of other numbers are not taken over.
+    file = tmp_path / "looks" / "watch.json"
+    body = json.loads(file.read_text())
+    body["looks"][1]["values"][PROB] += 0.1
+    file.write_text(json.dumps(body))
+    third = vestige.Callback("tofu", every=1, **run, **QUICK)
+    trainer_of(tmp_path, [third]).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert dict(third.looks[1].verdict) == {} and dict(third.looks[2].verdict) == wanted[2]
+    assert third.looks[1].values == whole.looks[1].values
+
+
 # ---- the rule ----------------------------------------------------------------------------------------------------
 
 

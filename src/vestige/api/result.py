@@ -203,7 +203,8 @@ class Result:
         """What tables call it: the folder's name, or the model's."""
         if self.directory is not None:
             return self.directory.resolve().name
-        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.name).name) or "run"
+        # A model's name comes from outside: it becomes one plain folder name, never `..` and never a hidden one.
+        return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(self.name).name).lstrip(".") or "run"
 
     # ---- its page
 

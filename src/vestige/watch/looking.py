@@ -29,6 +29,8 @@ from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.metrics.names import direction_of
 from vestige.models.load import wrap_model
 from vestige.show.progress import hushed
+from vestige.store.files import read_ours
+from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
 from vestige.sums import mean
 from vestige.words import number
@@ -153,7 +155,12 @@ class Looking:
             self.before = {name: value for name, value in self.looks[0].values.items() if value is not None}
 
     def logged_looks(self, entries: Iterable[Mapping[str, Any]]) -> list[Look]:
-        """Looks from what a trainer logged of them: a checkpoint carries its log, so this needs no file of ours."""
+        """Looks from what a trainer logged of them: a checkpoint carries its log, so this needs no file of ours.
+
+        A log has numbers only. Where watch.json has a look with the same numbers, its words (verdict, reasons) are
+        taken from there; one with other numbers is of another training run and is left alone.
+        """
+        written = self._written()
         out = []
         for entry in entries:
             said = {k.removeprefix(PREFIX): v for k, v in entry.items() if k.startswith(PREFIX)}
@@ -167,8 +174,22 @@ class Looking:
             label = self._label(step, epoch)
             there = self.out is not None and (self.out / label).is_dir()
             seconds, tokens = float(said["seconds"]), int(said.get("tokens", 0))
-            out.append(Look(step, epoch, values, ends, rank, seconds, tokens, label if there else ""))
+            look = Look(step, epoch, values, ends, rank, seconds, tokens, label if there else "")
+            full = written.get(step)
+            if full is not None and full.flat() == {f"{PREFIX}{name}": value for name, value in said.items()}:
+                look = replace(full, directory=look.directory)
+            out.append(look)
         return out
+
+    def _written(self) -> dict[int, Look]:
+        """The looks in watch.json, by step; none where there is no such file, or it is damaged."""
+        if self.out is None or not (self.out / CURVE).is_file():
+            return {}
+        try:
+            body: WatchForm = read_ours(self.out / CURVE, WatchForm)
+        except UserError:  # the trainer's log has all numbers; training must not end because words are lost
+            return {}
+        return {look["step"]: Look.from_json(dict(look)) for look in body["looks"]}
 
     def _label(self, step: int, epoch: float | None) -> str:
         return f"epoch-{epoch:g}" if self.settings.label == "epoch" and epoch is not None else f"step-{step}"

@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta quick test test-processors test-pythons test-inspect engines coverage check docs dist audit bench clean
+.PHONY: demo demo-meta quick test test-processors test-pythons test-inspect test-deepspeed engines coverage check docs dist audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 # The demo and the verbs need the core; the extras and what tests need come with `make test`.
@@ -54,6 +54,15 @@ test-inspect: $(STAMP)
 	test -d .venv-inspect || $(PYTHON) -m venv .venv-inspect
 	.venv-inspect/bin/pip install --quiet --disable-pip-version-check "inspect-ai==0.3.285"
 	$(BIN)/python -m pytest -n 0 tests/results/test_publish.py -k inspect
+
+# Looks at models that DeepSpeed trains (ZeRO-2 and ZeRO-3, one and two processes on a CPU). It builds against the torch in
+# .venv and shares that environment; its first use compiles a few minutes.
+test-deepspeed: $(STAMP)
+	test -d .venv-deepspeed || $(PYTHON) -m venv .venv-deepspeed
+	printf '%s\n' $(CURDIR)/$(VENV)/lib/python3*/site-packages $(CURDIR)/src > $$(echo .venv-deepspeed/lib/python3*/site-packages)/vestige.pth
+	.venv-deepspeed/bin/pip install --quiet --disable-pip-version-check setuptools wheel packaging
+	DS_ACCELERATOR=cpu .venv-deepspeed/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation deepspeed==0.19.8 hjson ninja py-cpuinfo msgpack einops
+	DS_ACCELERATOR=cpu VESTIGE_DEEPSPEED=.venv-deepspeed/bin/python $(BIN)/python -m pytest -n 0 tests/watch/test_watch_processes.py -k deepspeed
 
 # Served models against a real vLLM, in an environment of its own (.venv-engines, about 3 GB; ten minutes at most).
 engines: $(STAMP)

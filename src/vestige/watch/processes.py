@@ -22,6 +22,8 @@ from vestige.integrations.undisturbed import undisturbed
 from vestige.internal import summary
 from vestige.watch.looking import Look, Looking
 
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine")  # of DeepSpeed: ZeRO-1 and 2, weights whole
+
 
 def look_together(
     looking: Looking,
@@ -33,9 +35,10 @@ def look_together(
 ) -> Look:
     """One look, whatever the number of processes. `moment`: steps and epochs done."""
     rank, size = _place_of(accelerator)
-    if size == 1:
+    sharded = is_sharded(model)  # ZeRO-3 takes the weights apart even for one process
+    if size == 1 and not sharded:
         return looking.look(_plain(model), tokenizer, *moment)
-    if share and not is_sharded(model):
+    if share and not sharded:
         whole = _plain(model)
         seen: Any = looking.look(whole, tokenizer, *moment, leads=rank == 0)
         return _agreed(looking, seen, None)
@@ -77,7 +80,7 @@ def _place_of(accelerator: Any) -> tuple[int, int]:
 def _plain(model: Any) -> Any:
     """Without the wrapper that synchronises gradients: a forward through it would wait for the other processes."""
     model = getattr(model, "_orig_mod", model)  # torch.compile
-    return model.module if type(model).__name__ in ("DistributedDataParallel", "DataParallel") else model
+    return model.module if type(model).__name__ in WRAPPERS else model
 
 
 def is_sharded(model: Any) -> bool:
@@ -109,7 +112,7 @@ def _gathered(model: Any, accelerator: Any) -> dict[str, Any]:
     if any(hasattr(p, "ds_id") for p in model.parameters()):  # ZeRO-3: only its own engine can
         if accelerator is None:
             raise UserError("Weights that DeepSpeed shards are gathered by accelerate: give Watch its accelerator.")
-        return dict(accelerator.get_state_dict(model))
+        return dict(accelerator.get_state_dict(model) or {})  # the other processes get None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
     # Asked to bring weights to the CPU that are there already, FSDP of torch 2.13 reads freed memory (SIGSEGV).

@@ -305,6 +305,7 @@ ALLOWED = {
     "watch/loop.py": 1,
     "watch/processes.py": 1,
     "collapse/detector.py": 1,
+    "integrations/evaluators.py": 1,
     "integrations/exporters.py": 1,  # trackers of other people: their network, files, servers
     "integrations/lm_eval_tasks.py": 1,
     "integrations/open_unlearning.py": 1,
@@ -318,7 +319,6 @@ ALLOWED = {
     "sweep/disk.py": 1,
     "sweep/tasks.py": 1,
     "report/view.py": 1,
-    "engine/evaluator_session.py": 1,
     "store/formats.py": 1,
     "suites/postprocess.py": 1,
 }

@@ -17,8 +17,9 @@ from vestige.compare.clusters import cluster_mean
 from vestige.data.clusters import COMPLETE, grouping
 from vestige.engine.references import load_references
 from vestige.engine.statistics import Run, intervals
-from vestige.engine.stored import read_manifest, suite_from_manifest
+from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
+from vestige.store.manifest import read_manifest
 from vestige.types import Score
 
 METRICS = "forget_Q_A_Prob,forget_quality,privleak,mia_min_k,model_utility"

@@ -15,7 +15,8 @@ from vestige.cli import main
 from vestige.engine import statistics
 from vestige.engine.references import load_references
 from vestige.engine.statistics import Run, intervals
-from vestige.engine.stored import read_manifest, suite_from_manifest
+from vestige.engine.stored import suite_from_manifest
+from vestige.store.manifest import read_manifest
 from vestige.types import Score
 
 METRICS = (

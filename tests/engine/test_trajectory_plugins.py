@@ -14,10 +14,11 @@ import torch
 from diffusion_tools import save_lab_bert
 from vestige.cli import main
 from vestige.collect import step_logits
-from vestige.engine.stored import load_evidence, read_manifest
+from vestige.engine.stored import load_evidence
 from vestige.integrations.offline import save_windows
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
+from vestige.store.manifest import read_manifest
 from vestige.suites.registry import HANDLERS
 
 KEY = "eval.trajectory_test.metrics.trajectory_metrics"

@@ -11,9 +11,9 @@ import pytest
 from conftest import LAB
 from golden_tools import variant_model
 from vestige.cli import main
-from vestige.engine.stored import read_manifest
 from vestige.results.diff import compare_parts, diff
 from vestige.results.moved import changed_rows, moved_metrics
+from vestige.store.manifest import read_manifest
 
 METRICS = "forget_Q_A_Prob,extraction_strength,forget_Q_A_ROUGE"
 

@@ -68,7 +68,8 @@ def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from vestige.engine.stored import load_evidence, read_manifest
+    from vestige.engine.stored import load_evidence
+    from vestige.store.manifest import read_manifest
 
     model = AutoModelForCausalLM.from_pretrained(FULL, dtype=torch.float32).eval()
     manifest = read_manifest(run)

@@ -17,6 +17,7 @@ from vestige.engine import stored
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.engine.scores import Reference
+from vestige.store.manifest import read_manifest
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.registry import HANDLERS, Inputs, handler
 from vestige.suites.steps import StepScores
@@ -80,7 +81,7 @@ def counted(calls: Counter[str]) -> None:
 
 def scored(directory: Path) -> dict[str, Any]:
     """A finished run scored again, against itself as its retain model."""
-    manifest = stored.read_manifest(directory)
+    manifest = read_manifest(directory)
     suite = stored.suite_from_manifest(manifest)
     retain = Reference(json.loads((directory / "TOFU_EVAL.json").read_text()))
     metric = suite.metrics["trajectory_metrics"]

@@ -601,7 +601,7 @@ def test_multirun_makes_a_run_of_every_combination(tmp_path: Path) -> None:
 
 
 def test_multirun_keeps_directories_that_differ_already() -> None:
-    from vestige.configs.multirun import multirun
+    from vestige.configs.overrides import multirun
     from vestige.engine.config import compose_runs
 
     words = ["model=local", "model.model_args.pretrained_model_name_or_path=M", "task_name=a,b"]

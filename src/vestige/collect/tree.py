@@ -13,7 +13,7 @@ reasonings below one prompt, costs/answers.py for what a run would cost.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -274,3 +274,11 @@ def _batches(tree: Tree, rows: list[PackedRow], members: list[list[int]], limits
             group.append(number)
             cells += new
     return [Batch(tuple(rows[r] for r in g), tuple(tuple(members[r]) for r in g)) for g in groups]
+
+
+def count_nodes(targets: Iterable[Target]) -> int:
+    """Distinct prefixes among the whole sequences asked for: what sharing alone could not go below.
+
+    (The last token of a sequence is never pushed, so that we may even do better.)
+    """
+    return len(build_tree([Target((*t.ids, 0), t.start, t.hidden) for t in targets]))

@@ -7,12 +7,12 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from vestige.collect.tree import count_nodes
 from vestige.collect.windows import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, second_model
-from vestige.engine.obtain import count_nodes
 from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare, with_own_sampler
 from vestige.errors import UserError
 from vestige.models.canvas import Canvases

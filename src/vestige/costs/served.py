@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from vestige.collect.cost import Cost
+from vestige.collect.tree import count_nodes
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.engine.handles import ModelHandle
-from vestige.engine.obtain import count_nodes
 from vestige.engine.prepare import make_encoder_context, model_args, prepare
 from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError

@@ -1,7 +1,7 @@
-"""The clusters of a run's rows: kept in its manifest, read from it, and for an older run from its data files.
+"""The clusters of a run's rows: checked as it is made; of a finished run, read from its data files.
 
-In: Rows with a Grouping, or the manifest of a run. Out: what the manifest keeps; the cluster of each row by data set.
-Callers: engine/evaluate.py, engine/references.py, engine/rescore.py, engine/statistics.py, results/compare.py.
+In: Rows with a Grouping, or the manifest of a run. Out: notes; a manifest with the clusters of another column. Callers:
+engine/evaluate.py, engine/rescore.py, depth/contexts.py, results/compare.py.
 """
 
 from __future__ import annotations
@@ -11,40 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.clusters import AUTO, NONE, rows_fingerprint, with_clusters
+from vestige.data.local import redirect
 from vestige.data.rows import load_rows
-from vestige.engine.prepare import redirect
 from vestige.errors import UserError
-from vestige.schema import misfit
 from vestige.secrets import expand
 from vestige.store.examples import load_rows as load_examples
+from vestige.store.manifest import clusters_json
 from vestige.types import Grouping, Rows
 
 Groupings = Mapping[str, Grouping]  # by fingerprint of the rows
-
-
-def kept(found: Grouping | None) -> dict[str, Any]:
-    """A grouping as a manifest has it: names once, and for each row the number of its name."""
-    if found is None:
-        return {}
-    names = list(dict.fromkeys(found.of.values()))
-    place = {name: i for i, name in enumerate(names)}
-    return {"clusters": {"by": found.by, "names": names, "of": {row: place[c] for row, c in found.of.items()}}}
-
-
-def groupings(manifest: Mapping[str, Any]) -> dict[str, Grouping]:
-    """The groupings of a finished run, by fingerprint of the rows. Runs of older versions and other tools have none."""
-    data = manifest.get("data")
-    if not isinstance(data, Mapping) or not any(isinstance(b, Mapping) and "clusters" in b for b in data.values()):
-        return {}
-    from vestige.store.forms import Rowset  # the forms of every kind of run: most runs have no clusters
-
-    if misfit(data, dict[str, Rowset]):
-        return {}
-    return {
-        str(body["fingerprint"]): Grouping(said["by"], {row: said["names"][i] for row, i in said["of"].items()})
-        for body in data.values()
-        if (said := body.get("clusters"))
-    }
 
 
 def check_column(column: str, data: Sequence[Rows]) -> None:
@@ -84,7 +59,8 @@ def with_column(directory: Path, manifest: Mapping[str, Any], column: str) -> di
     for key, body in manifest["data"].items():
         plain = {name: value for name, value in body.items() if name != "clusters"}
         known = column != NONE and key in specs and key in stored
-        data[key] = {**plain, **(kept(_read(stored[key], specs[key], manifest["config"], column)) if known else {})}
+        found = _read(stored[key], specs[key], manifest["config"], column) if known else None
+        data[key] = {**plain, **clusters_json(found)}
     if column not in (AUTO, NONE) and not any("clusters" in body for body in data.values()):
         raise _nowhere(column, sorted({str(body["source"]) for body in data.values()}))
     config = {**manifest["config"], "stats": {**(manifest["config"].get("stats") or {}), "cluster": column}}

@@ -6,7 +6,6 @@ records. Callers: every room that evaluates.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from vestige.configs.compose import (
     lend_suite,
     seed_of,
 )
+from vestige.configs.overrides import for_hydra
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.integrations import HARNESSES
@@ -161,10 +161,10 @@ def compose_runs(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    overrides, listed = _metric_lists(overrides)
+    words, listed = for_hydra(overrides)
     only = only if only is not None else listed
     with composing(config_dir) as directories:
-        cfg = compose_config(config_name, guide_overrides(overrides), directories, values)
+        cfg = compose_config(config_name, words, directories, values)
         OmegaConf.set_struct(cfg, False)
         if "eval" in cfg and not OmegaConf.is_dict(cfg.eval):
             raise UserError(f"The setting 'eval' must hold suites (name: settings), it is {cfg.eval!r}.")
@@ -173,43 +173,6 @@ def compose_runs(
             return [_run(cfg, name, directories, only, plugins) for name in names]
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
-
-
-_GLOBAL_PACKAGE = re.compile(r"^(\+*eval\.\w+\.metrics\.\w+)=_global_\.")
-
-
-def guide_overrides(overrides: Sequence[str]) -> list[str]:
-    """The trajectory guide adds a metric by naming its package, which to Hydra is a string; what is meant is an entry.
-
-    >>> guide_overrides(["+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics"])
-    ['+eval.tofu.metrics.trajectory_metrics={}']
-    """
-    plain = [f"{m[1]}={{}}" if (m := _GLOBAL_PACKAGE.match(o)) else o for o in overrides]
-    return [part for o in plain for part in _instead(o)]
-
-
-_MAPPING_OF_METRICS = re.compile(r"^(eval\.\w+\.metrics\.\w+\.metrics)=\{")
-
-
-def _instead(override: str) -> list[str]:
-    """A trajectory's metrics may be a list or a mapping; Hydra cannot lay one over the other, so the old one goes.
-
-    >>> _instead("eval.a.metrics.b.metrics={rouge:{}}")
-    ['~eval.a.metrics.b.metrics', '+eval.a.metrics.b.metrics={rouge:{}}']
-    """
-    found = _MAPPING_OF_METRICS.match(override)
-    return [f"~{found[1]}", f"+{override}"] if found else [override]
-
-
-_METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")
-
-
-def _metric_lists(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
-    """Takes eval.SUITE.metrics=[A,B] out of the overrides: Hydra cannot lay a list over the mapping it fills."""
-    found = [(o, _METRIC_LIST.match(o)) for o in overrides]
-    lists = [m[1] for _, m in found if m]
-    names = [n.strip() for n in lists[-1].split(",") if n.strip()] if lists else None
-    return [o for o, m in found if not m], names
 
 
 class _ModelForm(TypedDict, total=False):

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.datasets import Context
-from vestige.engine.clusters import check_column, cluster_notes, kept
+from vestige.engine.clusters import check_column, cluster_notes
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
-from vestige.engine.references import load_references, reads, result_file
+from vestige.engine.references import load_references, reads
 from vestige.engine.scores import Reference, Scoring
 from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.team import Team, team
@@ -38,8 +38,8 @@ from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.examples import save_rows
 from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
 from vestige.store.lock import writing
-from vestige.store.manifest import config_json, manifest
-from vestige.store.results import write_results
+from vestige.store.manifest import EVALUATIONS, clusters_json, config_json, manifest
+from vestige.store.results import result_file, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
@@ -56,7 +56,6 @@ WITHOUT_RETAIN_LOGS = (
     "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
     "(retain_logs_path=FILE or --retain-logs FILE)."
 )
-EVALUATIONS = ("eval", "trajectory", "harness")  # kinds of runs that this module and engine/harness.py write
 
 
 @dataclass
@@ -342,7 +341,7 @@ class _Evaluation:
             "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
             "data": {
                 key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
-                | kept(r.clusters)
+                | clusters_json(r.clusters)
                 for key, r in prepared.rows.items()
             },
             "data_of": prepared.data_of,

@@ -9,9 +9,7 @@ evidence is filed under its weights in memory and under the source of the class,
 
 from __future__ import annotations
 
-import inspect
 import json
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,23 +19,22 @@ from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import Prepared
 from vestige.engine.scores import Live, Scoring
-from vestige.errors import UserError, reraise_ours
+from vestige.errors import UserError
 from vestige.integrations.evaluators import (
     METRICS_REGISTRY,
     Evaluator,
     UnlearningMetric,
+    calling,
     evaluator_class,
     own_methods,
     register_metric,
     session,
+    source_of,
 )
 from vestige.integrations.open_unlearning import CausalRows, TorchRows, plain, run_live
-from vestige.integrations.plugin_files import with_siblings
-from vestige.models.fingerprint import digests
 from vestige.ownership import adopt_file
 from vestige.store.files import write_json
-from vestige.suites.handlers.from_code import FROM_CODE
-from vestige.suites.postprocess import as_score, replaced
+from vestige.suites.postprocess import reported, suite_of
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Inputs
 from vestige.suites.spec import DataSpec, MetricSpec, Named, SuiteSpec, read_suite
 from vestige.types import Rows, Score, content_key
@@ -63,7 +60,7 @@ def make_evaluator(config: RunConfig) -> Evaluator | None:
     metrics = {name: spec_to_json(suite.metrics[name]) for name in suite.top}
     body |= {"metrics": metrics, "output_dir": str(config.output_dir), "overwrite": config.overwrite}
     cfg = OmegaConf.create(json.loads(json.dumps(body, default=str)))
-    made: Evaluator = _calling(found, "__init__", lambda: found(cfg))  # type: ignore[call-arg]
+    made: Evaluator = calling(found, "__init__", lambda: found(cfg))  # type: ignore[call-arg]
     if not isinstance(getattr(made, "name", None), str):
         raise UserError(f"Evaluator {found.__name__} has no name; call super().__init__(NAME, eval_cfg) in __init__.")
     return made
@@ -75,32 +72,6 @@ def has_the_say(evaluator: Evaluator | None, suite: SuiteSpec) -> bool:
         return False
     asked = {name: METRICS_REGISTRY[suite.metrics[name].handler] for name in suite.top}
     return bool(own_methods(type(evaluator))) or getattr(evaluator, "metrics", None) != asked
-
-
-def _calling(cls: type[Evaluator], what: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except UserError:
-        raise
-    except Exception as error:  # the class is the user's code, and may fail in any way
-        reraise_ours(error, cls.__module__)
-        file = inspect.getsourcefile(cls)
-        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
-        where = f" at line {lines[-1]} of {file}" if lines else ""
-        words = f"{type(error).__name__}: {error}"
-        raise UserError(f"Evaluator {cls.__name__} failed in {what}{where}: {words}.") from None
-
-
-def source_of(evaluator: type[Evaluator], plugins: tuple[str, ...]) -> str:
-    """A digest of the code behind an evaluator: its file, the plug-ins given, and what they import beside them."""
-    files = [Path(p).expanduser() for p in plugins]
-    files += [Path(f) for c in evaluator.__mro__ if _is_users(c) and (f := inspect.getsourcefile(c))]
-    every = dict.fromkeys(f.resolve() for file in files for f in with_siblings(file))
-    return content_key(*(d.encode() for d in sorted(digests(list(every)))))[:16]
-
-
-def _is_users(cls: type) -> bool:
-    return cls is not object and not cls.__module__.startswith("vestige.")
 
 
 class LateModel:
@@ -303,7 +274,7 @@ def evaluated(
     run.source = source if TOUCHES_MODEL & set(own) else ""
     model = run.model.get().model if run.source else run.late
     with session(run):
-        summary = _calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
+        summary = calling(cls, "evaluate", lambda: evaluator.evaluate(model=model, **given))
     for file in run._files():
         adopt_file(file)  # a class may write its files itself
     details, brief = run._files()
@@ -311,55 +282,6 @@ def evaluated(
     logs = {name: score.to_json() for name, score in run.measured.items()} if logs is None else logs
     if not isinstance(summary, Mapping):
         summary = run.saved.get(brief, {})
-    scores = _scores(cls.__name__, run, logs, plain(_container(summary)))
-    suite = _suite(run.suite, scores, [str(name) for name in summary if str(name) in scores])
+    scores = reported(cls.__name__, run.measured, logs, plain(_container(summary)))
+    suite = suite_of(run.suite, scores, [str(name) for name in summary if str(name) in scores])
     return scores, suite, {"evaluator": {"class": cls.__name__, "own": own, "source": source}}
-
-
-def _scores(name: str, run: EvaluatorSession, logs: Mapping[str, Any], summary: Mapping[str, Any]) -> dict[str, Score]:
-    scores = {}
-    for metric, entry in logs.items():
-        scores[metric] = replaced(run.measured.get(metric), _of_entry(entry, metric, name), name)
-    for metric, value in summary.items():
-        if isinstance(value, Mapping) and metric not in scores:
-            value = value.get("agg_value")
-        if isinstance(value, (str, bool, list, Mapping)):
-            scores.setdefault(metric, Score(None, extra={"value": value}, reason="its evaluator gave no number"))
-            continue
-        found = as_score(value, metric, name)
-        before = scores.get(metric)
-        if before is None or before.agg_value != found.agg_value:
-            scores[metric] = found if before is None else replaced(before, replace(before, **_value(found)), name)
-    if not scores:
-        raise UserError(f"Evaluator {name} reported nothing; return a dict of numbers from evaluate, or save logs.")
-    return scores
-
-
-def _value(found: Score) -> dict[str, Any]:
-    return {"agg_value": found.agg_value, "reason": found.reason}
-
-
-def _of_entry(entry: Any, metric: str, by: str) -> Score:
-    """An entry of saved logs: a result with its `agg_value`, a number, or something else that is kept as it is."""
-    if not isinstance(entry, Mapping):
-        return as_score(entry, metric, by)
-    value = entry.get("agg_value")
-    if isinstance(value, Mapping) or value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        rows = entry.get("value_by_index")
-        if rows is None or (isinstance(rows, Mapping) and all(isinstance(v, Mapping) for v in rows.values())):
-            score = Score.from_json(entry)
-            return (
-                replace(score, reason="its evaluator gave no number") if score.missing and not score.reason else score
-            )
-    raise UserError(f"Evaluator {by} saved '{metric}' as {str(entry)[:80]}; 'agg_value' must be a number or None.")
-
-
-def _suite(suite: SuiteSpec, scores: Mapping[str, Score], top: list[str]) -> SuiteSpec:
-    """The suite as an evaluator reported it: its metrics, those it added, and those it left out of its summary."""
-    metrics = {}
-    for name in scores:
-        spec = suite.metrics.get(name) or MetricSpec(name, FROM_CODE)
-        lost = any(parent not in scores for parent in spec.parents.values())
-        metrics[name] = replace(spec, parents={}) if lost else spec
-    ordered = {n: metrics[n] for n in suite.metrics if n in metrics}
-    return replace(suite, metrics={**ordered, **metrics}, top=tuple(top or scores))

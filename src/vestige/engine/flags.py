@@ -84,7 +84,7 @@ def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[
     """The runs of the overrides; with --multirun, of every combination of the values they list."""
     if not args.multirun:
         return list(compose(overrides))
-    from vestige.configs.multirun import multirun
+    from vestige.configs.overrides import multirun
 
     return multirun(overrides, compose)
 

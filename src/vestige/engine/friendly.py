@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.data.given import given_rows, is_given
-from vestige.data.rows import suffixes
+from vestige.data.local import local_data
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.flags import settings_of
-from vestige.guard import is_there
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,7 @@ def to_run(ask: EvalAsk) -> AnyConfig:
     if isinstance(run, HarnessConfig) and ask.tasks is not None:
         return replace(run, settings={**run.settings, "tasks": ask.tasks})
     if ask.data and isinstance(run, RunConfig):
-        run = replace(run, missing="skip", local=local_data(ask, run))
+        run = replace(run, missing="skip", local=local_data(ask.suite, run.settings.get("local_data"), str(ask.data)))
     return run
 
 
@@ -126,27 +124,3 @@ def _task_name(ask: EvalAsk) -> str:
     chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
     name = Path(str(ask.model or (chosen[-1] if chosen else "run"))).name
     return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
-
-
-def local_data(ask: EvalAsk, run: RunConfig) -> dict[str, Any]:
-    layout = run.settings.get("local_data")
-    if not layout:
-        raise UserError(f"The suite '{ask.suite}' does not say how a folder stands in for its data; use data.local=...")
-    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
-    hub = str(layout["hub"])
-    if is_given(str(ask.data)):
-        given_rows(str(ask.data)).check_names(file for pair in pairs for file in pair)
-        return {hub: {"path": str(ask.data), "names": dict(pairs)}}
-    root = Path(str(ask.data)).expanduser()
-    if not is_there(root):
-        raise UserError(
-            f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
-        )
-    if not root.is_dir():
-        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
-    stems = {stem for pair in pairs for stem in pair}
-    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
-        have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
-        wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
-        raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
-    return {hub: {"path": str(root), "names": dict(pairs)}}

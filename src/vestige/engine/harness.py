@@ -6,12 +6,9 @@ In: a HarnessConfig. Out: an Outcome, as engine/evaluate.py gives one, which is 
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
@@ -26,11 +23,11 @@ from vestige.models.locate import locate
 from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import discard_all
-from vestige.store.files import read_json, write_bytes, write_json
+from vestige.store.files import write_json
+from vestige.store.harness_answers import AnswersOnDisk
 from vestige.store.lock import writing
 from vestige.store.manifest import config_json, manifest
-from vestige.types import Score, content_key
-from vestige.writing import remove
+from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")
 REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
@@ -68,45 +65,6 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
         if kept:
             kept.drop_others()
         return _write(config, model, results, started)
-
-
-@dataclass
-class AnswersOnDisk:
-    """Answers by key, a file each. One whose digest does not fit counts as not there: its task is asked again."""
-
-    directory: Path
-    check: Callable[[], None]  # raises if the checkpoint was written over meanwhile: then nothing is kept
-    used: set[str] = field(default_factory=set)
-
-    def _path(self, key: str) -> Path:
-        return self.directory / f"answers-{key}.json"
-
-    def found(self, key: str) -> Mapping[str, Any] | None:
-        self.used.add(self._path(key).name)
-        try:
-            body = read_json(self._path(key))
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, UserError):
-            body = None
-        if not isinstance(body, dict) or body.pop("digest", "") != _digest(key, body):
-            log.warning("%s is damaged; its task is asked again.", self._path(key))
-            return None
-        return body
-
-    def keep(self, key: str, body: Mapping[str, Any]) -> None:
-        self.check()
-        # Texts stay as the model wrote them: with anything replaced, numbers would not be those of the first run.
-        data = json.dumps({**body, "digest": _digest(key, body)}, sort_keys=True, allow_nan=False)
-        write_bytes(self._path(key), data.encode())
-
-    def drop_others(self) -> None:
-        """Answers to other questions, from before settings changed."""
-        remove(*(p for p in sorted(self.directory.glob("answers-*.json")) if p.name not in self.used))
-
-
-def _digest(key: str, body: Mapping[str, Any]) -> str:
-    return content_key(key.encode(), json.dumps(body, sort_keys=True).encode())
 
 
 def _files(config: HarnessConfig) -> list[str]:

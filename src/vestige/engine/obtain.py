@@ -244,6 +244,8 @@ class Collector:
         return model.served.answerer(self.encoder, self.cost, checking)
 
     def _make_answers(self, work: Work) -> Iterable[dict[str, TokenStats]]:
+        from vestige.collect.tree import count_nodes
+
         self.cost.nodes += count_nodes(work.wants)
         # What is ahead is known only once it is packed, and again after memory ran out.
         return self._answerer(work.model, work.place).score(
@@ -352,16 +354,6 @@ class Collector:
                         bar.add(len(result))
             out |= {k: have[k] for k in mine}
         return Found(out)
-
-
-def count_nodes(targets: Iterable[Target]) -> int:
-    """Distinct prefixes among the whole sequences asked for: what sharing alone could not go below.
-
-    (The last token of a sequence is never pushed, so that we may even do better.)
-    """
-    from vestige.collect.tree import build_tree
-
-    return len(build_tree([Target((*t.ids, 0), t.start, t.hidden) for t in targets]))
 
 
 def _resumable(bank: Bank[Any], missing: dict[str, Any], settings: Mapping[str, Any]) -> list[list[Any]]:

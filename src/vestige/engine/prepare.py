@@ -11,15 +11,13 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from vestige.data.chat import Template, decode_texts
 from vestige.data.datasets import Context, build_rows, make_context
-from vestige.data.given import given_rows, is_given
-from vestige.data.rows import MissingData, find_in_directory
+from vestige.data.local import redirect
+from vestige.data.rows import MissingData
 from vestige.engine.config import AnyConfig, RunConfig
-from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
 from vestige.models.choose import choose_device
@@ -230,28 +228,3 @@ def _localised(data: DataSpec, config: RunConfig) -> dict[str, Any]:
         if args.get(key):
             args[key] = redirect(dict(args[key]), config.local)
     return {**body, "args": args}
-
-
-def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
-    place = local.get(str(hf_args.get("path")))
-    if not place:
-        return hf_args
-    if "files" in place:  # single files, each under a name of its own
-        file = place["files"].get(hf_args.get("name"))
-        if file is None:
-            raise MissingData(f"no {hf_args.get('name')} rows were given")
-        return {"path": str(Path(str(file)).expanduser())}
-    name, names = hf_args.get("name"), place.get("names") or {}
-    if is_given(str(place["path"])):
-        tables = given_rows(str(place["path"])).tables
-        name = name if name in tables else names.get(name, name)
-        if name not in tables:
-            raise MissingData(f"no {name} rows were given")
-        return {**hf_args, "path": str(place["path"]), "name": name}
-    root = Path(str(place["path"])).expanduser()
-    if not root.is_dir():
-        raise UserError(f"Data directory {root} does not exist; check --data.")
-    split = str(hf_args.get("split", "train")).split("[")[0]
-    if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
-        name = names.get(name, name)
-    return {**hf_args, "path": str(root), "name": name}

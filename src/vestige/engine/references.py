@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.clusters import groupings
 from vestige.engine.scores import Reference, family
 from vestige.errors import UserError
-from vestige.schema import check_form
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
 from vestige.store.checksums import sha256
-from vestige.store.files import read_json
+from vestige.store.manifest import data_fingerprints, groupings, read_manifest
+from vestige.store.results import read_scores, result_file
 from vestige.suites.spec import SuiteSpec
 
 log = logging.getLogger("vestige.engine")
@@ -90,8 +89,6 @@ def load_reference(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str
     results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
-    from vestige.engine.stored import read_manifest
-
     manifest = read_manifest(file.parent)
     fingerprints = {m: data_fingerprints(manifest, m) for m in metrics}
     differing = {m: difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
@@ -114,40 +111,6 @@ def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str
     paths = {path for spec in suite.metrics.values() for r in spec.references for path in r.paths}
     found = {path: (moved or {}).get(path, Path(path)) for path in sorted(paths)}
     return {hide(path): sha256(result_file(file)) for path, file in found.items() if file.exists()}
-
-
-def result_file(path: Path) -> Path:
-    """A result file; a run directory stands for the one result file in it."""
-    if not path.is_dir():
-        return path
-    found = sorted(path.glob("*_EVAL.json"))
-    if len(found) != 1:
-        raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
-    return found[0]
-
-
-def read_results(path: Path) -> dict[str, Any]:
-    """A result file, ours or open-unlearning's."""
-    try:
-        data = read_json(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
-        ) from None
-    except (OSError, ValueError) as error:
-        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
-    if not isinstance(data, dict):
-        raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
-    return data
-
-
-def read_scores(path: Path) -> dict[str, Any]:
-    """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
-    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
-    from vestige.store.forms import ResultsForm
-
-    check_form(found, ResultsForm, str(path))
-    return found
 
 
 def difference(manifest: Mapping[str, Any], suite: SuiteSpec, metric: str, dialect: str) -> str:
@@ -185,14 +148,3 @@ def _by_our_definition(
     with hushed():  # what is missing there is not this run's concern
         scores = stored_scores(directory, theirs, dialect_for(manifest, dialect, directory), {})
     return {name: s.to_json() for name, s in scores.items() if s.agg_value is not None}
-
-
-def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
-    """The rows behind a metric, its parents' included."""
-    recorded = manifest["config"]["metrics"]
-    if metric not in recorded:
-        return frozenset()
-    keys = manifest["data_of"].get(metric, {}).values()
-    mine = frozenset(manifest["data"][k]["fingerprint"] for k in keys if k in manifest["data"])
-    parents = recorded[metric].get("pre_compute") or {}
-    return mine.union(*(data_fingerprints(manifest, p) for p in parents))

@@ -13,13 +13,14 @@ from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
 from vestige.engine.statistics import Run, stats_file, write_statistics
-from vestige.engine.stored import Changes, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.ownership import keep_apart
 from vestige.store.archive import moved
 from vestige.store.checksums import begin, seal
 from vestige.store.files import write_json
 from vestige.store.lock import writing
+from vestige.store.manifest import read_manifest
 from vestige.store.results import versions, write_results
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec

@@ -23,13 +23,12 @@ import numpy as np
 from vestige.compare import bootstrap, vectors
 from vestige.compare.bootstrap import Sample, Statistic
 from vestige.data.clusters import NONE
-from vestige.engine.clusters import groupings
-from vestige.engine.references import data_fingerprints
 from vestige.engine.scores import Reference, family, references_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
 from vestige.show.progress import Bar
 from vestige.store.files import write_json
+from vestige.store.manifest import data_fingerprints, groupings
 from vestige.suites.handlers.common import as_list, row_mean
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.spec import MetricSpec, SuiteSpec

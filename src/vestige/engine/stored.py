@@ -21,8 +21,8 @@ from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
 from vestige.store.examples import load_rows
 from vestige.store.files import damaged, read_ours
-from vestige.store.forms import HarnessManifest, ManifestForm, ResultForm
-from vestige.store.manifest import kind_in
+from vestige.store.forms import ResultForm
+from vestige.store.manifest import keys_read, read_manifest
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.handlers.trajectory_scores import RUNS_MODEL
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words
@@ -30,46 +30,6 @@ from vestige.suites.spec import RESERVED, MetricConfig, MetricSpec, Named, Suite
 from vestige.types import Score, TokenStats
 
 Changes = Mapping[str, Mapping[str, Any]]  # metric -> setting -> value
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
-    path = directory / "manifest.json"
-    if not path.is_file():
-        raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
-    found = read_ours(path)
-    kind = kind_in(directory)
-    if kind not in (None, "eval", "trajectory", "harness"):
-        raise UserError(f"{directory} is a {kind} run, not an evaluation; give the directory of an evaluation.")
-    if words := _manifest_misfit(found):
-        raise damaged(path, words)
-    return dict(found)
-
-
-def _manifest_misfit(found: Any) -> str:
-    """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
-    harness = isinstance(found, Mapping) and "harness" in found
-    if words := misfit(found, HarnessManifest if harness else ManifestForm):
-        return words
-    if harness:
-        return ""
-    metrics = found["config"]["metrics"]
-    parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
-    unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
-    if unknown is not None:
-        return f"it has no metric {unknown}"
-    keys = _read_by_metrics(found)
-    lost = next((key for key in sorted(keys) if key not in found["data"]), None)
-    if lost is not None:
-        return f"it has no data {lost}"
-    known = {**found["data_of"], **found["unavailable"]}
-    without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
-    return "" if without is None else f"it does not say which rows {without} read"
-
-
-def _read_by_metrics(manifest: Mapping[str, Any]) -> set[str]:
-    """The data that were read; metrics without a value may name some that were not there (a run without holdout)."""
-    by_metric = {m: by for m, by in manifest["data_of"].items() if m not in manifest["unavailable"]}
-    return {key for by_access in by_metric.values() for key in by_access.values()}
 
 
 def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = None) -> SuiteSpec:
@@ -135,7 +95,7 @@ def stored_scores(
     if code := by_code(manifest):
         raise UserError(f"{directory} cannot be scored again: {code}; evaluate the model again.")
     rows = load_rows(directory / "evidence" / "examples.json.gz")
-    if lost := sorted(_read_by_metrics(manifest) - set(rows)):
+    if lost := sorted(keys_read(manifest) - set(rows)):
         raise damaged(directory / "evidence" / "examples.json.gz", f"it has no data {lost[0]}")
     prepared = Prepared(dialect, rows, manifest["data_of"], dict(manifest["unavailable"]))
     evidence = load_evidence(directory, manifest)

@@ -6,16 +6,20 @@ metrics themselves are ours: an evaluator calls them with its model, and the run
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, reraise_ours, unknown_name
+from vestige.integrations.plugin_files import with_siblings
+from vestige.models.fingerprint import digests
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Handler, Inputs, canonical
-from vestige.types import Score
+from vestige.types import Score, content_key
 
 logger = logging.getLogger("evaluator")
 
@@ -254,3 +258,30 @@ def own_methods(evaluator: type[Evaluator]) -> list[str]:
              "__static_attributes__"}  # fmt: skip
     mine = [c for c in evaluator.__mro__ if c not in (*OURS, Evaluator, object)]
     return sorted({name for c in mine for name in vars(c)} - plain)
+
+
+def calling(cls: type[Evaluator], what: str, call: Callable[[], Any]) -> Any:
+    """Runs a method of the user's class; its mistakes are told with the line that made them."""
+    try:
+        return call()
+    except UserError:
+        raise
+    except Exception as error:  # the class is the user's code, and may fail in any way
+        reraise_ours(error, cls.__module__)
+        file = inspect.getsourcefile(cls)
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        where = f" at line {lines[-1]} of {file}" if lines else ""
+        words = f"{type(error).__name__}: {error}"
+        raise UserError(f"Evaluator {cls.__name__} failed in {what}{where}: {words}.") from None
+
+
+def source_of(evaluator: type[Evaluator], plugins: tuple[str, ...]) -> str:
+    """A digest of the code behind an evaluator: its file, the plug-ins given, and what they import beside them."""
+    files = [Path(p).expanduser() for p in plugins]
+    files += [Path(f) for c in evaluator.__mro__ if _is_users(c) and (f := inspect.getsourcefile(c))]
+    every = dict.fromkeys(f.resolve() for file in files for f in with_siblings(file))
+    return content_key(*(d.encode() for d in sorted(digests(list(every)))))[:16]
+
+
+def _is_users(cls: type) -> bool:
+    return cls is not object and not cls.__module__.startswith("vestige.")

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from vestige.engine.stored import load_evidence, read_manifest, suite_from_manifest, words_of
+from vestige.engine.stored import load_evidence, suite_from_manifest, words_of
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
 from vestige.store.examples import load_rows
+from vestige.store.manifest import read_manifest
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.types import Trace

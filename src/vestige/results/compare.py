@@ -15,15 +15,17 @@ import numpy as np
 
 from vestige.compare import bootstrap, clusters
 from vestige.engine.clusters import with_column
-from vestige.engine.references import data_fingerprints, difference, load_references, read_scores, result_file
+from vestige.engine.references import difference, load_references
 from vestige.engine.scores import family, references_of
 from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
-from vestige.engine.stored import read_manifest, suite_from_manifest
+from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.show.tables import comparison, number, table
 from vestige.store import kinds
 from vestige.store.archive import moved
+from vestige.store.manifest import data_fingerprints, read_manifest
+from vestige.store.results import read_scores, result_file
 from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

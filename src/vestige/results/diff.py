@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.stored import dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.engine.stored import dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.results.moved import Moved, changed_rows, moved_metrics, show_moved
 from vestige.show.tables import number, table
+from vestige.store.manifest import read_manifest
 from vestige.suites.spec import RESERVED
 
 Manifest = Mapping[str, Any]

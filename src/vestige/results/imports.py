@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.engine.references import read_results, result_file
 from vestige.errors import UserError
 from vestige.integrations.importers import Imported, import_results
 from vestige.ownership import keep_apart, permit
 from vestige.results.listing import metric_configs
 from vestige.show.tables import number, table
 from vestige.store.files import read_json
-from vestige.store.results import write_results
+from vestige.store.results import read_results, result_file, write_results
 from vestige.writing import claim
 
 

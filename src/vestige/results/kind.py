@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.config import RunConfig
-from vestige.engine.references import load_references, result_file
+from vestige.engine.references import load_references
 from vestige.engine.rescore import against, rescore
 from vestige.engine.scores import Reference, family
 from vestige.engine.statistics import Run, intervals, stats_file
-from vestige.engine.stored import by_code, dialect_for, read_manifest, stored_scores, suite_from_manifest
+from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
 from vestige.secrets import hide
 from vestige.store import checksums
@@ -27,6 +27,8 @@ from vestige.store.files import read_ours
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Definition
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
+from vestige.store.manifest import read_manifest
+from vestige.store.results import result_file
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score

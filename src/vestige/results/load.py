@@ -12,9 +12,9 @@ from typing import Any
 
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.harness import scores_of
-from vestige.engine.references import load_references, result_file
+from vestige.engine.references import load_references
 from vestige.engine.statistics import stats_file
-from vestige.engine.stored import read_manifest, suite_from_manifest
+from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import HarnessResults
 from vestige.store.archive import moved
@@ -22,6 +22,8 @@ from vestige.store.checksums import NAME as CHECKSUMS
 from vestige.store.checksums import read_seal, sha256
 from vestige.store.files import damaged, read_ours
 from vestige.store.forms import ResultsForm, Stat
+from vestige.store.manifest import read_manifest
+from vestige.store.results import result_file
 from vestige.suites.postprocess import with_more
 from vestige.types import Score
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.references import read_scores, result_file
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
 from vestige.show.tables import number, table
 from vestige.store.examples import load_rows
+from vestige.store.results import read_scores, result_file
 from vestige.sums import mean
 from vestige.types import Rows, Score
 

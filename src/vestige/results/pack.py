@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from vestige.engine.references import result_file
 from vestige.errors import UserError
 from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
 from vestige.secrets import shorten
 from vestige.store import kinds
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
 from vestige.store.checksums import NAME
+from vestige.store.results import result_file
 from vestige.writing import temporary
 
 log = logging.getLogger("vestige.results")

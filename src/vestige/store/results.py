@@ -1,7 +1,7 @@
 """Result files in the shape open-unlearning writes, so that its users' scripts and retain logs work both ways.
 
-In: Scores by metric. Out: NAME_EVAL.json and NAME_SUMMARY.json. Callers: engine/evaluate.py, engine/rescore.py; others
-for `versions`, the versions of libraries that go into a manifest.
+In: Scores by metric. Out: NAME_EVAL.json and NAME_SUMMARY.json, and what such files hold. Callers: engine/evaluate.py,
+engine/rescore.py and engine/references.py; results; others for `versions`, which go into a manifest.
 """
 
 from __future__ import annotations
@@ -11,8 +11,11 @@ import platform
 from collections.abc import Iterable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
-from vestige.store.files import write_json
+from vestige.errors import UserError
+from vestige.schema import check_form
+from vestige.store.files import read_json, write_json
 from vestige.types import Score
 
 PACKAGES = (
@@ -50,3 +53,37 @@ def _versions() -> Mapping[str, str]:
         except PackageNotFoundError:
             continue
     return out
+
+
+def result_file(path: Path) -> Path:
+    """A result file; a run directory stands for the one result file in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*_EVAL.json"))
+    if len(found) != 1:
+        raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
+    return found[0]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A result file, ours or open-unlearning's."""
+    try:
+        data = read_json(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
+    return data
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
+    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
+    from vestige.store.forms import ResultsForm
+
+    check_form(found, ResultsForm, str(path))
+    return found

@@ -1,4 +1,8 @@
-"""Scores that code makes of other scores: a suite names a function (`postprocess: NAME`), a plug-in defines it."""
+"""Scores that code makes of other scores: a suite's function (`postprocess: NAME`), or a plug-in's evaluator.
+
+In: scores, and what the code returned. Out: scores, and the suite that names them. Callers: engine/scores.py,
+engine/evaluate.py and engine/evaluator_session.py.
+"""
 
 from __future__ import annotations
 
@@ -69,3 +73,55 @@ def with_more(suite: SuiteSpec, scores: Mapping[str, Score]) -> SuiteSpec:
     if not more:
         return suite
     return replace(suite, metrics={**suite.metrics, **more}, top=tuple(dict.fromkeys((*suite.top, *more))))
+
+
+def reported(
+    name: str, measured: Mapping[str, Score], logs: Mapping[str, Any], summary: Mapping[str, Any]
+) -> dict[str, Score]:
+    """What the evaluator `name` reports as scores: its logs and its summary, laid over what was measured for it."""
+    scores = {}
+    for metric, entry in logs.items():
+        scores[metric] = replaced(measured.get(metric), _of_entry(entry, metric, name), name)
+    for metric, value in summary.items():
+        if isinstance(value, Mapping) and metric not in scores:
+            value = value.get("agg_value")
+        if isinstance(value, (str, bool, list, Mapping)):
+            scores.setdefault(metric, Score(None, extra={"value": value}, reason="its evaluator gave no number"))
+            continue
+        found = as_score(value, metric, name)
+        before = scores.get(metric)
+        if before is None or before.agg_value != found.agg_value:
+            scores[metric] = found if before is None else replaced(before, replace(before, **_value(found)), name)
+    if not scores:
+        raise UserError(f"Evaluator {name} reported nothing; return a dict of numbers from evaluate, or save logs.")
+    return scores
+
+
+def _value(found: Score) -> dict[str, Any]:
+    return {"agg_value": found.agg_value, "reason": found.reason}
+
+
+def _of_entry(entry: Any, metric: str, by: str) -> Score:
+    """An entry of saved logs: a result with its `agg_value`, a number, or something else that is kept as it is."""
+    if not isinstance(entry, Mapping):
+        return as_score(entry, metric, by)
+    value = entry.get("agg_value")
+    if isinstance(value, Mapping) or value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
+        rows = entry.get("value_by_index")
+        if rows is None or (isinstance(rows, Mapping) and all(isinstance(v, Mapping) for v in rows.values())):
+            score = Score.from_json(entry)
+            return (
+                replace(score, reason="its evaluator gave no number") if score.missing and not score.reason else score
+            )
+    raise UserError(f"Evaluator {by} saved '{metric}' as {str(entry)[:80]}; 'agg_value' must be a number or None.")
+
+
+def suite_of(suite: SuiteSpec, scores: Mapping[str, Score], top: list[str]) -> SuiteSpec:
+    """The suite as an evaluator reported it: its metrics, those it added, and those it left out of its summary."""
+    metrics = {}
+    for name in scores:
+        spec = suite.metrics.get(name) or MetricSpec(name, FROM_CODE)
+        lost = any(parent not in scores for parent in spec.parents.values())
+        metrics[name] = replace(spec, parents={}) if lost else spec
+    ordered = {n: metrics[n] for n in suite.metrics if n in metrics}
+    return replace(suite, metrics={**ordered, **metrics}, top=tuple(top or scores))

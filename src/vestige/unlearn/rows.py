@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.datasets import DATASETS, Context, Examples, check_lengths, column
+from vestige.data.local import redirect
 from vestige.data.rows import load_rows, read_file
-from vestige.engine.prepare import redirect
 from vestige.errors import UserError, unknown_name
 from vestige.types import content_key
 from vestige.unlearn.objectives import ChatRow

@@ -1,7 +1,7 @@
-"""Hydra's --multirun: comma lists and ranges in overrides make several runs, each in a directory of its own.
+"""Overrides as people type them: what Hydra cannot lay over our groups, and the comma lists of its --multirun.
 
-In: overrides, and the function that makes runs of them (records with an `output_dir`). Out: the runs of every
-combination. Caller: engine/flags.py.
+In: overrides, and for --multirun the function that makes runs of them (records with an `output_dir`). Out: overrides
+that Hydra takes, or the runs of every combination. Callers: engine/config.py, engine/flags.py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,34 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+
+_METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")
+_GLOBAL_PACKAGE = re.compile(r"^(\+*eval\.\w+\.metrics\.\w+)=_global_\.")
+_MAPPING_OF_METRICS = re.compile(r"^(eval\.\w+\.metrics\.\w+\.metrics)=\{")
+
+
+def for_hydra(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Overrides that Hydra can lay over our groups; beside them the metrics that a list names, if one does.
+
+    >>> for_hydra(["seed=1", "eval.tofu.metrics=[a, b]"])
+    (['seed=1'], ['a', 'b'])
+    >>> for_hydra(["+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics"])
+    (['+eval.tofu.metrics.trajectory_metrics={}'], None)
+    >>> for_hydra(["eval.a.metrics.b.metrics={rouge:{}}"])
+    (['~eval.a.metrics.b.metrics', '+eval.a.metrics.b.metrics={rouge:{}}'], None)
+    """
+    out: list[str] = []
+    listed = None
+    for word in overrides:
+        if found := _METRIC_LIST.match(word):  # Hydra cannot lay a list over the mapping it fills
+            listed = [name.strip() for name in found[1].split(",") if name.strip()]
+        elif found := _GLOBAL_PACKAGE.match(word):  # the trajectory guide names a package, and means an entry
+            out.append(f"{found[1]}={{}}")
+        elif found := _MAPPING_OF_METRICS.match(word):  # a mapping cannot replace a list: the list goes first
+            out += [f"~{found[1]}", f"+{word}"]
+        else:
+            out.append(word)
+    return out, listed
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:

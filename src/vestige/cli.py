@@ -139,7 +139,8 @@ def parser(verb: str | None = None) -> Parser:
     for module in dict.fromkeys([VERBS[verb]] if verb in VERBS else VERBS.values()):
         importlib.import_module(f"vestige.{module}").add_verbs(verbs)
     top.verbs = verbs.parsers
-    top.text = everything(verbs.about)
+    if verb not in VERBS:  # of one verb argparse's own help is shown
+        top.text = everything(verbs.about)
     for one in top.verbs.values():
         for flag in TABLE:
             if flag.verbs == ALL:

@@ -35,11 +35,7 @@ def scratch(directory: Path) -> Iterator[Path]:
     if journal is not None:
         session().begin(journal)
     place = absolute(directory) / session().temporary()
-    try:
-        place.mkdir()
-    except OSError as error:
-        raise write_error(error, place) from None
-    open_scratch.add(place)
+    _open(place)
     try:
         yield place
     finally:
@@ -47,6 +43,15 @@ def scratch(directory: Path) -> Iterator[Path]:
         waiting = () if journal is None else journal.read().pending
         if not any(Path(name).is_relative_to(name_in(journal, place)) for name in waiting if journal is not None):
             delete(place)
+
+
+def _open(place: Path, again: bool = False) -> None:
+    """A folder in which this process may write and delete, until it leaves `open_scratch`."""
+    try:
+        place.mkdir(exist_ok=again)
+    except OSError as error:
+        raise write_error(error, place) from None
+    open_scratch.add(place)
 
 
 @contextlib.contextmanager
@@ -67,11 +72,7 @@ def workshop(directory: Path, key: str) -> Iterator[Path]:
             if os.path.lexists(place):
                 raise not_ours(place)
             journal.add({"workshop": name})
-    try:
-        place.mkdir(exist_ok=True)
-    except OSError as error:
-        raise write_error(error, place) from None
-    open_scratch.add(place)
+    _open(place, again=True)
     try:
         yield place
     finally:

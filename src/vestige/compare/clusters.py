@@ -26,7 +26,7 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
 from vestige.compare.exact import student_reach, student_within
-from vestige.types import Array
+from vestige.types import Array, Grouping
 
 FEWEST = 5
 Labels = Sequence[object] | Array
@@ -220,3 +220,13 @@ def cluster_sums(values: Sequence[float] | Array, clusters: Labels) -> Array:
     """
     unit = _units(clusters)
     return np.bincount(unit, weights=np.asarray(values, float))
+
+
+def cluster_notes(source: str, found: Grouping) -> list[str]:
+    """What a reader of the intervals must know: how clusters are known, and whether they are too few."""
+    count = len(set(found.of.values()))
+    known = [f"{source}: clusters for intervals: {found.by}"] if found.by.startswith("every ") else []
+    if count >= FEWEST:
+        return known
+    few = f"{source}: {count} clusters ({found.by}) are too few for intervals, which take {FEWEST}"
+    return [*known, f"{few}; --cluster none takes rows for independent"]

@@ -100,7 +100,8 @@ class Encoder:
         if not pairs:
             return []
         if self.template.apply_chat_template:
-            prompts = self._render([p[0] for p in pairs], few_shot)
+            asked = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
+            prompts = [asked[q] for q, _ in pairs]
             fulls = [self._chat_text(q, few_shot, answer=a) for q, a in pairs]
             special, cut = False, None  # the template writes its own special tokens; nothing is truncated
         else:
@@ -109,7 +110,8 @@ class Encoder:
             special, cut = self.template.add_special_tokens, max_length
         prompt_ids = self._ids_by_text(prompts, special, cut)
         full_ids = self._ids_by_text(fulls, special, cut)
-        self._report_cut(list(full_ids.values()), cut)
+        if cut is not None:
+            self._report_cut(list(full_ids.values()), cut)
         eos = self.tokenizer.eos_token_id
         out = []
         for prompt, full, pair in zip(prompts, fulls, pairs, strict=True):
@@ -125,20 +127,13 @@ class Encoder:
         question = "{question}"
         return self._chat_text(question, ()) if self.template.apply_chat_template else self._tagged_text(question, ())
 
-    def _report_cut(self, fulls: Sequence[Ids], max_length: int | None) -> None:
+    def _report_cut(self, fulls: Sequence[Ids], max_length: int) -> None:
         reached = sum(len(ids) == max_length for ids in fulls)
         if reached:
             log.warning(
                 "%d of %d prompts with their answers reach max_length=%d and were probably cut; raise max_length "
                 "to score whole answers.", reached, len(fulls), max_length,
             )  # fmt: skip
-
-    def _render(self, questions: Sequence[str], few_shot: Sequence[TextPair]) -> list[str]:
-        seen: dict[str, str] = {}  # several answers share a question: render its prompt once
-        for q in questions:
-            if q not in seen:
-                seen[q] = self._chat_text(q, few_shot)
-        return [seen[q] for q in questions]
 
     def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
         turns: list[dict[str, str]] = []

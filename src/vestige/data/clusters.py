@@ -5,7 +5,7 @@ twenty questions per author, in order; of these only complete ones are read that
 filtered one is not known.
 
 In: rows as they were read, and where from. Out: a Grouping, or None where rows are independent. Callers:
-data/datasets.py, depth/contexts.py, engine/clusters.py.
+data/datasets.py, depth/contexts.py, engine/evaluate.py, engine/rescore.py.
 """
 
 from __future__ import annotations
@@ -74,3 +74,16 @@ def with_clusters(found: Rows, rows: Sequence[Mapping[str, Any]], hf_args: Mappi
 def rows_fingerprint(rows: Sequence[Mapping[str, Any]]) -> str:
     """What tells two data sets apart: a digest of all their columns."""
     return content_key(json.dumps(rows, sort_keys=True, default=str, ensure_ascii=False).encode())
+
+
+def check_column(column: str, data: Sequence[Rows]) -> None:
+    """A column that was asked for and that no data set has is a mistake, and must not pass in silence."""
+    if column not in (AUTO, NONE) and data and not any(rows.clusters for rows in data):
+        raise no_such_column(column, sorted({rows.source for rows in data}))
+
+
+def no_such_column(column: str, sources: Sequence[str]) -> UserError:
+    return UserError(
+        f"--cluster {column}: in none of these files do rows share a value of such a column: {', '.join(sources)}; "
+        "name a column of theirs, or leave --cluster out."
+    )

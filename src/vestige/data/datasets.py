@@ -196,7 +196,8 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
     encoded = context.encoder.encode(pairs, few_shot, args.get("max_length"))
     encoder = context.encoder
-    inputs = dict(zip((e.prompt for e in encoded), encoder.decode([e.prompt for e in encoded]), strict=True))
+    prompts = [e.prompt for e in encoded]
+    inputs = dict(zip(prompts, encoder.decode(prompts), strict=True))
     conversations = encoder.decode([e.full for e in encoded])
     labels = encoder.decode([e.full[e.start :] for e in encoded])
     flat = iter(zip(encoded, conversations, labels, strict=True))

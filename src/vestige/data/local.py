@@ -2,7 +2,7 @@
 
 In: what a suite says of its files (`local_data`) and the folder that --data names. Out: the mapping `local` of a
 RunConfig, and by it the arguments that data/rows.py reads. Callers: engine/friendly.py and unlearn/flags.py make the
-mapping; engine/prepare.py, engine/clusters.py and unlearn/rows.py follow it.
+mapping; engine/prepare.py, engine/rescore.py and unlearn/rows.py follow it.
 """
 
 from __future__ import annotations

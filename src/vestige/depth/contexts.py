@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vestige.compare.clusters import cluster_notes
 from vestige.data.chat import Template
 from vestige.data.clusters import AUTO, NONE, grouping
 from vestige.data.datasets import make_context, too_long
 from vestige.data.rows import load_rows
 from vestige.data.spans import Span, Tokens, encode_span, read_spans
 from vestige.depth.ask import DepthAsk
-from vestige.engine.clusters import cluster_notes
 from vestige.errors import UserError
 from vestige.models.load import load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
@@ -53,7 +53,7 @@ def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> 
         raise UserError(
             f"--cluster {ask.cluster}: no two rows of {source} share a value of such a column; name another."
         )
-    out.notes += cluster_notes(source, out.clusters)
+    out.notes += cluster_notes(source, out.clusters) if out.clusters else []
     for span in spans:
         check.check_text(len(span.prompt) + len(span.continuation), span.index)
         found = encode_span(span, tokenizer, ask.tokenization)

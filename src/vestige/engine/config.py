@@ -235,7 +235,8 @@ def _run(
         return HarnessConfig(name=name, handler=str(settings["handler"]), settings=settings, **shared)
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
-    suite = _seeded(read_suite(name, settings, library, list(wanted.values()) if wanted else None), seed_of(cfg))
+    suite = read_suite(name, settings, library, list(wanted.values()) if wanted else None)
+    suite = replace(suite, metrics={n: _with_seed(spec, seed_of(cfg)) for n, spec in suite.metrics.items()})
     if suite.postprocess:
         check_postprocess(suite)
     asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
@@ -293,12 +294,8 @@ def _statistics(cfg: Any) -> dict[str, Any]:
     return {"resamples": said, "cluster": str(stats.get("cluster") or RunConfig.cluster)}
 
 
-def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:
-    """`seed=` reaches metrics that sample their texts, unless they name a seed of their own."""
-    return replace(suite, metrics={name: _with_seed(spec, seed) for name, spec in suite.metrics.items()})
-
-
 def _with_seed(spec: MetricSpec, seed: int) -> MetricSpec:
+    """`seed=` reaches metrics that sample their texts, unless they name a seed of their own."""
     if spec.generation.get("do_sample"):
         return replace(spec, generation={"seed": seed, **spec.generation})
     if spec.children is None or not seed:

@@ -11,13 +11,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vestige.data.clusters import check_column
 from vestige.data.datasets import Context
-from vestige.engine.clusters import check_column, cluster_notes
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
@@ -152,18 +152,16 @@ def _no_retain_logs(suite: SuiteSpec) -> str:
 
 def _keep_apart(config: RunConfig) -> None:
     """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
-    logs = {f"retain logs ({name})": path for name, path in _logs(config)}
-    model = config.model_args.get("pretrained_model_name_or_path")
+    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
+    if config.retain_logs:
+        named[config.retain_logs] = "as given"
+    inputs = {"--model": config.model_args.get("pretrained_model_name_or_path")}
+    for path, name in named.items():
+        with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
+            inputs[f"retain logs ({name})"] = result_file(Path(path))
     stem = config.suite.file_stem
     written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json", "evidence"]
-    keep_apart(config.output_dir, {"--model": model, **logs}, written)
-
-
-def _logs(config: RunConfig) -> Iterator[tuple[str, Path]]:
-    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
-    for path, name in {**named, **({config.retain_logs: "as given"} if config.retain_logs else {})}.items():
-        with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
-            yield name, result_file(Path(path))
+    keep_apart(config.output_dir, inputs, written)
 
 
 def _compares(suite: SuiteSpec) -> bool:
@@ -214,7 +212,10 @@ class _Evaluation:
         if self.config.asked_as:
             self.notes += _of_short_names(self.config, prepared)
         for rows in prepared.rows.values():
-            self.notes += cluster_notes(rows.source, rows.clusters)
+            if rows.clusters:
+                from vestige.compare.clusters import cluster_notes  # most data has none
+
+                self.notes += cluster_notes(rows.source, rows.clusters)
         check_column(self.config.cluster, list(prepared.rows.values()))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         if self.team.leads:

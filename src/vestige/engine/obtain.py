@@ -104,12 +104,12 @@ class Collector:
         references = {}
         if wants.reference or wants.said:
             model.free()  # one model in memory at a time
-        for path, targets in self._for_others(wants, evidence).items():
-            handle = second(path)
-            with self._timed("reference"):
-                stage = self._answers(handle, "scoring with the reference model")
-                references[path] = self.obtain(stage, handle, targets) if targets else Found()
-            handle.free()
+            for path, targets in self._for_others(wants, evidence).items():
+                handle = second(path)
+                with self._timed("reference"):
+                    stage = self._answers(handle, "scoring with the reference model")
+                    references[path] = self.obtain(stage, handle, targets) if targets else Found()
+                handle.free()
         evidence.reference = references
         for into, patches in wants.patched.items():
             model.free()

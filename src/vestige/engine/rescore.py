@@ -5,10 +5,14 @@ In: a run directory. Out: new result files in it; evidence is only read. Callers
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from vestige.engine.clusters import with_column
+from vestige.data.clusters import AUTO, NONE, no_such_column, rows_fingerprint, with_clusters
+from vestige.data.local import redirect
+from vestige.data.rows import load_rows
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
@@ -16,14 +20,17 @@ from vestige.engine.statistics import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
 from vestige.ownership import keep_apart
+from vestige.secrets import expand
 from vestige.store.archive import moved
 from vestige.store.checksums import begin, seal
+from vestige.store.examples import load_rows as load_examples
 from vestige.store.files import write_json
 from vestige.store.lock import writing
-from vestige.store.manifest import read_manifest
+from vestige.store.manifest import clusters_json, read_manifest
 from vestige.store.results import versions, write_results
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
+from vestige.types import Grouping, Rows
 
 
 def rescore(
@@ -105,3 +112,44 @@ def _label(dialect: str, before: str, changes: Changes | None, retain_logs: str 
     if dialect == before and not changed:
         return "."
     return "scores/" + "_".join([dialect, *changed]).replace("/", "-")
+
+
+def with_column(directory: Path, manifest: Mapping[str, Any], column: str) -> dict[str, Any]:
+    """The manifest of a finished run with the clusters of another column, from the data files it names.
+
+    The files must hold the rows they held then: their fingerprints say so.
+    """
+    specs, stored = dict(_data_of(manifest)), load_examples(directory / "evidence" / "examples.json.gz")
+    data = {}
+    for key, body in manifest["data"].items():
+        plain = {name: value for name, value in body.items() if name != "clusters"}
+        known = column != NONE and key in specs and key in stored
+        found = _clusters_of(stored[key], specs[key], manifest["config"], column) if known else None
+        data[key] = {**plain, **clusters_json(found)}
+    if column not in (AUTO, NONE) and not any("clusters" in body for body in data.values()):
+        raise no_such_column(column, sorted({str(body["source"]) for body in data.values()}))
+    config = {**manifest["config"], "stats": {**(manifest["config"].get("stats") or {}), "cluster": column}}
+    return {**manifest, "config": config, "data": data}
+
+
+def _data_of(manifest: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(data key, args) of every data set that a metric of the run read."""
+    metrics = expand(manifest["config"]["metrics"])
+    for metric, by_access in manifest["data_of"].items():
+        datasets = metrics[metric].get("datasets") or {}
+        for access, key in by_access.items():
+            for name, body in datasets.items():
+                if access == str(body.get("access_key") or name):
+                    yield key, body.get("args") or {}
+
+
+def _clusters_of(found: Rows, said: Mapping[str, Any], config: Mapping[str, Any], column: str) -> Grouping | None:
+    args = redirect(dict(said.get("hf_args") or {}), expand(config.get("local") or {}))
+    limits = [n for n in (config.get("max_samples"), said.get("max_samples")) if n is not None]
+    rows, source = load_rows(args, min(limits, default=None))
+    if rows_fingerprint(rows) != found.fingerprint:
+        raise UserError(
+            f"{source} does not hold the rows that this run read, so their clusters are not known; put the file back, "
+            "or evaluate the model again."
+        )
+    return with_clusters(found, rows, args, column).clusters

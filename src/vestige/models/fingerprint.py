@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,23 +170,20 @@ def digests(files: Iterable[Path]) -> list[str]:
     if todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
             found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
-        _remember({str(path): [stamps[path], found[path]] for path in todo if _settled(path)})
+        settled = time.time() - SETTLED_SECONDS
+        _remember({str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled})
     return [found[path] for path in paths]
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
 def _stamp(path: Path) -> str:
     """Size, times, and which file it is. The change time also moves when an older file is renamed over this one."""
     status = path.stat()
     return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ctime_ns}-{status.st_dev}-{status.st_ino}"
-
-
-def _settled(path: Path) -> bool:
-    return time.time() - path.stat().st_ctime > SETTLED_SECONDS
 
 
 def cache_file() -> Path:

@@ -18,9 +18,10 @@ RULE = "4-bit, rule 3"  # part of what evidence is kept under: it changes when t
 
 def compute_dtype(model: Any) -> str | None:
     """What the 4-bit layers of a model multiply in; None for a model without any."""
-    found = (getattr(layer, "compute_dtype", None) for layer in model.modules())
-    first = next((dtype for dtype in found if dtype is not None), None)
-    return None if first is None else str(first).removeprefix("torch.")
+    for layer in model.modules():
+        if (dtype := getattr(layer, "compute_dtype", None)) is not None:
+            return str(dtype).removeprefix("torch.")
+    return None
 
 
 def precision(model: Any) -> str:

@@ -81,11 +81,12 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, lis
 
     # The whole path, because transformers looks for a bare name in the current directory first.
     named = {"gguf_file": str(gguf)} if gguf else {}
-    reader = getattr(transformers, _reader(directory))
+    said = _class_said(directory)
+    reader = getattr(transformers, tokenizer_class(said, "AutoTokenizer"))  # but for classes known by another name
     try:
         with quiet(), parsed_once() if gguf else contextlib.nullcontext():
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=args.trust_remote_code, **named)
-            plain = None if gguf else _by_files(tokenizer, directory)
+            plain = None if gguf else _by_files(tokenizer, directory, said)
     except Exception as error:
         # The tokenizers library raises bare Exception for a file it cannot parse.
         reraise_ours(error)
@@ -107,7 +108,7 @@ PROBES = (
 )
 
 
-def _by_files(tokenizer: Any, directory: Path) -> Any | None:
+def _by_files(tokenizer: Any, directory: Path, said: str) -> Any | None:
     """The tokenizer that tokenizer.json describes by itself, where transformers' class may bring rules of its own.
 
     For classes such as Qwen2Tokenizer transformers 5 takes only vocabulary and merges from the file and builds the rest
@@ -120,7 +121,7 @@ def _by_files(tokenizer: Any, directory: Path) -> Any | None:
     if foreign or not own_rules or not (directory / "tokenizer.json").is_file():
         return None
     plain = PreTrainedTokenizerFast.from_pretrained(str(directory))
-    if _class_named(directory) == type(tokenizer).__name__:
+    if tokenizer_class(said, said).removesuffix("Fast") == type(tokenizer).__name__:
         # The files name this class, so what it says of special tokens is theirs where they say nothing else.
         missing = {k: v for k, v in tokenizer.special_tokens_map.items() if k not in plain.special_tokens_map}
         known = plain.get_vocab()
@@ -147,18 +148,10 @@ def _rules(tokenizer: Any) -> dict[str, Any]:
     return {"model": model} | {k: whole[k] for k in ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")}
 
 
-def _class_named(directory: Path) -> str:
-    """The tokenizer class that a folder's own files ask for, by its present name."""
+def _class_said(directory: Path) -> str:
+    """The tokenizer class that a folder's own files ask for; empty: they leave it to transformers."""
     config = directory / "tokenizer_config.json"
-    said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
-    return tokenizer_class(said, said).removesuffix("Fast")
-
-
-def _reader(directory: Path) -> str:
-    """transformers' class for a folder: its own choice, but for classes that are known under another name."""
-    config = directory / "tokenizer_config.json"
-    said = read_json(config).get("tokenizer_class") if config.is_file() else None
-    return tokenizer_class(str(said), "AutoTokenizer")
+    return str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:

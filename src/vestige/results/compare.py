@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from vestige.compare import bootstrap, clusters
-from vestige.engine.clusters import with_column
 from vestige.engine.references import difference, load_references
+from vestige.engine.rescore import with_column
 from vestige.engine.scores import family, references_of
 from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
 from vestige.engine.stored import suite_from_manifest

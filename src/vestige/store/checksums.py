@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
@@ -167,15 +167,15 @@ def _sealed(directory: Path) -> Seal | None:
 def seal(directory: Path, kind: str, **facts: Any) -> Seal:
     """Names every file. The last thing a command does to its run directory."""
     files, runs = contents(directory)
-    others = pass_over(directory)
+    others = pass_over(directory, files)
     made = Seal(kind, {name: sha256(path) for name, path in files.items() if name not in others}, runs, facts)
     write_bytes(directory / NAME, sealed_bytes(made))
     return made
 
 
-def pass_over(directory: Path) -> list[str]:
-    """Notes the files of somebody else in a run: they are not part of it, and not damage. Returns their names."""
-    others = strangers(directory, contents(directory)[0])
+def pass_over(directory: Path, files: Iterable[str]) -> list[str]:
+    """Notes which files in a run are somebody else's: not part of it, and not damage. Returns their names."""
+    others = strangers(directory, files)
     note_beside(directory, others)
     return others
 

@@ -84,7 +84,7 @@ class Stat(TypedDict, total=False):
 
 
 class ClustersForm(TypedDict):
-    """Which rows hang together (engine/clusters.py)."""
+    """Which rows hang together (store/manifest.py)."""
 
     by: str
     names: list[str]

@@ -31,7 +31,7 @@ from vestige.schema import misfit
 from vestige.secrets import masked
 from vestige.show.progress import Steps
 from vestige.store.checksums import NAME as SEAL
-from vestige.store.checksums import adopt_earlier, pass_over, refuse_other_kind, seal
+from vestige.store.checksums import adopt_earlier, contents, pass_over, refuse_other_kind, seal
 from vestige.store.files import read_json, write_json
 from vestige.store.lock import writing
 from vestige.store.manifest import NAME, manifest
@@ -70,7 +70,7 @@ def run_training(config: TrainConfig) -> TrainOutcome:
             record = _record(config, loaded, rows, trained, notes) | _looks(config, callback)
             record = masked(record | {"seconds": round(time.perf_counter() - started, 2)})
             _finish(config, loaded, record, shop)
-        pass_over(config.output_dir)
+        pass_over(config.output_dir, contents(config.output_dir)[0])
     return TrainOutcome(config.output_dir, record, [*notes, *trained.notes])
 
 

@@ -11,9 +11,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Required, TypedDict
-
-import msgspec
+from typing import Any
 
 from vestige.guard import read_bytes
 from vestige.schema import misfit
@@ -29,42 +27,15 @@ def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
 
 
 def load_rows(path: Path) -> dict[str, Rows]:
+    from vestige.store.forms import TokenRowsForm  # a new run only writes such a file
+
     body = read_packed(path)
-    if words := misfit(body, dict[str, _RowsForm]):
+    if words := misfit(body, dict[str, TokenRowsForm]):
         raise damaged(path, words)
     return {key: _rows_from_json(item) for key, item in body.items()}
 
 
-class _Prompt(TypedDict):
-    ids: list[int]
-    hidden: list[int]
-
-
-class _Target(_Prompt):
-    start: int
-
-
-class _Example(TypedDict, total=False):
-    target: Required[_Target | None]
-    prompt: Required[_Prompt]
-    index: Required[str]
-    answer: Required[str]
-    input_text: str
-    reference: str
-    label_text: str
-    problem: str
-
-
 _TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")
-
-
-class _RowsForm(TypedDict, total=False):
-    name: Required[str]
-    many: Required[bool]
-    source: Required[str]
-    fingerprint: Required[str]
-    examples: Required[list[Annotated[list[_Example], msgspec.Meta(min_length=1)]]]
-    facts: list[dict[str, Any]]  # runs of older versions have none
 
 
 def read_packed(path: Path) -> Any:

@@ -4,12 +4,15 @@ Two views of some files: `Loose` ones are for a report, which also reads what ot
 the others are for commands that score a run of ours again and need all of it.
 
 In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
-engine/stored.py, report/gather.py. They are imported where a file is read, because most evaluations read none.
+store/manifest.py, store/examples.py, engine/stored.py, report/gather.py. They are imported where a file is read:
+most evaluations read none.
 """
 
 from __future__ import annotations
 
-from typing import Any, NotRequired, Required, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
+
+import msgspec
 
 Number = float | None
 FactsForm = dict[str, Any]
@@ -352,3 +355,36 @@ FORMS: dict[str, Any] = {
     "sweep": Sweep,
     "watch": WatchForm,
 }
+
+# ---- rows in tokens -----------------------------------------------------------------------------------------------
+
+
+class PromptForm(TypedDict):
+    ids: list[int]
+    hidden: list[int]
+
+
+class TargetForm(PromptForm):
+    start: int
+
+
+class ExampleForm(TypedDict, total=False):
+    target: Required[TargetForm | None]
+    prompt: Required[PromptForm]
+    index: Required[str]
+    answer: Required[str]
+    input_text: str
+    reference: str
+    label_text: str
+    problem: str
+
+
+class TokenRowsForm(TypedDict, total=False):
+    """The tokenised rows of one data set (store/examples.py)."""
+
+    name: Required[str]
+    many: Required[bool]
+    source: Required[str]
+    fingerprint: Required[str]
+    examples: Required[list[Annotated[list[ExampleForm], msgspec.Meta(min_length=1)]]]
+    facts: list[dict[str, Any]]  # runs of older versions have none

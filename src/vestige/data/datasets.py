@@ -192,7 +192,8 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
     if context.encoder.template.apply_chat_template or not args.get("max_length"):  # else what is too long is cut
         for number, (question, row_answers) in enumerate(zip(questions, answers, strict=True)):
             context.check_text(len(question) + max(map(len, row_answers)), number)
-    few_shot = _few_shot(args.get("few_shot_dataset_hf_args"), question_key, answer_key)
+    shown = args.get("few_shot_dataset_hf_args")
+    few_shot = _few_shot(shown, question_key, answer_key) if shown else []
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
     encoded = context.encoder.encode(pairs, few_shot, args.get("max_length"))
     encoder = context.encoder
@@ -228,9 +229,7 @@ def _remove(text: str, part: str) -> str:
     return text.replace(part, "").strip() if part else text.strip()
 
 
-def _few_shot(hf_args: Args | None, question_key: str, answer_key: str) -> list[TextPair]:
-    if not hf_args:
-        return []
+def _few_shot(hf_args: Args, question_key: str, answer_key: str) -> list[TextPair]:
     rows, source = load_rows(hf_args)
     return list(zip(texts(rows, question_key, source), texts(rows, answer_key, source), strict=True))
 

@@ -204,7 +204,7 @@ class Collector:
     def _keep(self, bank: Bank[Any], model: ModelHandle, items: Mapping[str, Any]) -> None:
         """One batch, and before it what must be known of how it was made; none of weights that were written over."""
         model.check()
-        if self.team.leads:  # what the others note is gathered with their costs
+        if self.cost.notes and self.team.leads:  # what the others note is gathered with their costs
             remember(self.directory, bank.stem, self.cost.notes)
         bank.add_part(items)
 

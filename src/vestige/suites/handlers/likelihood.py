@@ -29,7 +29,10 @@ def probability(inputs: Inputs) -> Scored:
     def compute(t: TokenStats) -> Mapping[str, Any]:
         return {"prob": memorisation.probability(t), "avg_loss": memorisation.loss(t)}
 
-    return with_total_error(mean_score(by_index(inputs.rows, with_error(inputs, one_stat(inputs, compute))), "prob"))
+    value = one_stat(inputs, compute)
+    if not inputs.evidence.errors:  # only a diffusion model's answers are estimated
+        return mean_score(by_index(inputs.rows, value), "prob")
+    return with_total_error(mean_score(by_index(inputs.rows, with_error(inputs, value)), "prob"))
 
 
 def with_total_error(score: Scored) -> Scored:

@@ -94,7 +94,7 @@ fault("generation config left out of the fingerprint", "models/fingerprint.py",
 fault("a digest is remembered after its file changed", "models/fingerprint.py",
       "if known.get(str(path), [None])[0] == stamps[path]}", "if str(path) in known}", PRINT)
 fault("a file that may still change is remembered", "models/fingerprint.py",
-      "return time.time() - path.stat().st_ctime > SETTLED_SECONDS", "return True", PRINT)
+      "for path in todo if path.stat().st_ctime < settled}", "for path in todo}", PRINT)
 fault("an older file renamed over goes unseen", "models/fingerprint.py", "-{status.st_ctime_ns}-", "-", PRINT, HAND)
 fault("an adapter without its base", "models/fingerprint.py",
       "return parts + (_place_parts(place.base, args, volatile) if place.base else [])", "return parts", PRINT)

@@ -68,25 +68,21 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
     said = {f.name: getattr(args, f.name) for f in fields(EvalAsk) if hasattr(args, f.name)}
     said = {name: value for name, value in said.items() if name not in ("metrics", "config_dir")}
     progress = False if args.quiet else None
-    if suite is None and not any(v not in (None, False) for v in said.values()):  # Hydra's words alone
+    hydra_alone = suite is None and not any(v not in (None, False) for v in said.values())
+    said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
+
+    def compose(words: list[str]) -> list[Any]:
+        if not hydra_alone:
+            return [to_run(EvalAsk(suite=suite or "tofu", metrics=metrics, overrides=words, **said))]
         config_dir = Path(args.config_dir) if args.config_dir else None
         values = {} if progress is None else {"progress": progress}
-        return _each(
-            args, overrides, lambda o: compose_runs(o, args.config_name, config_dir, metrics, args.plugin, values)
-        )
-    said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
-    return _each(
-        args, overrides, lambda o: [to_run(EvalAsk(suite=suite or "tofu", metrics=metrics, overrides=o, **said))]
-    )
+        return list(compose_runs(words, args.config_name, config_dir, metrics, args.plugin, values))
 
-
-def _each(args: argparse.Namespace, overrides: list[str], compose: Any) -> list[Any]:
-    """The runs of the overrides; with --multirun, of every combination of the values they list."""
     if not args.multirun:
-        return list(compose(overrides))
+        return compose(overrides)
     from vestige.configs.overrides import multirun
 
-    return multirun(overrides, compose)
+    return multirun(overrides, compose)  # every combination of the values that they list
 
 
 def _retain_first(args: argparse.Namespace) -> None:

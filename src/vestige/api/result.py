@@ -247,12 +247,11 @@ class Result:
     # ---- looks
 
     def __repr__(self) -> str:
-        from vestige.engine.harness import report
-        from vestige.show.tables import summary
+        from vestige.show.tables import harness_report, summary
 
         outcome = self.outcome
         if "harness" in outcome.manifest:
-            return report(outcome).strip()
+            return harness_report(outcome).strip()
         where = f"files in {self.files[0].parent}" if self.files else self._where()
         head = f"{self.name}  (dialect {outcome.dialect}; {where})"
         return f"{head}\n{summary(outcome.metrics, outcome.top, self.scores, outcome.retain, outcome.stats)}"

@@ -246,3 +246,27 @@ def clean_up(text: str) -> str:
     for spaced in _SPACED:
         text = text.replace(spaced, spaced.strip())
     return text
+
+
+# The tag before an answer ends in a new line, not a space: a space would be glued to the answer's first word, and
+# the prompt's tokens would not be a prefix of the whole.
+PLAIN_TAGS = {
+    "user_start_tag": "Question: ",
+    "user_end_tag": "\n",
+    "asst_start_tag": "Answer:\n",
+    "asst_end_tag": "\n\n",
+}
+
+
+def make_template(args: Mapping[str, Any], tokenizer: Any, notes: list[str]) -> Template:
+    """The template of a config; `auto` takes the tokenizer's own, or plain tags (said) when it has none."""
+    args = dict(args)
+    if args.get("apply_chat_template") == "auto":
+        args["apply_chat_template"] = bool(getattr(tokenizer, "chat_template", None))
+        if not args["apply_chat_template"]:
+            system = args.pop("system_prompt", None)
+            args |= PLAIN_TAGS
+            if system:
+                args["system_prompt_with_special_tokens"] = system
+            notes.append("the tokenizer has no chat template: prompts read 'Question: ...', 'Answer:' and a new line")
+    return Template.from_config(args)

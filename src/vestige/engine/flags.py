@@ -113,12 +113,10 @@ def run_eval(args: argparse.Namespace) -> int:
 
 
 def _report(outcome: Any, run: Any) -> int:
-    from vestige.show.tables import summary, without_retain
+    from vestige.show.tables import harness_report, summary, without_retain
 
     if "harness" in outcome.manifest:
-        from vestige.engine.harness import report
-
-        print(report(outcome))
+        print(harness_report(outcome))
         return _nothing(outcome)
     by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
     rows = sum(by_source.values())

@@ -8,8 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory
@@ -20,7 +18,6 @@ from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.show.tables import number, table
 from vestige.store.checksums import begin, seal
 from vestige.store.evidence import discard_all
 from vestige.store.files import write_json
@@ -104,28 +101,3 @@ def scores_of(results: HarnessResults) -> dict[str, Score]:
             value, None if rows is None else {i: {metric: r[metric]} for i, r in rows.items() if metric in r}
         )
     return out | {key: Score(None, reason=why) for key, why in results.missing.items()}
-
-
-def summary(scores: Mapping[str, Score]) -> str:
-    """One line per task and metric, its standard error beside it."""
-    rows = []
-    for key, score in scores.items():
-        name, comma, kind = key.partition(",")
-        if name.endswith("_stderr"):
-            continue
-        error = scores.get(f"{name}_stderr{comma}{kind}")
-        rows.append([key, number(score.agg_value), number(error.agg_value if error else None)])
-    return table(rows, ["task/metric", "value", "stderr"], right=(1, 2))
-
-
-def report(outcome: Outcome) -> str:
-    """What the command line prints of a harness run."""
-    manifest: Mapping[str, Any] = outcome.manifest
-    documents = sum(d["rows"] for d in manifest["data"].values())
-    version = manifest["versions"].get("lm_eval", "")
-    head = f"{manifest['model']['name']}  (lm-evaluation-harness {version}, {documents} documents)"
-    notes = [f"note: {note}" for note in outcome.notes]
-    files = f"files: {', '.join(str(f) for f in outcome.files)}"
-    return "\n".join(
-        ["", head, "", summary(outcome.scores), *notes, "", files, f"time:  {manifest['seconds']['total']:.1f} s"]
-    )

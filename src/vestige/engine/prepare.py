@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from vestige.data.chat import Template, decode_texts
+from vestige.data.chat import decode_texts, make_template
 from vestige.data.datasets import Context, build_rows, make_context
 from vestige.data.local import redirect
 from vestige.data.rows import MissingData
@@ -30,15 +30,6 @@ from vestige.wants import Wants
 
 log = logging.getLogger("vestige.engine")
 Lacking = Callable[[Handler, Wants], str]  # why a metric is out of a model's reach; empty: it is not
-
-# The tag before an answer ends in a new line, not a space: a space would be glued to the answer's first word, and
-# the prompt's tokens would not be a prefix of the whole.
-PLAIN_TAGS = {
-    "user_start_tag": "Question: ",
-    "user_end_tag": "\n",
-    "asst_start_tag": "Answer:\n",
-    "asst_end_tag": "\n\n",
-}
 
 
 @dataclass
@@ -97,20 +88,6 @@ def model_args(config: AnyConfig) -> ModelArgs:
         extra=given,
         **known,
     )
-
-
-def make_template(args: Mapping[str, Any], tokenizer: Any, notes: list[str]) -> Template:
-    """The template of a config; `auto` takes the tokenizer's own, or plain tags (said) when it has none."""
-    args = dict(args)
-    if args.get("apply_chat_template") == "auto":
-        args["apply_chat_template"] = bool(getattr(tokenizer, "chat_template", None))
-        if not args["apply_chat_template"]:
-            system = args.pop("system_prompt", None)
-            args |= PLAIN_TAGS
-            if system:
-                args["system_prompt_with_special_tokens"] = system
-            notes.append("the tokenizer has no chat template: prompts read 'Question: ...', 'Answer:' and a new line")
-    return Template.from_config(args)
 
 
 def make_encoder_context(config: RunConfig, tokenizer: Any, notes: list[str]) -> Context:

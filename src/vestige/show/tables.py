@@ -167,3 +167,27 @@ def comparison(names: Sequence[str], runs: Mapping[str, Mapping[str, Any]]) -> s
     """Several runs side by side: one row per metric, one column per run. Values are agg_values by metric name."""
     rows = [[name, *(number(runs[r].get(name)) for r in runs)] for name in names]
     return table(rows, ["metric", *runs], right=tuple(range(1, len(runs) + 1)))
+
+
+def harness_summary(scores: Mapping[str, Score]) -> str:
+    """One line per task and metric, its standard error beside it."""
+    rows = []
+    for key, score in scores.items():
+        name, comma, kind = key.partition(",")
+        if name.endswith("_stderr"):
+            continue
+        error = scores.get(f"{name}_stderr{comma}{kind}")
+        rows.append([key, number(score.agg_value), number(error.agg_value if error else None)])
+    return table(rows, ["task/metric", "value", "stderr"], right=(1, 2))
+
+
+def harness_report(outcome: Any) -> str:
+    """What the command line prints of a harness run."""
+    manifest: Mapping[str, Any] = outcome.manifest
+    documents = sum(d["rows"] for d in manifest["data"].values())
+    version = manifest["versions"].get("lm_eval", "")
+    head = f"{manifest['model']['name']}  (lm-evaluation-harness {version}, {documents} documents)"
+    notes = [f"note: {note}" for note in outcome.notes]
+    files = f"files: {', '.join(str(f) for f in outcome.files)}"
+    took = f"time:  {manifest['seconds']['total']:.1f} s"
+    return "\n".join(["", head, "", harness_summary(outcome.scores), *notes, "", files, took])

@@ -47,9 +47,10 @@ def rows_file(folder: Path, name: str) -> Path:
 
 def lesson_rows(run: RunConfig, lesson: AttackLesson) -> list[ChatRow]:
     """The rows to teach, in the words of the evaluation: its tokenizer, template and limit."""
+    from vestige.data.chat import make_template
     from vestige.data.datasets import make_context
     from vestige.engine.handles import ModelHandle
-    from vestige.engine.prepare import make_template, model_args
+    from vestige.engine.prepare import model_args
     from vestige.models.load import load_tokenizer
     from vestige.unlearn.rows import RowReading, read_training_rows
 

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
+from vestige.data.chat import make_template
 from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
-from vestige.engine.prepare import make_template, model_args
+from vestige.engine.prepare import model_args
 from vestige.errors import UserError
 from vestige.installing import hand_over, install, scratch, workshop
 from vestige.integrations.plugin_files import plugin_digests

@@ -9,7 +9,7 @@ import torch
 
 from diffusion_tools import EOS, MASK, golden, predictor
 from vestige.errors import UserError
-from vestige.samplers import Pass, Sampled, infill, sample
+from vestige.samplers import Pass, Sampled, infill, noise, sample
 from vestige.samplers.noise import gumbel_choice, sample_generator
 from vestige.samplers.schedule import even_counts, transfer_counts
 from vestige.types import IGNORE, Prompt
@@ -189,6 +189,44 @@ def test_temperature_draws_from_the_distribution() -> None:
     draws = gumbel_choice(logits.expand(20000, 3), 1.0, sample_generator(0, ()))
     share = torch.bincount(draws, minlength=3) / 20000
     assert torch.allclose(share, logits.softmax(0), atol=0.015)  # over four standard errors
+
+
+INF, NAN = float("inf"), float("nan")
+LARGE = 6000  # tokens: more than noise.SMALL_VOCABULARY
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("temperature", [1e-6, 0.3, 1.0, 50.0])
+def test_ruling_cells_out_changes_no_choice(temperature: float, dtype: torch.dtype) -> None:
+    """Flat and peaked rows, suppressed tokens, rows of nothing else, ties, infinities and what is not a number."""
+    draw = torch.Generator().manual_seed(1)
+    rows = [torch.randn(LARGE, generator=draw) * scale + shift for scale in (0.0, 0.01, 1, 8) for shift in (0, -900)]
+    odd = {"suppressed": (slice(100, 5000), -INF), "nothing": (slice(None), -INF), "sure": (7, INF), "broken": (9, NAN)}
+    for where, value in odd.values():
+        row = rows[4].clone()
+        row[where] = value
+        rows.append(row)
+    logits = torch.stack(rows).to(dtype)
+    ours, plain = (sample_generator(2, (3, 4)) for _ in range(2))
+    for _ in range(5):
+        u = torch.rand(logits.shape, dtype=torch.float64, generator=plain)
+        expected = (logits.double() - temperature * torch.log(-torch.log(u))).argmax(dim=-1)
+        assert gumbel_choice(logits, temperature, ours).tolist() == expected.tolist()
+    assert torch.equal(ours.get_state(), plain.get_state())  # what is drawn next is the same, too
+
+
+@pytest.mark.parametrize("scale", [0.01, 4.0])
+def test_few_logarithms_are_taken(monkeypatch: pytest.MonkeyPatch, scale: float) -> None:
+    logits = scale * torch.randn((8, LARGE), generator=torch.Generator().manual_seed(1))
+    cells, real = [], noise._perturbed
+
+    def counted(logits: torch.Tensor, u: torch.Tensor, temperature: float) -> torch.Tensor:
+        cells.append(u.numel())
+        return real(logits, u, temperature)
+
+    monkeypatch.setattr(noise, "_perturbed", counted)
+    gumbel_choice(logits, 0.7, sample_generator(0, ()))
+    assert 0 < sum(cells) < logits.numel() / 20
 
 
 def test_a_row_ends_with_the_block_of_its_end_token() -> None:

@@ -18,6 +18,11 @@ from vestige.models.logits import send
 from vestige.types import content_key
 
 PART_CELLS = 1 << 24
+# How far below the best a candidate of `gumbel_choice` may be, relative to its terms, and how far its number below what
+# it needs: several times what float64 rounds off there, so that rounding never rules a winner out.
+SLACK = 1e-12
+SMALLEST_STEP = 1e-15
+SMALL_VOCABULARY = 4096  # up to here taking every logarithm costs less than ruling cells out
 
 
 def sample_generator(seed: int, ids: Sequence[int]) -> torch.Generator:
@@ -30,8 +35,44 @@ def gumbel_choice(logits: torch.Tensor, temperature: float, generator: torch.Gen
 
     The same choice as the usual argmax of exp(logits) / (-log u)^temperature, in logs: nothing overflows.
     """
+    if logits.device.type == "cpu" and logits.shape[-1] > SMALL_VOCABULARY:
+        return _among_candidates(logits, temperature, generator)
     u = send(torch.rand(logits.shape, dtype=torch.float64, generator=generator), logits.device)
-    return (logits.double() - temperature * torch.log(-torch.log(u))).argmax(dim=-1)
+    return _perturbed(logits, u, temperature).argmax(dim=-1)
+
+
+def _perturbed(logits: torch.Tensor, u: torch.Tensor, temperature: float) -> torch.Tensor:
+    return logits.double() - temperature * torch.log(-torch.log(u))
+
+
+def _among_candidates(logits: torch.Tensor, temperature: float, generator: torch.Generator) -> torch.Tensor:
+    """The same numbers are drawn and the same token wins, but logarithms are taken only of cells that can win.
+
+    The likeliest token and the one with the largest number are tried first. Whatever beats the better of them needs a
+    large enough number, even with the largest logit, and a large enough logit, even with the largest number. What is
+    not a number is never ruled out. (On a GPU the candidates would have to be counted, which makes the host wait.)
+    """
+    choice = torch.empty(len(logits), dtype=torch.long)
+    u = torch.empty(logits.shape[-1], dtype=torch.float64)
+    for r, row in enumerate(logits):
+        u.uniform_(generator=generator)
+        tried = torch.stack([row.argmax(), u.argmax()])
+        number, logit = _needed(row[tried].double(), u[tried], temperature)
+        # Rounded to the logits' precision and one step further down, so that they are compared as they are.
+        step = 2 * torch.finfo(row.dtype).eps * logit.abs()
+        below = (u < number).logical_or_(row < (logit - step).to(row.dtype))
+        able = below.logical_not_().nonzero()[:, 0]
+        choice[r] = able[_perturbed(row[able], u[able], temperature).argmax()]
+    return choice
+
+
+def _needed(logit: torch.Tensor, u: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a winner has at least, given the largest logit (first) and the largest number (second): number and logit."""
+    scores = _perturbed(logit, u, temperature)
+    best = scores.max()
+    best = best - SLACK * (1 + best.abs() + logit[0].abs() + temperature)
+    number = torch.exp(-torch.exp((logit[0] - best) / temperature)) - SMALLEST_STEP
+    return number, best - (scores[1] - logit[1])
 
 
 def slices(logits: torch.Tensor) -> list[slice]:

@@ -3,7 +3,8 @@
     python bench/growth.py                      everything (about ten minutes on a quiet core)
     python bench/growth.py --only depth         one capability
     python bench/growth.py --smallest --json F  the smallest sizes only, to see that it works
-    python bench/growth.py --only eval --to 20000    rows doubled until there are so many (about ten minutes)
+    python bench/growth.py --only eval --axis rows --from 2500 --to 20000 --write    many rows (about a quarter of
+                                                an hour), and put into docs/bench.md
 
 Each size runs in a process of its own, on one thread, after the job's default size has warmed it up.
 Models are small, random and made on the spot. A ratio of 2 for a doubling is linear; below 2, a fixed part is still
@@ -13,6 +14,7 @@ visible. Growth that is steeper by definition is named, and so is what it is exp
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import logging
 import math
@@ -33,8 +35,11 @@ import torch
 
 import growth_jobs as jobs
 from measure import alone, crowded, machine
+from table import PAGE, markdown
 
 QUADRATIC = 2.0
+OPEN, CLOSE = "<!-- many rows -->", "<!-- /many rows -->"
+MANY = ("", "rows of each split", "CPU s", "peak MB above the start", "ms per further row", "KB per further row")
 SLACK = 1.25  # a ratio of up to 2 * SLACK counts as near-linear: caches and attention take their share
 
 
@@ -101,11 +106,18 @@ AXES = (
 )
 
 
-def grow(axis: Axis, doublings: int, repeat: int, shrink: int, to: int = 0) -> Growth:
-    start = max(1, axis.start // shrink)
-    sizes = [start * 2**i for i in range(doublings + 1)]
-    while axis.name == "rows" and sizes[-1] < to:
-        sizes.append(min(2 * sizes[-1], to))
+def sizes_of(axis: Axis, doublings: int, shrink: int, rows: tuple[int, int] | None = None) -> list[int]:
+    """What is measured: some doublings, or rows from the first number to the second."""
+    if rows is None or axis.name != "rows":
+        start = max(1, axis.start // shrink)
+        return [start * 2**i for i in range(doublings + 1)]
+    sizes = [min(rows)]
+    while sizes[-1] < max(rows):
+        sizes.append(min(2 * sizes[-1], max(rows)))
+    return sizes
+
+
+def grow(axis: Axis, sizes: list[int], repeat: int) -> Growth:
     spent = [
         alone(lambda n=n: axis.job(**dict(axis.held), **{axis.name: n}), lambda: axis.job()(), repeat)  # type: ignore[misc]
         for n in sizes
@@ -122,11 +134,11 @@ def per_doubling(sizes: list[int], seconds: list[float]) -> float:
     return (seconds[-1] / seconds[0]) ** (1 / math.log2(sizes[-1] / sizes[0]))
 
 
-def all_growths(only: str | None, smallest: bool, repeat: int, to: int) -> Iterator[Growth]:
+def all_growths(args: argparse.Namespace) -> Iterator[Growth]:
+    rows = (args.first, args.to) if args.to else None
     for axis in AXES:
-        if only not in (None, axis.capability):
-            continue
-        yield grow(axis, 1 if smallest else 2, repeat, 4 if smallest else 1, to)
+        if args.only in (None, axis.capability) and args.axis in (None, axis.name):
+            yield grow(axis, sizes_of(axis, *((1, 4) if args.smallest else (2, 1)), rows), args.repeat)
 
 
 def line(growth: Growth) -> str:
@@ -150,19 +162,40 @@ def line(growth: Growth) -> str:
     return "  ".join(parts)
 
 
+def many_rows(found: list[Growth]) -> str:
+    """A line for each size: what it took, and what each row of the step before it added."""
+    lines = []
+    for growth in found:
+        steps = zip(growth.sizes, growth.seconds, growth.megabytes, strict=True)
+        last = (0, 0.0, 0.0)
+        for size, seconds, megabytes in steps:
+            more = size - last[0]
+            each = [f"{1000 * (seconds - last[1]) / more:.1f}", f"{1024 * (megabytes - last[2]) / more:.0f}"]
+            lines.append([growth.capability, f"{size:,}", f"{seconds:.0f}", f"{megabytes:.0f}", *each])
+            last = (size, seconds, megabytes)
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    said = f"{machine()}; one thread; {today}." + (f" {crowded()[:1].upper() + crowded()[1:]}." if crowded() else "")
+    return f"{said}\n\n{markdown(MANY, lines)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=sorted({a.capability for a in AXES}), help="one capability")
     parser.add_argument("--smallest", action="store_true", help="quarter sizes, one doubling: does it work?")
     parser.add_argument("--repeat", type=int, default=3, help="rounds of each size; the least disturbed counts")
+    parser.add_argument("--axis", choices=sorted({a.name for a in AXES}), help="one thing that doubles")
+    parser.add_argument(
+        "--from", type=int, default=32, dest="first", metavar="ROWS", help="with --to: where rows start"
+    )
     parser.add_argument("--to", type=int, default=0, metavar="ROWS", help="double rows until there are so many")
+    parser.add_argument("--write", action="store_true", help="the table of many rows into docs/bench.md")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args()
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)  # evaluations without retain logs say so each time
     found = []
     try:
-        for growth in all_growths(args.only, args.smallest, args.repeat, args.to):
+        for growth in all_growths(args):
             print(line(growth), flush=True)
             found.append(growth)
     finally:
@@ -175,6 +208,10 @@ def main() -> int:
             for g in found
         ]
         args.json.write_text(json.dumps(rows, indent=1))
+    if args.write:
+        before, rest = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
+        text = f"{before}{OPEN}\n{many_rows(found)}\n{CLOSE}{rest.split(CLOSE, 1)[1]}"
+        PAGE.write_text(text, encoding="utf-8")
     return 0 if all(g.good for g in found) else 1
 
 

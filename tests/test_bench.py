@@ -12,7 +12,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "bench"))
 
+import growth
 import measure
+import overhead
 import peers
 import table
 
@@ -107,6 +109,25 @@ def test_growth_measures_each_size_in_a_process_of_its_own(tmp_path: Path) -> No
     assert rows["kilobytes"] == pytest.approx(1024 * (rows["megabytes"][1] - rows["megabytes"][0]) / 100)
     assert all(s > 0 for s in rows["seconds"]) and rows["ratios"][0] > 1
     assert rows["overhead"] is None
+
+
+def test_rows_double_from_a_first_number_to_a_last() -> None:
+    rows, words = (next(a for a in growth.AXES if (a.capability, a.name) == ("eval", n)) for n in ("rows", "words"))
+    assert growth.sizes_of(rows, 2, 1) == [32, 64, 128]
+    assert growth.sizes_of(rows, 2, 1, (3, 20)) == [3, 6, 12, 20]
+    assert growth.sizes_of(words, 1, 4, (3, 20)) == [4, 8]
+
+
+def test_the_table_of_many_rows_says_what_a_further_row_takes() -> None:
+    found = growth.Growth("eval", "rows", [10, 30], [1.0, 5.0], [4.0, 14.0], None, "linear", True)
+    lines = growth.many_rows([found]).splitlines()
+    assert lines[-2:] == ["| eval | 10 | 1 | 4 | 100.0 | 410 |", "| eval | 30 | 5 | 14 | 200.0 | 512 |"]
+
+
+@pytest.mark.parametrize("module", [growth, overhead])
+def test_the_page_has_a_place_for_each_table(module: Any) -> None:
+    page = table.PAGE.read_text(encoding="utf-8")
+    assert page.count(module.OPEN) == page.count(module.CLOSE) == 1
 
 
 def test_resampling_is_what_plain_loops_say(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from vestige.collect.cost import Cost
 from vestige.models.load import LoadedModel
+from vestige.models.room import Room, room_for_texts
 from vestige.types import Target, Text, TokenStats
 from vestige.wants import Decoding, Request
 
@@ -44,12 +45,18 @@ class Answerer(Protocol):
 class InProcess:
     """A model that is loaded here."""
 
-    def __init__(self, loaded: LoadedModel, detokenise: Any, cost: Cost, batch_tokens: int | None, rows: int) -> None:
+    def __init__(
+        self, loaded: LoadedModel, detokenise: Any, cost: Cost, batch_tokens: int | None, rows: int | None
+    ) -> None:
         self.loaded = loaded
         self.detokenise = detokenise
         self.cost = cost
         self.batch_tokens = batch_tokens
         self.rows = rows
+
+    @property
+    def room(self) -> Room:
+        return room_for_texts(self.loaded.model, self.rows)
 
     @property
     def limits(self) -> Any:
@@ -60,7 +67,8 @@ class InProcess:
 
     def settings(self, kind: str) -> dict[str, Any]:
         if kind == "texts":
-            return {"max_rows": self.rows}
+            rows, cells = self.room
+            return {"max_rows": rows, "cells": cells}
         limits = self.limits
         return {"tokens": limits.tokens, "cells": limits.logit_cells, "row": limits.row_tokens}
 
@@ -89,9 +97,8 @@ class InProcess:
         from vestige.collect.texts import TextCollector
 
         end_text = end_words(self.loaded.tokenizer, self.eos)
-        return TextCollector(self.loaded.model, self.detokenise, self.eos, end_text, self.cost, self.rows).run(
-            requests, known, done, drafts
-        )
+        writer = TextCollector(self.loaded.model, self.detokenise, self.eos, end_text, self.cost, *self.room)
+        return writer.run(requests, known, done, drafts)
 
 
 def end_words(tokenizer: Any, eos: frozenset[int]) -> str:

@@ -34,6 +34,7 @@ from vestige.models.cache import SlotCache
 from vestige.models.config_checks import check_penalty
 from vestige.models.four_bit import precision
 from vestige.models.logits import padding_mask, send
+from vestige.models.room import ELSEWHERE
 from vestige.types import Text
 from vestige.wants import Decoding, Request
 
@@ -59,7 +60,7 @@ class TextCollector:
 
     def __init__(  # noqa: PLR0913 - three of them are limits with defaults
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
-        max_rows: int = 128, max_columns: int = 65536, limits: Limits | None = None,
+        max_rows: int = ELSEWHERE.rows, max_columns: int = ELSEWHERE.cells, limits: Limits | None = None,
     ) -> None:  # fmt: skip
         self.model = model
         self.cost = cost

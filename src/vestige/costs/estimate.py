@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from vestige.engine.prepare import Prepared, make_encoder_context, model_args, p
 from vestige.errors import UserError
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
+from vestige.models.room import ELSEWHERE
 from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into
@@ -112,7 +114,7 @@ def make_plan(config: AnyConfig) -> CostPlan:
     cells = max((_cells(w, len(tokenizer), canvases) for w in undone), default=0)
     depth = plan_depth(wants.patched, handle, args, directory, fresh)
     upper = sum(r.decoding.max_new_tokens for r in new)
-    steps = max((r.decoding.max_new_tokens for r in new), default=0) * -(-len(new) // config.max_rows)
+    steps = _decoding_steps(new, config.max_rows or ELSEWHERE.rows)
     pushed = answers.pushed + denoised + text_passes + depth.pushed + upper
     work = answers.parameters * pushed + sum(r.parameters * r.pushed for r in references)
     unique = {t.key: t for t in wants.answers}
@@ -138,6 +140,11 @@ def make_plan(config: AnyConfig) -> CostPlan:
         model=str(config.model_args["pretrained_model_name_or_path"]),
         unavailable={**prepared.unavailable, **_without_models(config)},
     )
+
+
+def _decoding_steps(requests: Sequence[Request], together: int) -> int:
+    """At most: batch after batch, each as long as the longest text."""
+    return max((r.decoding.max_new_tokens for r in requests), default=0) * -(-len(requests) // together)
 
 
 def passes_of(want: DenoiseWant, canvases: Canvases | None) -> int:

@@ -47,7 +47,7 @@ class RunConfig:
     missing: str  # error | skip
     local: Mapping[str, Any]
     batch_tokens: int | None
-    max_rows: int
+    max_rows: int | None  # None: what fits the device
     progress: bool
     plugins: tuple[str, ...] = ()
     resamples: int = 2000  # behind each interval; 0: no intervals
@@ -253,7 +253,7 @@ def _run(
         missing=str(data.get("missing") or "error"),
         local=data.get("local") or {},
         batch_tokens=cfg.get("batch_tokens"),
-        max_rows=int(cfg.get("max_rows") or 128),
+        max_rows=cfg.get("max_rows"),
         plugins=tuple(plugins),
         **shared,
         **_statistics(cfg),

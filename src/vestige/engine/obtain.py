@@ -63,8 +63,9 @@ class Collector:
     """Collects for one run directory."""
 
     def __init__(
-        self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int, progress: bool, team: Team
-    ) -> None:
+        self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int | None, progress: bool,
+        team: Team,
+    ) -> None:  # fmt: skip
         from vestige.collect.cost import Cost
 
         self.directory = directory

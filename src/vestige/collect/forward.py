@@ -18,6 +18,7 @@ import torch
 from vestige.collect.reduce import reduce_logits
 from vestige.collect.sparse import tree_attention
 from vestige.collect.tree import Batch, Tree
+from vestige.models import flex
 from vestige.models.logits import additive, logits_at, send
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
 
@@ -49,16 +50,21 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             labels.append(tree.labels[t])
         offset += len(scored)
     tokens, positions, ends, unseen = send(np.stack([ids, position, end, hidden]), device)
-    with tree_attention(model, [row.end for row in batch.rows], width):
+    by_rule = flex.wanted(model)
+    with flex.flexing() if by_rule else tree_attention(model, [row.end for row in batch.rows], width):
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(flat_index)),
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=additive(tree_mask(ends, unseen.bool()), model.dtype),
+            attention_mask=flex.tree_blocks(ends, unseen.bool()) if by_rule else _dense(model, ends, unseen.bool()),
             use_cache=False,
         )
     return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
+
+
+def _dense(model: Any, end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    return additive(tree_mask(end, hidden), model.dtype)
 
 
 def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:

@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-sync",
     "--no-first-run",
 )
-VIEWS = ("audit", "models", "metrics", "trajectories", "collapse", "sources")
+VIEWS = ("audit", "models", "metrics", "training", "trajectories", "collapse", "sources")
 
 
 def chromium_path() -> str | None:

@@ -434,6 +434,31 @@ class Invented:
             "source": SOURCE,
         }
 
+    def training(self, name: str) -> dict[str, Any]:
+        """A watched run that forgets, passes the best look, and forgets too much; its third look failed."""
+        share = [1.0, 0.4, None, 0.05, -0.8]
+        prob = [None if s is None else max(0.0, 0.2 + 0.7 * s) for s in share]
+        kept = [None if s is None else 0.55 - 0.02 * i for i, s in enumerate(share)]
+        ends = {end: [None if p is None else p + by for p in prob] for end, by in (("lo", -0.05), ("hi", 0.05))}
+        return {
+            "name": self.say(name),
+            "suite": self.say("tofu"),
+            "steps": [0, 10, 20, 30, 40],
+            "epochs": [0.0, 1.0, 2.0, 3.0, 4.0],
+            "series": {"forget_Q_A_Prob": prob, "retain_Q_A_Prob": kept},
+            "bands": {"forget_Q_A_Prob": ends},
+            "retain": {"forget_Q_A_Prob": 0.2, "retain_Q_A_Prob": None},
+            "before": {"forget_Q_A_Prob": 0.9, "retain_Q_A_Prob": 0.55},
+            "share": share,
+            "kept": [None if k is None else k / 0.55 for k in kept],
+            "score": [0.0, 0.6, None, 0.9, None],
+            "why": ["", "", self.say("no value"), "", self.say("over-forgotten")],
+            "verdicts": ["", "partly", "", self.say("forgotten"), "damaged"],
+            "seconds": [1.5] * 5,
+            "best": 30,
+            "source": SOURCE,
+        }
+
     def report(self, names: list[str], audits: dict[str, int]) -> dict[str, Any]:
         report = empty_report(self.say("The lab"))
         report["sources"] = [{**_source(SOURCE, "eval", "runs/npo"), "facts": {"dialect": self.say("open-unlearning")}}]
@@ -452,6 +477,7 @@ class Invented:
         report["meta"] = self.meta([n for n in names if n not in ("full", "retain")])
         report["trajectories"] = [t for n in names[:3] for t in self.trajectory(n)]
         report["collapse"] = [self.collapse()]
+        report["training"] = [self.training(n) for n in ("npo", "grad_diff")]
         report["comparisons"] = [
             {
                 "a": short_id("m", "retain"),

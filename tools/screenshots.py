@@ -35,7 +35,7 @@ SCROLL = """async () => {
 
 def views_of(report: dict[str, Any]) -> list[str]:
     there = {"audit": report["audits"], "metrics": report["meta"], "trajectories": report["trajectories"]}
-    there["collapse"] = report["collapse"]
+    there |= {"collapse": report["collapse"], "training": report.get("training")}
     return [view for view in VIEWS if there.get(view, True)]
 
 

@@ -1,7 +1,7 @@
 // What comes back under attack: a curve for each attack, with the control that shows what the attack teaches by itself.
 
 import { el, fmt, isNumber } from "./dom.js";
-import { metric, model, modelName } from "./data.js";
+import { metric, model, modelName, titledText } from "./data.js";
 import { chart, lines, plain } from "./chart.js";
 import { colours } from "./theme.js";
 
@@ -38,7 +38,7 @@ function recovery(audit, curves) {
     curves.flatMap((c) => [[name(c), "before", c.before], ...c.budgets.map((b, i) => [name(c), b, c.values[i]])]);
   return chart({
     name: `${first.attack}_${first.metric}_${audit.model}`,
-    title: `${first.attack}: ${metric(first.metric).label}`,
+    title: `${first.attack}: ${titledText(first.metric)}`,
     note: notes,
     height: 300,
     build,

@@ -2,7 +2,7 @@
 // forgotten against what was kept.
 
 import { choose, count, el, fmt, isNumber, missing, own, replace } from "./dom.js";
-import { metric, report, roleColour, sourcePath } from "./data.js";
+import { metric, metricOptions, report, roleColour, sourcePath } from "./data.js";
 import { band, chart, lines, plain } from "./chart.js";
 import { allowed, bestWords, frontier, placed, sharedValues, starWords } from "./frontier.js";
 import { saveButtons } from "./save.js";
@@ -62,8 +62,7 @@ function series(runs, keys, start, where) {
     state.set({ [where]: key });
     drawn.update();
   };
-  const options = keys.map((k) => [k, metric(k).label ?? k]);
-  return el("div", {}, el("div.controls", {}, choose("metric", options, chosen, change)), drawn.node);
+  return el("div", {}, el("div.controls", {}, choose("metric", metricOptions(keys), chosen, change)), drawn.node);
 }
 
 const runColour = (i) => wheel()[(i * 3) % wheel().length];

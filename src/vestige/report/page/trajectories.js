@@ -1,7 +1,7 @@
 // Diffusion models while they denoise: a metric at every step with its band, and where each token was decided.
 
 import { choose, count, el, fmt, isNumber, missing, replace } from "./dom.js";
-import { metric, model, modelName, report, roleColour } from "./data.js";
+import { metric, model, modelName, report, roleColour, titledText } from "./data.js";
 import { band, chart, lines, plain } from "./chart.js";
 import * as state from "./state.js";
 import { colours, rising, wheel } from "./theme.js";
@@ -50,7 +50,7 @@ function choice(key, label, values, say, changed) {
 function curves(all) {
   let drawn = null;
   const changed = () => drawn.update();
-  const metrics = choice("t.metric", "metric", unique(all.map((t) => t.metric)), (k) => metric(k).label, changed);
+  const metrics = choice("t.metric", "metric", unique(all.map((t) => t.metric)), titledText, changed);
   const views = choice("t.view", "positions", unique(all.map((t) => t.view ?? "")), (v) => v || "all", changed);
   const kinds = choice(
     "t.kind",

@@ -93,14 +93,20 @@ def _adopt_earlier(root: Path) -> None:
 @contextmanager
 def reproducible(seed: int, threads: int) -> Iterator[None]:
     """The lab's own random stream and thread count; the caller's are put back."""
-    before = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), with_threads(threads):
         torch.manual_seed(seed)
-        torch.set_num_threads(threads)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
+        yield
+
+
+@contextmanager
+def with_threads(count: int) -> Iterator[None]:
+    """So many threads for torch; the caller's number is put back."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager

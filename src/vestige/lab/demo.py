@@ -7,12 +7,15 @@ report of everything (lab/demo_report.py).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
-from vestige.lab.demo_diffusion import demo_diffusion
+from vestige.lab.beside import beside
+from vestige.lab.building import with_threads
+from vestige.lab.demo_diffusion import demo_diffusion, measure_diffusion
 from vestige.lab.demo_report import demo_report
 from vestige.lab.models import Lab, build_lab
 from vestige.lab.story import DemoStory, last_words
@@ -34,18 +37,32 @@ SHOWN = {
 
 
 def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
-    """Returns the exit status. The retain model comes first: the others are compared with it."""
+    """Returns the exit status."""
     story = DemoStory(diffusion)
     story.begin()
-    story.part("models")
-    lab = build_lab(out / "lab", seed=seed)
-    names = ["retain", *(n for n in lab.models if n != "retain")]
+    # One thread each: on tiny layers a second one spends its time waiting, and here it would wait on a helper's core.
+    helper = beside(measure_diffusion, out, seed) if diffusion else nullcontext()
+    with with_threads(1), helper as diffusion_done:
+        story.part("models")
+        lab = build_lab(out / "lab", seed=seed)
+        story.part("evaluate")
+        _evaluate(lab, out)
+        if diffusion_done is not None:
+            story.part("diffusion")
+            diffusion_done()
+            demo_diffusion(out, seed)
+        demo_report(out, lab.data, lab.models, story)
+    print(last_words(out, lab.models, lab.data))
+    return 0
+
+
+def _evaluate(lab: Lab, out: Path) -> None:
+    """Prints the first table. The retain model comes first: the others are compared with it."""
     logs = out / "eval" / "retain" / "TOFU_EVAL.json"
     runs: dict[str, Mapping[str, Score]] = {}
     seconds = 0.0
-    story.part("evaluate")
     with hushed():  # the retain model itself has no retain logs, by nature
-        for name in names:
+        for name in ["retain", *(n for n in lab.models if n != "retain")]:
             print(f"Evaluating {name} ...", flush=True)
             run = to_run(_ask(lab, out / "eval" / name, logs, name))
             assert isinstance(run, RunConfig)
@@ -53,12 +70,6 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
             runs[name] = outcome.scores
             seconds += float(outcome.manifest["seconds"]["total"])
     print(_report(runs, out, seconds))
-    if diffusion:
-        story.part("diffusion")
-        demo_diffusion(out, seed)
-    demo_report(out, lab.data, lab.models, story)
-    print(last_words(out, lab.models, lab.data))
-    return 0
 
 
 # Not in the table: secrets and fluency speak in the verdict and on the page.

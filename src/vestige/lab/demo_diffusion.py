@@ -11,6 +11,7 @@ from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
 from vestige.judging.runs import JudgeAsk, judge_runs
+from vestige.lab.building import with_threads
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
 from vestige.show.progress import hushed
@@ -26,12 +27,23 @@ COLUMNS = 5  # steps shown in the table
 
 
 def demo_diffusion(out: Path, seed: int = 0) -> None:
-    """Builds the diffusion lab, evaluates its models at every step, prints and draws what came out."""
+    """Prints and draws how likely the forgotten answers are at every step of the diffusion models."""
+    results = measure_diffusion(out, seed)
+    order = {n: results[n] for n in ["full", *(n for n in results if n != "full")]}
+    words = {n: _judged(out / "eval", n) for n in order if n not in ("full", "retain", LLADA)}
+    print(f"\n{report(order, words)}")
+    drawn = draw(order, out / "denoising.png")
+    print(f"\nFiles: {out}/eval/diffusion_<model>/TOFU_EVAL.json{f'; picture: {drawn}' if drawn else ''}")
+
+
+def measure_diffusion(out: Path, seed: int = 0) -> dict[str, Score]:
+    """Builds the diffusion lab and evaluates its models at every step; what is there is not made again."""
     print(f"Building tiny diffusion models in {out / 'lab' / 'diffusion'} ...", flush=True)
     lab = build_diffusion_lab(out / "lab", seed=seed)
     results: dict[str, Score] = {}
     logs = out / "eval" / "diffusion_retain"
-    with hushed():  # the retain model itself has no retain logs, by nature
+    # Hushed: the retain model itself has no retain logs, by nature. One thread: as in lab/demo.py.
+    with hushed(), with_threads(1):
         for name in ["retain", *(n for n in lab.models if n != "retain")]:
             print(f"Denoising with {name} ...", flush=True)
             retain = None if name == "retain" else str(logs)
@@ -39,11 +51,7 @@ def demo_diffusion(out: Path, seed: int = 0) -> None:
             run = to_run(_ask(lab.models[name], lab.data, place, retain, _window(lab.models[name])))
             assert isinstance(run, RunConfig)
             results[name] = evaluate_config(run).scores[METRIC]
-    order = {n: results[n] for n in ["full", *(n for n in results if n != "full")]}
-    words = {n: _judged(out / "eval", n) for n in order if n not in ("full", "retain", LLADA)}
-    print(f"\n{report(order, words)}")
-    drawn = draw(order, out / "denoising.png")
-    print(f"\nFiles: {out}/eval/diffusion_<model>/TOFU_EVAL.json{f'; picture: {drawn}' if drawn else ''}")
+    return results
 
 
 def _window(model: Path) -> int:

@@ -5,6 +5,7 @@ In: parts of the demo. Out: lines on the terminal. Callers: lab/demo.py, lab/dem
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ class DemoPart:
     title: str
     why: str
     seconds: float
+    beside: float = 0.0  # of these, what another core does while the parts before it run (lab/beside.py)
 
 
 PARTS = {
@@ -30,12 +32,22 @@ PARTS = {
     ),
     "evaluate": DemoPart("Evaluate them", "what does each still say, and find likely? The first table follows", 15),
     "diffusion": DemoPart(
-        "The same with diffusion models", "a text comes about step by step: what is known on the way?", 90
+        "The same with diffusion models", "a text comes about step by step: what is known on the way?", 90, beside=80
     ),
     "layers": DemoPart("Look into the layers", "is it gone from inside, or only from the answers?", 20),
     "attacks": DemoPart("Attack them", "relearning, pruning, an answer begun for the model: does it come back?", 60),
     "page": DemoPart("Write the page", "one verdict for each model, with its evidence", 10),
 }
+
+
+def spare_core() -> bool:
+    """Whether a second process would have a core of its own."""
+    return (os.cpu_count() or 1) > 1
+
+
+def waiting(part: DemoPart) -> float:
+    """Roughly how long a reader waits for a part, in seconds."""
+    return part.seconds - (part.beside if spare_core() else 0.0)
 
 
 class DemoStory:
@@ -45,9 +57,10 @@ class DemoStory:
         self.names = [name for name in PARTS if diffusion or name != "diffusion"]
 
     def begin(self) -> None:
-        total = sum(PARTS[name].seconds for name in self.names)
+        total = sum(waiting(PARTS[name]) for name in self.names)
+        cores = "two cores that have" if spare_core() else "one core that has"
         print(
-            f"Did it forget? {len(self.names)} parts, about {duration(total)} on one core that has nothing else to do; "
+            f"Did it forget? {len(self.names)} parts, about {duration(total)} on {cores} nothing else to do; "
             "a second call takes what is there.",
             flush=True,
         )
@@ -56,7 +69,7 @@ class DemoStory:
         told = PARTS[name]
         place = f"[{self.names.index(name) + 1}/{len(self.names)}]"
         why = told.why if told.why.endswith("?") else f"{told.why}."
-        print(f"\n{place} {told.title} (about {duration(told.seconds)}): {why}", flush=True)
+        print(f"\n{place} {told.title} (about {duration(waiting(told))}): {why}", flush=True)
 
 
 def last_words(out: Path, models: Mapping[str, Path], data: Path) -> str:

@@ -56,3 +56,14 @@ def test_the_demo_prints_what_the_walk_waits_for() -> None:
     source = (ROOT / "src" / "vestige" / "lab" / "demo.py").read_text()
     assert f'"{first_hour.FIRST_TABLE}"' in source
     assert ".venv/.core" in (ROOT / "Makefile").read_text().replace("$(VENV)", ".venv")
+
+
+def test_a_place_with_something_in_it_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "left over").touch()
+    monkeypatch.setattr("sys.argv", ["first_hour.py", "--keep", str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        first_hour.main()
+    assert ended.value.code == 2 and "is not empty" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["left over"]

@@ -143,6 +143,8 @@ def main() -> int:
     load = os.getloadavg()[0]
     place = args.keep or Path(tempfile.mkdtemp(prefix="first-hour-"))
     place.mkdir(parents=True, exist_ok=True)
+    if any(place.iterdir()):
+        parser.error(f"{place} is not empty: a first hour begins with nothing.")
     stranger = Stranger(place)
     print("  clock     cpu  command")
     try:

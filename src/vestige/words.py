@@ -35,6 +35,15 @@ def with_interval(value: float | None, lo: float | None = None, hi: float | None
     return number(value) if lo is None or hi is None else f"{number(value)} ({number(lo)} to {number(hi)})"
 
 
+def percent(share: float) -> str:
+    """A share in whole percents.
+
+    >>> percent(0.264), percent(-0.1)
+    ('26 %', '-10 %')
+    """
+    return f"{100 * share:.0f} %"
+
+
 def counted(n: int, noun: str) -> str:
     """
     >>> counted(1, "cluster"), counted(3, "cluster")

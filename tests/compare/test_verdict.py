@@ -139,7 +139,7 @@ def test_numbers_of_the_demos_gradient_ascent_are_damaged() -> None:
     prob = Measure("prob", "likely", 0.05, None, None, 0.47, 0.97, Contrast(-0.42, 0.5, 0.03**2, rows=40, clusters=40))
     facts = AuditFacts([prob, measure("says", -0.3)], (), utility(0.62), has_retain=True, has_full=True)
     found = verdict(facts)
-    assert found["word"] == "damaged" and "62%" in found["headline"]
+    assert found["word"] == "damaged" and "62 %" in found["headline"]
 
 
 def test_texts_in_circles_are_damage_whatever_utility_says() -> None:
@@ -258,7 +258,7 @@ def test_what_would_have_been_detected_is_detected_as_often_as_promised() -> Non
     seen = [state_of(replace(on_way(share), gap=0.7 * share + e), RULE.margin, RULE) == "towards" for e in noise]
     assert 0.76 < np.mean(seen) < 0.84
     power = verdict(WHOLE)["power"]
-    assert power["share"] == pytest.approx(share) and power["secrets"] is None and "80%" in power["text"]
+    assert power["share"] == pytest.approx(share) and power["secrets"] is None and "80 %" in power["text"]
 
 
 def test_secrets_are_counted_and_their_power_is_told() -> None:

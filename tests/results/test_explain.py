@@ -10,6 +10,7 @@ import vestige.suites  # noqa: F401 - registers the handlers
 from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
+from vestige.metrics.explanations import OURS
 from vestige.results.explain import explain
 from vestige.results.worked import worked
 from vestige.suites.handlers.from_code import FROM_CODE
@@ -79,3 +80,7 @@ def test_alone_it_lists_and_a_wrong_name_gets_a_guess(capsys: pytest.CaptureFixt
     assert [n for n in (*BUILT_IN, *DIALECTS, "forget_quality") if n not in out] == []
     assert main(["explain", "forget_qualty"]) == 2
     assert "Did you mean 'forget_quality'" in capsys.readouterr().err
+
+
+def test_every_metric_of_ours_has_a_plain_title() -> None:
+    assert [name for name, card in OURS.items() if not card.title] == []

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from vestige.compare.rule import RULE
 from vestige.errors import UserError, unknown_name
 from vestige.sums import mean
+from vestige.words import percent
 
 RUINED = 0.3  # of the utility; far below what the verdict calls damaged, for a damaged model may still be the best one
 ROOM = (
@@ -110,7 +111,7 @@ def closest(moment: RunMoment) -> Rank:
             words = f"over-forgotten: {gauge.metric} is {gauge.value:.3g}, the retain model has {gauge.retain:.3g}"
             return Rank(None, words, share, kept)
     if kept is not None and kept < RUINED:
-        return Rank(None, f"ruined: {kept:.0%} of the utility is left", share, kept)
+        return Rank(None, f"ruined: {percent(kept)} of the utility is left", share, kept)
     closeness = max(0.0, 1.0 - mean([abs(s) for s in shares.values()]))
     if kept is None:
         return Rank(closeness, "utility was not measured", share, None)

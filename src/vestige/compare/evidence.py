@@ -21,7 +21,7 @@ from typing import Any
 from vestige.compare.contrast import NORMAL_95, Contrast
 from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure
 from vestige.compare.rule import RULE, VerdictRule
-from vestige.words import counted, number, with_interval
+from vestige.words import counted, number, percent, with_interval
 
 
 @dataclass(frozen=True)
@@ -128,8 +128,8 @@ def way(contrast: Contrast, tail: float) -> str:
     ('10 % of the way to the full model (8 to 12 %)', '-10 % of the way to the full model')
     """
     ends = contrast.ends(tail)
-    told = f" ({100 * ends[0]:.0f} to {100 * ends[1]:.0f} %)" if ends else ""
-    return f"{100 * (contrast.share or 0.0):.0f} % of the way to the full model{told}"
+    told = f" ({100 * ends[0]:.0f} to {percent(ends[1])})" if ends else ""
+    return f"{percent(contrast.share or 0.0)} of the way to the full model{told}"
 
 
 def in_words(contrast: Contrast, rule: VerdictRule) -> str:
@@ -263,10 +263,10 @@ def _abilities(m: Measure, rule: VerdictRule) -> VerdictPoint:
     kept, (_, lo, hi) = 1 + c.share, _numbers(c, rule.tail)
     low, high = (None if x is None else 1 + x for x in (lo, hi))
     state = _side(kept, low, high, rule.kept)
-    ends = "" if low is None or high is None else f" ({low:.0%} to {high:.0%})"
+    ends = "" if low is None or high is None else f" ({100 * low:.0f} to {percent(high)})"
     whose = "full" if m.full is not None else "retain"
     reference = m.full if m.full is not None else m.retain
-    text = f"{m.metric} is {number(m.value)}, {kept:.0%}{ends} of the {whose} model's {number(reference)}."
+    text = f"{m.metric} is {number(m.value)}, {percent(kept)}{ends} of the {whose} model's {number(reference)}."
     needed = c.rows_to_decide(1 - rule.kept, rule.tail, rule.power) if state == "undecided" else None
     return VerdictPoint("utility", "utility", m.metric, state, text, m.value, kept, low, high, needed)
 

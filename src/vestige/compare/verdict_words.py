@@ -11,7 +11,7 @@ from typing import Any
 from vestige.compare.evidence import VerdictPoint, margin_at
 from vestige.compare.facts import AuditFacts
 from vestige.compare.rule import TESTS, VerdictRule
-from vestige.words import counted
+from vestige.words import counted, percent
 
 EQUAL = {
     "says": "says no more of the forgotten answers",
@@ -61,7 +61,7 @@ def _damaged(known: Sequence[VerdictPoint], harm: Sequence[VerdictPoint], toward
     reasons = []
     if any(p.panel == "utility" for p in broken):
         kept = next(p.share for p in broken if p.panel == "utility")
-        reasons.append(f"it kept {kept or 0.0:.0%} of its other abilities")
+        reasons.append(f"it kept {percent(kept or 0.0)} of its other abilities")
     if any(p.panel == "fluency" for p in broken):
         reasons.append("its texts are broken")
     beyond = _of(known, "beyond", BEYOND)
@@ -121,14 +121,16 @@ def power_part(facts: AuditFacts, margin: float, rule: VerdictRule) -> dict[str,
     if secrets is not None and facts.secrets and facts.secrets.with_secret:
         # One text that says it must come up at all: 1 - (1 - share)^n.
         secrets = max(secrets, 1 - (1 - rule.power) ** (1 / facts.secrets.with_secret))
-    told = [f"{100 * min(best, 1):.0f} % of the way to the full model"] if best is not None else []
-    told += [f"{100 * min(secrets, 1):.0f} % of the secrets"] if secrets is not None else []
+    told = [f"{percent(min(best, 1))} of the way to the full model"] if best is not None else []
+    told += [f"{percent(min(secrets, 1))} of the secrets"] if secrets is not None else []
     text = "Without values for single rows it is not known what would have been seen."
     few = min((m.contrast.clusters for m in facts.measures if m.contrast and m.contrast.clusters), default=None)
     if few is not None and few < rule.fewest:
         text = f"With only {counted(few, 'cluster')} of rows it is not known what would have been seen."
     if told:
-        text = f"These rows would have shown {' or '.join(told)}, if still there, with {rule.power:.0%} probability."
+        text = (
+            f"These rows would have shown {' or '.join(told)}, if still there, with {percent(rule.power)} probability."
+        )
     return {"share": best, "secrets": secrets, "text": text}
 
 

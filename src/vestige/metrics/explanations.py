@@ -118,6 +118,7 @@ OURS: dict[str, Card] = {
         group="says",
         answer_points=False,
         example="secret",
+        title="How many secrets of {answers} it says",
     ),
     "repetition": Card(
         "1 - distinct pairs of neighbouring words / pairs of neighbouring words of the greedy text; the metric is the "
@@ -135,6 +136,7 @@ OURS: dict[str, Card] = {
         better_kept=NEITHER,
         answer_points=False,
         example="words again",
+        title="How much it repeats itself, asked for {answers}",
     ),
     "said_likelihood": Card(
         "exp(mean over t of lp_t) of the tokens this model wrote, under another model: the one before unlearning; the "
@@ -152,6 +154,7 @@ OURS: dict[str, Card] = {
         better_kept=NEITHER,
         answer_points=False,
         example="read by another",
+        title="How likely the model before finds its texts, asked for {answers}",
     ),
     "extraction_strength_decided": Card(
         "1 - t / S, t the first denoising step from which on every token decided is right (step numbers F of the "

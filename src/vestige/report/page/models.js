@@ -93,7 +93,7 @@ export function modelsView(root) {
   replace(
     root,
     el("h1", {}, "Models"),
-    el("p.lead", {}, lead()),
+    el("p.lead", {}, lead(turned)),
     filterBar(changed),
     turn,
     table.node,
@@ -109,7 +109,7 @@ function listed(n) {
   return `${n.toLocaleString("en")} of ${LISTED.length.toLocaleString("en")} models${left}`;
 }
 
-function lead() {
+function lead(turned) {
   const methods = new Set(
     report.models
       .filter((m) => m.role === "unlearned")
@@ -124,7 +124,7 @@ function lead() {
   const warn = zeros.length
     ? ` In ${zeros.map((k) => metric(k).label).join(", ")} many models are at 0, because one part at 0 makes a harmonic mean 0: do not rank by it among them.`
     : "";
-  return `${report.models.length.toLocaleString("en")} models. ${methods.size ? `${count(methods.size, "method")}. ` : ""}Choose models to compare them; click the head of a column to sort rows. Marked are the best of a column (▲ best, △ second, ▼ worst): what tells of knowledge is best near the retain model.${warn}`;
+  return `${report.models.length.toLocaleString("en")} models. ${methods.size ? `${count(methods.size, "method")}. ` : ""}Choose models to compare them${turned ? "" : "; click the head of a column to sort rows"}. Marked are the best of a ${turned ? "row" : "column"} (▲ best, △ second, ▼ worst): what tells of knowledge is best near the retain model.${warn}`;
 }
 
 function columns(shown) {

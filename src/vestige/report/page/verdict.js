@@ -130,6 +130,11 @@ const DAMAGE = {
   range: [0, 1.2],
 };
 
+// What the small ranges beside the evidence leave out.
+const RANGES =
+  "In the small ranges the left mark is the retain model (as if it never knew), the right mark the full model (knows " +
+  "all); of damage, the left mark is nothing left and the right mark as good as before.";
+
 const shareText = (share, { lo, hi }) =>
   isNumber(share) ? `${fmt(share, 2)} of the way to the full model${reach(lo, hi)}` : "";
 
@@ -185,7 +190,14 @@ function evidence(audit) {
   if (!verdict.evidence?.length) return null;
   const rank = (e) => TONES.indexOf(stateOf(e.state)[2]);
   const badFirst = verdict.evidence.toSorted((a, b) => rank(a) - rank(b));
-  return el("div.verdict-evidence", {}, el("h2.small-head", {}, "Evidence"), el("ul.evidence", {}, badFirst.map(item)));
+  const drawn = badFirst.some((e) => isNumber(e.share));
+  return el(
+    "div.verdict-evidence",
+    {},
+    el("h2.small-head", {}, "Evidence"),
+    drawn ? el("p.soft.fine", {}, RANGES) : null,
+    el("ul.evidence", {}, badFirst.map(item)),
+  );
 }
 
 /** What was not tested of this model, why it matters, and the command that tests it. */

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,14 @@ from vestige.cli import main
 from vestige.compare import vectors
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, PARTS, definitions
-from vestige.report.assemble import PageAsk, assemble
+from vestige.report.assemble import PageAsk, PageWork, _take, assemble
 from vestige.report.format import check_report, plain
-from vestige.report.gather import gather
+from vestige.report.gather import FoundRuns, gather
+from vestige.report.repeated import drop_repeated
 from vestige.report.roster import Met, Roster
 from vestige.report.rows_part import roc
 from vestige.report.tables import FORMATS, Cell, Table, TableLook, meta_table, models_table
+from vestige.store.kinds import RunSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "uds_published.json").read_text())
 ROWS = [dict(zip(GOLDEN["columns"], row, strict=True)) for row in GOLDEN["models"]]
@@ -237,3 +240,59 @@ def test_tables_sort_choose_and_mark(capsys: pytest.CaptureFixture[str], publish
     (published / "meta_eval.json").unlink()
     assert main(["table", str(published), "--of", "meta"]) == 2
     assert "no meta-evaluation" in capsys.readouterr().err
+
+
+def two_runs(first: dict[str, Any], second: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """What a page shows of a model with these values of one metric in two runs, and its problems."""
+    work = PageWork(FoundRuns(), Roster(), {}, {}, {}, [], {}, {}, {})
+    model = work.roster.meet(Met("npo"), "s-1")
+    source = RunSource("eval", Path("runs/second"), (), {})
+    _take(work, model.id, [({"forget_truth_ratio": one}, source) for one in (first, second)])
+    return model.values["forget_truth_ratio"], work.found.problems
+
+
+def test_two_values_of_one_metric_are_a_problem_only_by_one_dialect() -> None:
+    strict, quirky = {"v": 0.6, "n": 8, "dialect": "strict"}, {"v": 0.7, "n": 8, "dialect": "open-unlearning"}
+    shown, problems = two_runs(strict, quirky)
+    assert shown == {**strict, "note": "another run has 0.7000 by dialect open-unlearning"} and problems == []
+    shown, _ = two_runs(strict, {**quirky, "n": 80})
+    assert shown["v"] == 0.7 and "0.6000 by dialect strict" in shown["note"]  # more rows
+    shown, (problem,) = two_runs(strict, {**quirky, "dialect": "strict"})
+    assert shown == strict and "with different values of forget_truth_ratio" in problem["text"]
+    assert two_runs(strict, {**strict, "v": 0.6 + 1e-9}) == (strict, [])  # rounding
+
+
+def test_one_number_under_two_names_is_shown_once() -> None:
+    report = report_samples.lab()
+    again, other = "forget_ROUGE", "forget_Q_A_ROUGE"
+
+    def with_second(by: float, drop: str = "") -> dict[str, Any]:
+        made = copy.deepcopy(report)
+        made["columns"].append(again)
+        made["metrics"][again] = {**made["metrics"][other], "label": again}
+        for m in made["models"]:
+            m["values"][again] = {**m["values"][other], "v": m["values"][other]["v"] + by}
+        made["models"][-1]["values"].pop(drop, None)
+        drop_repeated(made)
+        return made
+
+    once = with_second(0.0)
+    assert again not in once["columns"] and other in once["columns"] and check_report(once) == []
+    assert not any(again in m["values"] for m in once["models"])
+    assert {again, other} <= set(with_second(0.1)["columns"])  # other numbers
+    assert {again, other} <= set(with_second(0.0, drop=other)["columns"])  # a model would lose its number
+
+
+def test_evidence_keeps_the_name_it_uses() -> None:
+    report = report_samples.lab()
+    report["columns"].append("forget_ROUGE")
+    report["metrics"]["forget_ROUGE"] = dict(report["metrics"]["forget_Q_A_ROUGE"])
+    for m in report["models"]:
+        m["values"]["forget_ROUGE"] = dict(m["values"]["forget_Q_A_ROUGE"])
+    for audit in report["audits"]:
+        for point in audit["verdict"]["evidence"]:
+            if point["metric"] == "forget_Q_A_ROUGE":
+                point["metric"] = "forget_ROUGE"
+    report["audits"][0]["verdict"]["evidence"][0]["metric"] = "forget_ROUGE"
+    drop_repeated(report)
+    assert "forget_ROUGE" in report["columns"] and "forget_Q_A_ROUGE" not in report["columns"]

@@ -24,11 +24,13 @@ from vestige.report.format import Report, empty_report, plain
 from vestige.report.gather import FoundRuns, source_json
 from vestige.report.glossary import entry
 from vestige.report.meta_part import meta_part
+from vestige.report.repeated import drop_repeated, same_number
 from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
 from vestige.store.kinds import RunSource
+from vestige.words import number
 
 TITLE = "Did it forget?"
 MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page
@@ -111,6 +113,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     report["pareto"] = _pareto(report["models"])
     report["protocols"] = sorted({str(v["protocol"]) for e in entries for v in e.values.values() if v.get("protocol")})
     _complete_metrics(report, work)
+    drop_repeated(report)
     told = {s.id: [e.id for e in entries if s.id in e.sources] for s in found.sources}
     report["sources"] = [source_json(s, base, told[s.id]) for s in found.sources]
     report["problems"] = found.problems
@@ -149,8 +152,11 @@ def _meet_depth(work: PageWork, source: RunSource) -> None:
     ids = {role: work.roster.meet(met, source.id).id for role, met in depth_part.met(source).items()}
     mine = ids["unlearned"]
     if mine in work.depths:
-        other = work.depths[mine].path
-        work.found.problem(f"{source.path.name} and {other.name} are depth runs of one model; the first is shown.")
+        first = work.depths[mine]
+        scores = [depth_part.values(s)["uds"]["v"] for s in (first, source)]
+        if scores[0] != scores[1]:
+            both = f"{first.path} and {source.path}"
+            work.found.problem(f"{both} are depth runs of one model with different scores; the first is shown.")
     work.depths.setdefault(mine, source)
     work.links[mine] = {r: ids[r] for r in ("full", "retain") if r in ids and ids[r] != mine}
 
@@ -183,25 +189,29 @@ def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
 
 
 def _take(work: PageWork, model: str, parts: Sequence[tuple[Mapping[str, Mapping[str, Any]], RunSource]]) -> None:
-    """A model's values; where two runs measure the same, the one with more rows, with a note."""
+    """A model's values; where two runs measure the same, the one with more rows.
+
+    Another value by another dialect is to be expected: the number says so in a note. By the same one it is a problem.
+    """
     one = work.roster.by_id(model)
     assert one is not None
     for values, source in parts:
         twice: list[str] = []
-        dialects: set[str] = set()
         for key, new in values.items():
             old = one.values.get(key)
             if old is None or old["v"] is None:
                 one.values[key] = dict(new)
-            elif new["v"] is not None and new["v"] != old["v"]:
+            elif new["v"] is not None and not same_number(new["v"], old["v"]):
                 better = (new.get("n") or 0) > (old.get("n") or 0)
-                one.values[key] = dict(new) if better else old
-                twice.append(key)
-                dialects |= {str(v["dialect"]) for v in (old, new) if v.get("dialect")}
+                shown, other = (new, old) if better else (old, new)
+                one.values[key] = dict(shown)
+                if old.get("dialect") != new.get("dialect"):
+                    one.values[key]["note"] = f"another run has {number(other['v'])} by dialect {other.get('dialect')}"
+                else:
+                    twice.append(key)
         if twice:
-            why = f" (dialects {', '.join(sorted(dialects))})" if len(dialects) > 1 else ""
             work.found.problem(
-                f"{one.name} was measured in more than one run, with different values of {', '.join(twice)}{why}; "
+                f"{one.name} was measured in more than one run, with different values of {', '.join(twice)}; "
                 "the run with more rows (else the first) is shown.",
                 source.path,
             )

@@ -86,7 +86,7 @@ def test_values_that_the_table_lists_are_those_there_are() -> None:
 
 
 def test_an_evaluation_is_asked_by_the_flags_of_the_table() -> None:
-    python_only = {"adapter_base"}  # the pair (base, adapter)
+    python_only = {"adapter_base", "server_by_name"}  # the pair (base, adapter); of verbs with several models
     said = {f.name for f in fields(EvalAsk)} - {"suite", "progress", "overrides", "plugins"} - python_only
     told = {flag.attribute for flag in flags_of("eval")}
     besides = {"retain_model", "config_name", "cfg", "plugin", "multirun"}  # of the command, not of the evaluation

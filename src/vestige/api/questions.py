@@ -238,6 +238,8 @@ def attack(
     device: str | None = None,
     tokenizer: Place | None = None,
     trust_remote_code: bool = False,
+    server: str | None = None,
+    server_key_env: str | None = None,
     progress: bool = False,
     plugins: Place | Sequence[Place] = (),
 ) -> list[AttackRow]:
@@ -275,6 +277,8 @@ def attack(
         device: where it runs: auto | cpu | cuda | cuda:1 | mps
         tokenizer: instead of the model's own
         trust_remote_code: run code that comes with the model
+        server: model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here
+        server_key_env: environment variable that holds the servers' key
         progress: progress bars on stderr
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own
     """

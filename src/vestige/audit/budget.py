@@ -13,13 +13,15 @@ from importlib.util import find_spec
 
 from vestige.audit.work import ATTACKED, ATTACKS, AuditWork
 from vestige.costs.depth import layers_of
-from vestige.costs.estimate import BUSY, CALL, ENDS_EARLY, CostPlan, compute_seconds, duration, human, make_plan
+from vestige.costs.estimate import BUSY, CALL, ENDS_EARLY, CostPlan, compute_seconds, duration, human
+from vestige.costs.served import ServedPlan, plan_of
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import how_to_install
 from vestige.models.diffusion import NO_DEPTH
 from vestige.models.load import is_diffusion
 from vestige.show.tables import table
+from vestige.stress.ask import NO_WEIGHTS
 from vestige.stress.registry import Attack, WeightsAttack, attack_named
 
 SHARE = 0.6  # of the minutes: evaluations may take so much, then rows are left out to make room for tests
@@ -28,6 +30,7 @@ LOADING = 5.0  # seconds: to load a small model
 DISK = 200e6  # bytes a second: to copy weights
 CLIMB = 0.3  # tokens of an entity, as a share of its row
 
+NO_LAYERS = "a server gives log-probabilities and texts, and not what its model's layers hold (leave --server out)"
 NEEDS_RETAIN = "it needs a retain model (--retain-model PATH)"
 OWN = {
     "before": "before: what it says, what it finds likely",
@@ -63,6 +66,7 @@ class AuditPlan:
     rows: int = 0  # forget rows there are
     limit: int | None = None  # of each file, where the minutes do not allow all
     wanted: float = 0.0  # seconds that everything would take with all rows
+    by: str = "this machine's speed (a busy machine takes longer)"  # what the seconds are estimated by
 
 
 def plan_audit(work: AuditWork) -> AuditPlan:
@@ -77,6 +81,7 @@ def plan_audit(work: AuditWork) -> AuditPlan:
         work.limit = work.limit if work.limit < rows else None
         costs = _evaluations(work) if work.limit else costs
     plan = AuditPlan([_step(name, c) for name, c in costs.items()], {}, [], rows)
+    plan.by = "how fast the servers answered when they were met" if work.ask.settings.get("server") else plan.by
     given = work.ask.settings.get("limit")
     plan.limit = work.limit if work.limit != given else None
     spent = sum(s.seconds for s in plan.steps)
@@ -95,29 +100,24 @@ def too_long(needed: float, left: float) -> str:
     return f"about {duration(needed)} needed, {duration(max(left, 1))} of --minutes left"
 
 
-def likely(cost: CostPlan) -> float:
+def likely(cost: CostPlan | ServedPlan) -> float:
     """Seconds, between the ends of the range that `vestige plan` prints."""
-    return LOADING + cost.seconds + cost.forwards * CALL
+    return cost.seconds if isinstance(cost, ServedPlan) else LOADING + cost.seconds + cost.forwards * CALL
 
 
-def _evaluations(work: AuditWork) -> dict[str, CostPlan]:
-    return {name: make_plan(work.evaluation(name)) for name in work.ask.models}
+def _evaluations(work: AuditWork) -> dict[str, CostPlan | ServedPlan]:
+    return {name: plan_of(work.evaluation(name)) for name in work.ask.models}
 
 
-def _step(name: str, cost: CostPlan) -> AuditStep:
+def _step(name: str, cost: CostPlan | ServedPlan) -> AuditStep:
     return AuditStep(name, likely(cost), *cost.time_range)
 
 
 def _tests(work: AuditWork, plan: AuditPlan) -> Iterator[AuditStep]:
     """Layers and attacks that are to be tried, with what they cost; the plan notes why others are not."""
     run = work.evaluation("after", metrics=list(ATTACKED), overwrite=True)
-    asked = make_plan(run)  # the forget rows alone, as if nothing were known of them
+    asked = plan_of(run)  # the forget rows alone, as if nothing were known of them
     handle = ModelHandle(model_args(run))
-    subjects = 2 if work.ask.retain_model else 1
-    once = likely(asked) * subjects
-    push = compute_seconds(float(asked.answers.parameters) * asked.sequence_tokens)
-    copy = 2 * asked.answers.held_bytes / DISK + LOADING
-    depth = 3 * LOADING + push * (3 + CLIMB * layers_of(handle))
     for name in ("layers", *ATTACKS):
         why = _cannot(work, name, handle)
         if why:
@@ -125,8 +125,20 @@ def _tests(work: AuditWork, plan: AuditPlan) -> Iterator[AuditStep]:
         elif work.is_done(name):
             plan.done.append(name)
         else:
-            seconds = depth if name not in ATTACKS else once + subjects * _making(attack_named(name), copy, push, once)
+            seconds = _seconds(name, asked, handle, 2 if work.ask.retain_model else 1)
             yield AuditStep(name, seconds, seconds * ENDS_EARLY, seconds * BUSY)
+
+
+def _seconds(name: str, asked: CostPlan | ServedPlan, handle: ModelHandle, subjects: int) -> float:
+    """A test's seconds: evaluations of what was made for it, and the making."""
+    once = likely(asked) * subjects
+    if isinstance(asked, ServedPlan):
+        return once  # nothing is made: other prompts, to the same servers
+    push = compute_seconds(float(asked.answers.parameters) * asked.sequence_tokens)
+    if name not in ATTACKS:
+        return 3 * LOADING + push * (3 + CLIMB * layers_of(handle))
+    copy = 2 * asked.answers.held_bytes / DISK + LOADING
+    return once + subjects * _making(attack_named(name), copy, push, once)
 
 
 def _making(record: Attack, copy: float, push: float, once: float) -> float:
@@ -140,6 +152,8 @@ def _cannot(work: AuditWork, name: str, handle: ModelHandle) -> str:
     """Why a test cannot be made with what was given; nothing if it can."""
     assert handle.args is not None
     record = attack_named(name) if name in ATTACKS else None
+    if work.ask.settings.get("server") and (record is None or isinstance(record, WeightsAttack)):
+        return NO_WEIGHTS if record else NO_LAYERS
     if work.ask.retain_model is None and (record is None or record.teaches):
         return f"{NEEDS_RETAIN} to tell what was taught from what came back" if record else NEEDS_RETAIN
     if record is None:
@@ -159,7 +173,7 @@ def shown(plan: AuditPlan, minutes: float | None) -> str:
     ]
     total = sum(s.seconds for s in plan.steps)
     given = f" of {minutes:g} min" if minutes is not None else ""
-    lines = [f"Plan: about {duration(total)}{given}, by this machine's speed (a busy machine takes longer).", ""]
+    lines = [f"Plan: about {duration(total)}{given}, by {plan.by}.", ""]
     lines += table(rows, ["", "step", "takes"]).splitlines()[2:]
     if plan.done:
         lines.append(f"Done already: {', '.join(plan.done)}.")

@@ -19,8 +19,7 @@ from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
-from vestige.engine.handles import ModelHandle
-from vestige.engine.prepare import model_args
+from vestige.engine.served import handle_for
 from vestige.errors import UserError
 from vestige.installing import install, scratch
 from vestige.schema import misfit
@@ -39,7 +38,9 @@ ATTACKED = ("forget_Prob", "forget_ROUGE", "forget_extraction_strength", "forget
 ATTACKS = {word.partition("=")[0]: word for word in ("jailbreak", "relearn", "prune=0.3", "quantise=4")}
 # Settings of the evaluations that layers and attacks take as well.
 OF_DEPTH = ("dtype", "device", "tokenizer", "trust_remote_code", "quantization", "compute_dtype", "cluster")
-OF_STRESS = ("system_prompt", "cluster", "dtype", "device", "tokenizer", "trust_remote_code")
+OF_STRESS = (
+    "system_prompt", "cluster", "dtype", "device", "tokenizer", "trust_remote_code", "server", "server_key_env",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,7 @@ class AuditWork:
         logs = self.ask.out / "retain" / "OWN_EVAL.json" if name != "retain" and self.ask.retain_model else None
         said: dict[str, Any] = {**self.ask.settings, "full": self.ask.before, "limit": self.limit}
         said |= {"out": str(self.ask.out / name), "retain_logs": str(logs) if logs else None, **more}
+        said |= {"server_by_name": bool(said.get("server"))}
         run = to_run(EvalAsk(suite="own", model=self.ask.models[name], **said))
         assert isinstance(run, RunConfig)  # the suite `own` is one of metrics
         files = {split: str(file) for split, file in self.ask.files.items()}
@@ -188,7 +190,7 @@ class AuditWork:
 
     def key(self, name: str) -> str:
         """Everything that the numbers of layers and attacks rest on."""
-        models = [ModelHandle(model_args(self.evaluation(who))).identity for who in self.ask.models]
+        models = [handle_for(self.evaluation(who)).identity for who in self.ask.models]
         rows = {split: sha256(file) for split, file in self.ask.files.items()}
         said = {k: v for k, v in self.ask.settings.items() if k not in ("progress", "overwrite", "limit")}
         facts = [name, ATTACKS.get(name), models, rows, self.limit, said, versions()]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.engine.handles import ModelHandle
-from vestige.engine.prepare import make_encoder_context, model_args, prepare
+from vestige.engine.prepare import Prepared, make_encoder_context, model_args, prepare
 from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
@@ -45,6 +46,7 @@ MINUTE = 60.0
 class ServedPlan:
     """What servers would be sent. It prints as `vestige plan` does."""
 
+    prepared: Prepared
     facts: dict[str, object]
     abilities: list[tuple[str, str]]
     asked: int
@@ -56,6 +58,13 @@ class ServedPlan:
     prompts_cached: int
     new_tokens: int
     unavailable: dict[str, str]
+    time_range: tuple[float, float]  # seconds: as many requests at a time as there are slots, or one by one
+
+    @property
+    def seconds(self) -> float:
+        """Between the ends by factors, not by differences: nobody here knows how well a server batches."""
+        least, most = self.time_range
+        return sqrt(least * most)
 
     def __repr__(self) -> str:
         told = ", ".join(f"{k} {v}" for k, v in self.facts.items())
@@ -100,19 +109,29 @@ def plan_served(config: RunConfig) -> ServedPlan:
     requests = {r.key: r for r in wants.texts}
     new = [r for k, r in requests.items() if k not in texts]
     distinct = sequences(missing)
+    tokens, written = sum(len(ask.ids) for ask, _ in distinct), sum(r.decoding.max_new_tokens for r in new)
     return ServedPlan(
+        prepared=prepared,
         facts=handle.model.facts.as_dict(),
         abilities=handle.model.abilities.lines(),
         asked=len(wants.answers),
         cached=len(unique) - len(missing),
         sequences=len(distinct),
-        tokens=sum(len(ask.ids) for ask, _ in distinct),
+        tokens=tokens,
         nodes=count_nodes(missing) if missing else 0,
         prompts=len(requests),
         prompts_cached=len(requests) - len(new),
-        new_tokens=sum(r.decoding.max_new_tokens for r in new),
+        new_tokens=written,
         unavailable=prepared.unavailable,
+        time_range=_range(handle, tokens, written),
     )
+
+
+def _range(handle: ServedHandle, tokens: int, written: int) -> tuple[float, float]:
+    """By how long the servers took for the short requests with which they were met: a token written is one more."""
+    model = handle.model
+    most = model.seconds * (tokens / len(model.canary.ids) + written)
+    return most / (model.slots * len(model.servers)), most
 
 
 def serve_check(url: str, model: str, tokenizer: str | None, key_env: str | None) -> str:

@@ -48,6 +48,7 @@ class EvalAsk:
     trust_remote_code: bool = False
     server: str | None = None  # addresses of servers that run the model, separated by commas
     server_key_env: str | None = None  # the environment variable that holds their key
+    server_by_name: bool = False  # several models: each is asked at those of the servers that list it
     overwrite: bool = False
     trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
     benchmark: str | None = None  # of trajectory-eval
@@ -113,6 +114,7 @@ def _values(ask: EvalAsk) -> dict[str, Any]:
     logs = said["retain_logs"]
     said["retain_logs"] = logs[0] if isinstance(logs, (list, tuple)) and len(logs) == 1 else logs
     more: dict[str, Any] = {"progress": ask.progress, "model.model_args.adapter_base": ask.adapter_base}
+    more["server.by_name"] = True if ask.server and ask.server_by_name else None
     if ask.suite == "lm_eval":  # the harness makes its own prompts, from its own setting
         more["eval.lm_eval.simple_evaluate_args.system_instruction"] = said.pop("system_prompt")
     return {**settings_of(said, ask.suite), **{key: value for key, value in more.items() if value is not None}}

@@ -15,15 +15,16 @@ from vestige.collect.answering import end_words
 from vestige.collect.cost import Cost
 from vestige.collect.ending import Ending
 from vestige.data.chat import Encoder
-from vestige.engine.handles import ModelHandle
+from vestige.engine.config import RunConfig
+from vestige.engine.handles import ModelHandle, handle_of
+from vestige.engine.prepare import model_args
 from vestige.errors import UserError
 from vestige.models.config_checks import check_penalty
-from vestige.models.load import LoadedModel, ModelArgs
+from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
-from vestige.servers.find import ServerArgs, find_server
+from vestige.servers.find import ServerArgs, find_servers
 from vestige.servers.kinds import Abilities, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
-from vestige.servers.wire import Wire
 from vestige.store.results import versions
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
@@ -165,11 +166,17 @@ def lacking(can: Abilities, handler: Handler, wants: Wants) -> str:
     return NO_SPREAD if "spread" in handler.reads and wants.answers and not can.everything else ""
 
 
+def handle_for(config: RunConfig) -> ModelHandle:
+    """The model of a configuration, wherever it runs, before anything is asked of it."""
+    args = model_args(config)
+    return handle_of(args, None, config.server, load_tokenizer(args)[0] if config.server else None)
+
+
 def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:
     """The servers, asked who they are and what they can; their tokenizer must be ours."""
     vocabulary = Vocabulary(tokenizer)
     canary = vocabulary.ids(CANARY)[:24]
-    found = [find_server(Wire(url, server.key_env, server.patience), wanted, vocabulary) for url in server.urls]
+    found = find_servers(server, wanted, vocabulary)
     model = ServedModel(found, server.slots, canary)
     model.meet()
     for one in found:

@@ -27,6 +27,7 @@ class ServerArgs:
     key_env: str | None = None
     patience: Patience = field(default_factory=Patience)
     slots: int = 8  # requests under way at a time, per server
+    by_name: bool = False  # several models: each is asked at those of the servers that list it
 
     @classmethod
     def from_settings(cls, settings: Mapping[str, Any]) -> ServerArgs | None:
@@ -35,7 +36,7 @@ class ServerArgs:
         if not said:
             return None
         urls = [u.strip() for u in (said.split(",") if isinstance(said, str) else said) if str(u).strip()]
-        known = {"url", "key_env", "timeout", "down", "slots"}
+        known = {"url", "key_env", "timeout", "down", "slots", "by_name"}
         if unknown := sorted(set(settings) - known):
             raise UserError(f"Unknown settings of server: {', '.join(unknown)}. Known: {', '.join(sorted(known))}.")
         for name in ("timeout", "down", "slots"):
@@ -43,7 +44,24 @@ class ServerArgs:
             if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or value <= 0):
                 raise UserError(f"server.{name} must be a number above 0, it is {value!r}.")
         patience = Patience(float(settings.get("timeout") or 600.0), float(settings.get("down") or 120.0))
-        return cls(tuple(dict.fromkeys(urls)), settings.get("key_env"), patience, int(settings.get("slots") or 8))
+        slots, by_name = int(settings.get("slots") or 8), bool(settings.get("by_name"))
+        return cls(tuple(dict.fromkeys(urls)), settings.get("key_env"), patience, slots, by_name)
+
+
+def find_servers(args: ServerArgs, wanted: str, vocabulary: Vocabulary) -> list[Server]:
+    """The servers of one model: all that were given, or with `by_name` those that list it."""
+    wires = [Wire(url, args.key_env, args.patience) for url in args.urls]
+    if not args.by_name:
+        return [find_server(wire, wanted, vocabulary) for wire in wires]
+    cards = {wire.url: _cards(wire) for wire in wires}
+    mine = [w for w in wires if any(wanted in (c.get("id"), c.get("root")) for c in cards[w.url])]
+    if not mine:
+        served = ", ".join(f"{url} serves {', '.join(str(c['id']) for c in found)}" for url, found in cards.items())
+        raise UserError(
+            f"None of the servers serves '{wanted}' ({served}); with several models each is found by the name or the "
+            "directory that its server lists."
+        )
+    return [find_server(wire, wanted, vocabulary) for wire in mine]
 
 
 def find_server(wire: Wire, wanted: str, vocabulary: Vocabulary) -> Server:

@@ -57,7 +57,7 @@ class LlamaCppServer(Server):
             "top_p": 1.0 if decoding.greedy else decoding.top_p,
             "min_p": 0.0,
             "repeat_penalty": ask.penalty,
-            "repeat_last_n": -1,
+            "repeat_last_n": len(ask.ids) + ask.limit,  # all of it; newer versions refuse -1, which meant that
             "seed": ask.seed % (1 << 31),
             "n_probs": 2,
             "stop": list(decoding.stopwords),

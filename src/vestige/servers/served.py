@@ -74,6 +74,7 @@ class ServedModel:
         self.slots = slots
         self.canary = SequenceAsk(tuple(canary), 1)
         self.known: Array | None = None  # the canary's log-probabilities
+        self.seconds = 0.0  # that one server took for one request of the canary's length, as it was met
         self.repeats: dict[str, Any] = {}  # what came of asking twice, for the manifest
         self.near_ties: list[str] = []  # texts (by key) that came near to being others
 
@@ -92,7 +93,10 @@ class ServedModel:
     def meet(self) -> None:
         """All servers are of one kind and serve one model; each says what it can."""
         for server in self.servers:
+            begun, asked = time.perf_counter(), server.wire.count.requests
             server.abilities = server.probe(self.canary.ids)
+            answered = max(server.wire.count.requests - asked, 1)
+            self.seconds = max(self.seconds, (time.perf_counter() - begun) / answered)
             if server.facts.identity != self.facts.identity or server.abilities != self.abilities:
                 raise UserError(
                     f"{self.servers[0].url} and {server.url} do not serve the same model in the same way: "

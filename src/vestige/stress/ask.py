@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.stress.registry import attack_named
+from vestige.stress.registry import WeightsAttack, attack_named
 from vestige.stress.run import DEFAULT_METRICS, Stress
 
 RECIPE = ("epochs", "lr", "batch_size", "accumulation")  # of relearning
 # What evaluations are told.
-PASSED_ON = ("suite", "system_prompt", "limit", "cluster", "dtype", "device", "tokenizer", "trust_remote_code")
+PASSED_ON = (
+    "suite", "system_prompt", "limit", "cluster", "dtype", "device", "tokenizer", "trust_remote_code", "server",
+    "server_key_env",
+)  # fmt: skip
 OWN = ("metrics", "held_out", "examples", "keep", "temperature", "compute_dtype", "progress")
 SETTINGS = (*OWN, *RECIPE, *PASSED_ON)
+NO_WEIGHTS = "it changes weights, and those of a served model stay at its server"
 
 Attacks = str | Sequence[str] | Mapping[str, Any]
 
@@ -34,6 +38,9 @@ def make_stress(
             raise unknown_name("setting of attack()", name, (*SETTINGS, "plugins"))
     budgets = read_attacks(attacks)
     said = {**{name: given.get(name) for name in PASSED_ON}, "plugins": list(plugins)}
+    if given.get("server"):
+        _check_served(budgets)
+        said["server_by_name"] = retain_model is not None
     own = {name: given[name] for name in OWN if given.get(name) is not None and name != "metrics"}
     if own.get("examples", 1) < 1:
         raise UserError(f"--examples must be at least 1, it is {own['examples']}.")
@@ -49,6 +56,16 @@ def make_stress(
         settings={name: value for name, value in said.items() if value not in (None, False, [])},
         **own,
     )
+
+
+def _check_served(attacks: Collection[str]) -> None:
+    if changing := [name for name in attacks if not possible_served(name)]:
+        raise UserError(f"{', '.join(changing)}: {NO_WEIGHTS}; leave out the attack, or --server.")
+
+
+def possible_served(name: str) -> bool:
+    """Whether an attack leaves the weights alone."""
+    return not isinstance(attack_named(name), WeightsAttack)
 
 
 def read_attacks(attacks: Attacks) -> dict[str, list[float]]:

@@ -19,7 +19,7 @@ def add_verbs(verbs: Any) -> None:
         "attacks",
         nargs="*",
         metavar="ATTACK[=BUDGET,...]",
-        help=f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all)",
+        help=f"{', '.join(OURS)}, or a plug-in's; relearn=5,20 is two budgets (all; with --server those on prompts)",
     )
     p.add_argument("--held-out", action="store_true", help="relearn on half of the forget rows, measure the other")
     p.add_argument("--examples", type=int, metavar="N", help="relearn: teach only the first N rows")
@@ -46,20 +46,23 @@ def add_verbs(verbs: Any) -> None:
 
 def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.stress.ask import SETTINGS, make_stress
+    from vestige.stress.ask import NO_WEIGHTS, SETTINGS, make_stress, possible_served
     from vestige.stress.robustness import relearning_r, show_r
     from vestige.stress.run import draw, explained, judged, show, stress
 
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
     where = {"out": args.out, "retain_model": args.retain_model, "plugins": args.plugin}
-    ask = make_stress(args.model, args.data, args.attacks or list(OURS), progress=not args.quiet, **where, **given)
+    chosen = args.attacks or [name for name in OURS if not args.server or possible_served(name)]
+    ask = make_stress(args.model, args.data, chosen, progress=not args.quiet, **where, **given)
     rows = stress(ask)
     print(f"\n{args.model}\n\n{show(rows)}\n\n{explained(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
         print(f"{show_r(entries)}\n")
     if words := judged(ask.out):
         print("\n".join([*words, ""]))
+    if left_out := [name for name in OURS if not args.attacks and name not in ask.attacks]:
+        print(f"not possible through a server: {', '.join(left_out)} ({NO_WEIGHTS})")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
     pictures = draw(rows, Path(args.plot), ask.out) if args.plot else []

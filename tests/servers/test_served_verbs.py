@@ -1,0 +1,150 @@
+"""Every verb that takes --server: the same numbers as in process, each model found at its own server, clear refusals.
+
+The servers are ours (serve_tools.py) and compute real numbers of the lab's models.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vestige
+from conftest import LAB, SYSTEM
+from serve_tools import ModelServer, TinyModel, serving
+from vestige.cli import main
+from vestige.errors import UserError
+from vestige.servers import pool as pools
+from vestige.servers import wire as wires
+
+DATA = LAB / "data"
+MODELS = {name: LAB / "models" / name for name in ("full", "unlearned", "retain")}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> dict[str, TinyModel]:
+    return {name: TinyModel(path) for name, path in MODELS.items()}
+
+
+@pytest.fixture
+def servers(tiny: dict[str, TinyModel], monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModelServer]]:
+    """Three servers of a model each."""
+    monkeypatch.setattr(wires, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(pools, "LOOK_AGAIN", 0.05)
+    with (
+        serving(tiny["full"], str(MODELS["full"])) as full,
+        serving(tiny["unlearned"], str(MODELS["unlearned"])) as unlearned,
+        serving(tiny["retain"], str(MODELS["retain"])) as retain,
+    ):
+        yield {"full": full, "unlearned": unlearned, "retain": retain}
+
+
+def addresses(servers: dict[str, ModelServer], *names: str) -> str:
+    return ",".join(servers[name].url for name in names or servers)
+
+
+def prompts_of(server: ModelServer) -> int:
+    """Requests that carried prompts."""
+    return len([asked for path, asked in list(server.asked) if "prompt" in asked and path == "/v1/completions"])
+
+
+# ---- stress ----------------------------------------------------------------------------------------------------------
+
+ATTACKS = {"jailbreak": None, "few-shot": 2, "leak": 2}
+STRESSED = {"metrics": ["forget_Q_A_Prob", "forget_Q_A_ROUGE"], "limit": 3, "system_prompt": SYSTEM}
+
+
+def test_prompt_attacks_through_servers_have_the_values_of_the_models_in_process(
+    servers: dict[str, ModelServer], tmp_path: Path
+) -> None:
+    def attacked(name: str, **more: Any) -> list[Any]:
+        return vestige.attack(MODELS["unlearned"], DATA, ATTACKS, tmp_path / name, MODELS["retain"], **STRESSED, **more)
+
+    here, there = attacked("here"), attacked("there", server=addresses(servers))
+    assert [(r.model, r.attack, r.budget) for r in here] == [(r.model, r.attack, r.budget) for r in there]
+    compared = 0
+    for one, two in zip(here, there, strict=True):
+        if one.attack != "leak":  # samples are drawn by another generator
+            assert two.values == pytest.approx(one.values, abs=1e-5), (one.model, one.attack)
+            compared += len(one.values)
+    assert compared == 12
+    assert len({r.values["forget_Q_A_Prob"] for r in there if r.attack != "leak"}) == 6  # each its own model and prompt
+    assert prompts_of(servers["unlearned"]) and prompts_of(servers["retain"]) and not prompts_of(servers["full"])
+
+
+@pytest.mark.parametrize("attack", ["relearn", "prune=0.3", "quantise"])
+def test_attacks_on_weights_are_refused_through_a_server(
+    attack: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["stress", "jailbreak", attack, "--model", str(MODELS["unlearned"]), "--data", str(DATA)]
+    assert main([*words, "--out", str(tmp_path / "o"), "--server", "http://127.0.0.1:9"]) == 2
+    said = capsys.readouterr().err
+    assert attack.partition("=")[0] in said and "weights of a served model stay" in said.replace("those", "weights")
+    assert not (tmp_path / "o").exists()
+
+
+def test_without_a_named_attack_those_on_prompts_are_made_and_the_others_named(
+    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["stress", "--model", str(MODELS["unlearned"]), "--data", str(DATA), "--limit", "2", "--quiet"]
+    words += ["--metrics", "forget_Q_A_Prob,forget_Q_A_ROUGE", "--out", str(tmp_path / "o")]
+    assert main([*words, "--server", servers["unlearned"].url]) == 0
+    out = capsys.readouterr().out
+    assert "not possible through a server: relearn, quantise, prune (it changes weights" in out.replace("\n", " ")
+    found = json.loads((tmp_path / "o" / "stress.json").read_text())
+    assert {r["attack"] for r in found["rows"]} == {"none", "jailbreak", "paraphrase", "few-shot", "leak"}
+
+
+def test_a_model_that_no_server_lists_is_refused_by_name(servers: dict[str, ModelServer], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"None of the servers serves '.*retain'"):
+        vestige.attack(
+            MODELS["unlearned"], DATA, "jailbreak", tmp_path / "o", MODELS["retain"],
+            server=addresses(servers, "full", "unlearned"), **STRESSED,
+        )  # fmt: skip
+
+
+# ---- audit -----------------------------------------------------------------------------------------------------------
+
+
+def audit(out: Path, *more: str) -> int:
+    words = ["audit", "--before", str(MODELS["full"]), "--after", str(MODELS["unlearned"])]
+    words += ["--retain-model", str(MODELS["retain"]), "--forget", str(DATA / "forget.jsonl")]
+    words += ["--system-prompt", SYSTEM, "--limit", "4", "--quiet", "--out", str(out)]
+    return main([*words, *more])
+
+
+def test_an_audit_through_servers_says_what_it_could_not_test(
+    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert audit(tmp_path / "there", "--server", addresses(servers)) == 0
+    out = capsys.readouterr().out
+    not_tested = out.split("Not tested:")[1]
+    assert "- layers: a server gives log-probabilities and texts" in not_tested
+    for name in ("relearn", "prune", "quantise"):
+        assert f"- {name}: it changes weights" in not_tested
+    assert "by how fast the servers answered" in out and "jailbreak" in out.split("Attacks")[1]
+    assert audit(tmp_path / "here", "--minutes", "0.001") == 0
+    compared = 0
+    for name in ("before", "after", "retain"):
+        here, there = (json.loads((tmp_path / w / name / "OWN_SUMMARY.json").read_text()) for w in ("here", "there"))
+        for metric in here.keys() & there.keys():
+            if isinstance(here[metric], float):
+                assert there[metric] == pytest.approx(here[metric], abs=1e-4), (name, metric)
+                compared += 1
+    assert compared >= 15
+
+
+def test_a_served_audit_that_is_asked_again_goes_on_from_there(
+    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert audit(tmp_path, "--server", addresses(servers)) == 0
+
+    def must_not(*_: object) -> None:
+        raise AssertionError("done again")
+
+    monkeypatch.setattr("vestige.audit.work.stress", must_not)
+    assert audit(tmp_path, "--server", addresses(servers)) == 0
+    assert "Done already: jailbreak." in capsys.readouterr().out

@@ -14,6 +14,7 @@ import pytest
 
 import vestige
 from conftest import LAB, SYSTEM
+from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from serve_tools import ModelServer, TinyModel, serving
 from vestige.cli import main
 from vestige.errors import UserError
@@ -148,3 +149,72 @@ def test_a_served_audit_that_is_asked_again_goes_on_from_there(
     monkeypatch.setattr("vestige.audit.work.stress", must_not)
     assert audit(tmp_path, "--server", addresses(servers)) == 0
     assert "Done already: jailbreak." in capsys.readouterr().out
+
+
+# ---- tasks of lm-evaluation-harness ----------------------------------------------------------------------------------
+
+WRITTEN = """
+task: lab_texts
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}}}}}
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: answer
+generation_kwargs: {{until: ["."], max_gen_toks: 12}}
+metric_list:
+  - {{metric: exact_match}}
+"""
+
+
+@pytest.fixture(scope="module")
+def tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A task of choices and one of texts, over the lab's rows."""
+    pytest.importorskip("lm_eval")
+    place = tmp_path_factory.mktemp("tasks")
+    data = write_rows(place / "rows.jsonl", choice_rows(3, 3))
+    (place / "lab_choices.yaml").write_text(CHOICE.format(name="lab_choices", data=data))
+    (place / "lab_texts.yaml").write_text(WRITTEN.format(data=data))
+    with own_data_cache(tmp_path_factory):
+        yield place
+
+
+def test_harness_tasks_through_a_server_are_those_of_the_model_in_process(
+    servers: dict[str, ModelServer], tasks: Path, tmp_path: Path
+) -> None:
+    def run(name: str, **more: Any) -> Any:
+        out = tmp_path / name
+        vestige.evaluate(
+            MODELS["full"], suite="lm_eval", tasks=["lab_choices", "lab_texts"], include_path=tasks, out=out, **more
+        )
+        return json.loads((out / "LMEval_EVAL.json").read_text()), json.loads((out / "manifest.json").read_text())
+
+    (here, _), (there, about) = run("here"), run("there", server=servers["full"].url)
+    compared = 0
+    for task in ("lab_choices", "lab_texts"):
+        assert here[task]["value_by_index"].keys() == there[task]["value_by_index"].keys()
+        for index, row in here[task]["value_by_index"].items():
+            for one, two in zip(row["responses"], there[task]["value_by_index"][index]["responses"], strict=True):
+                if isinstance(one, str):
+                    assert two == one
+                else:
+                    assert two == [pytest.approx(one[0], abs=1e-4), one[1]]
+                compared += 1
+    assert compared == 3 * 3 + 3
+    assert about["model"]["server"]["kind"] == "vllm"
+    told = about["harness"]["settings"]["served"]
+    scored = [tuple(p) for _, a in servers["full"].asked if "prompt_logprobs" in a for p in a["prompt"] if len(p) > 24]
+    assert told["server_prompt_tokens"] > 0 and len(scored) - len(set(scored)) <= 4  # those are asked again on purpose
+
+
+def test_tasks_of_likelihoods_are_refused_where_a_server_has_none(
+    tiny: dict[str, TinyModel], tasks: Path, tmp_path: Path
+) -> None:
+    with (
+        serving(tiny["full"], str(MODELS["full"]), "chat") as server,
+        pytest.raises(UserError, match="ask for log-probabilities: this server gives no"),
+    ):
+        vestige.evaluate(
+            MODELS["full"], suite="lm_eval", tasks=["lab_choices"], include_path=tasks, out=tmp_path / "o",
+            server=server.url,
+        )  # fmt: skip

@@ -13,6 +13,7 @@ from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
+from vestige.engine.served import handle_for
 from vestige.errors import UserError
 from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
@@ -33,23 +34,16 @@ REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:
     """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
-    if config.server:  # its own client (local-completions) asks every prompt once per answer
-        raise UserError(
-            f"'{config.name}' runs its model here; leave out --server. lm-evaluation-harness has its own clients for "
-            "model servers (lm_eval --model local-completions)."
-        )
     with writing(config.output_dir):
         check_directory(config)
-        args = None if loaded else model_args(config)
-        if args is not None:
-            locate(args)  # finds the model, or says that there is none, before tasks are read
-        model = ModelHandle(args, loaded)
+        model = _model(config, loaded)
         # Of a model of the caller's nothing is kept: hooks can change what it answers, and no fingerprint shows it.
+        # Nor of a served one: a server may be started again with other weights under the same name.
         kept = None if model.is_live else AnswersOnDisk(config.output_dir / "evidence", model.check)
 
-        def ready() -> LoadedModel:
+        def ready() -> Any:
             """Tasks are read; from here on the run is under way."""
-            found = model.get()
+            found = model.get() if model.served is None else model.served.subject()
             begin(config.output_dir, "harness", [*_files(config), "evidence/"])
             if config.settings.get("overwrite"):
                 discard_all(config.output_dir / "evidence")
@@ -64,6 +58,15 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
         return _write(config, model, results, started)
 
 
+def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:
+    if config.server:
+        return handle_for(config, loaded)
+    args = None if loaded else model_args(config)
+    if args is not None:
+        locate(args)  # finds the model, or says that there is none, before tasks are read
+    return ModelHandle(args, loaded)
+
+
 def _files(config: HarnessConfig) -> list[str]:
     return [f"{config.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY")] + ["manifest.json", "sweep_task.json"]
 
@@ -76,7 +79,7 @@ def _write(config: HarnessConfig, model: ModelHandle, results: HarnessResults, s
     reasons = [f"{key}: no value, because {why}" for key, why in results.missing.items()]
     for line in reasons:
         log.warning(line)
-    notes = [*results.notes, *(model.get().notes), *reasons]
+    notes = [*results.notes, *([] if model.served else model.get().notes), *reasons]
     about = manifest("harness", config_json(config.describe())) | {
         "harness": {"handler": config.handler, "settings": results.settings},
         "model": model.facts(),

@@ -14,11 +14,12 @@ from typing import Any
 from vestige.collect.answering import end_words
 from vestige.collect.cost import Cost
 from vestige.collect.ending import Ending
-from vestige.data.chat import Encoder
-from vestige.engine.config import RunConfig
+from vestige.data.chat import Encoder, Template
+from vestige.engine.config import AnyConfig
 from vestige.engine.handles import ModelHandle, handle_of
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
+from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.config_checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
@@ -130,6 +131,13 @@ class ServedHandle(ModelHandle):
         answers.checking = checking
         return answers
 
+    def subject(self) -> ServedSubject:
+        """For a harness, which makes its own prompts."""
+        cost, can = Cost(), self.model.abilities
+        answerer = self.answerer(Encoder(self.tokenizer, Template(apply_chat_template=False)), cost, False)
+        lacks = "" if can.scores else NO_SCORES
+        return ServedSubject(self.name, self.tokenizer, answerer, cost, self.context_length, lacks, can.first)
+
     def know_questions(self, data: Iterable[Rows], encoder: Encoder) -> None:
         """For a server that only chats: which question each prompt asks. It writes the prompt around it itself."""
         if not self.model.abilities.chat:
@@ -166,10 +174,11 @@ def lacking(can: Abilities, handler: Handler, wants: Wants) -> str:
     return NO_SPREAD if "spread" in handler.reads and wants.answers and not can.everything else ""
 
 
-def handle_for(config: RunConfig) -> ModelHandle:
+def handle_for(config: AnyConfig, loaded: LoadedModel | None = None) -> ModelHandle:
     """The model of a configuration, wherever it runs, before anything is asked of it."""
-    args = model_args(config)
-    return handle_of(args, None, config.server, load_tokenizer(args)[0] if config.server else None)
+    args = None if loaded else model_args(config)
+    tokenizer = load_tokenizer(args)[0] if args and config.server else None
+    return handle_of(args, loaded, config.server, tokenizer)
 
 
 def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:

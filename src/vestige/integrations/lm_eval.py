@@ -12,10 +12,12 @@ import json
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from vestige.collect.answering import Answerer
+from vestige.collect.cost import Cost
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.integrations.lm_eval_kept import AnswerPlace, KeptAnswers
 from vestige.integrations.lm_eval_results import blank, read_results
@@ -53,6 +55,19 @@ class HarnessResults:
 
 
 @dataclass(frozen=True)
+class ServedSubject:
+    """What the harness's model is made of, where it is served."""
+
+    name: str
+    tokenizer: Any
+    answerer: Answerer
+    cost: Cost
+    longest: int | None  # tokens that the server reads and writes together
+    lacks: str = ""  # why there are no log-probabilities; empty: there are
+    first: bool = True  # it tells first choices
+
+
+@dataclass(frozen=True)
 class Keeping:
     """Where answers are kept while tasks are asked, and the name of the model that gives them."""
 
@@ -62,7 +77,7 @@ class Keeping:
 
 def evaluate(
     settings: Mapping[str, Any],
-    get_model: Callable[[], LoadedModel],
+    get_model: Callable[[], LoadedModel | ServedSubject],
     max_samples: int | None,
     progress: bool,
     keeping: Keeping | None = None,
@@ -79,7 +94,7 @@ def evaluate(
         model = get_model()
         lm = _wrapped(model, args, draws)
         try:
-            with watched(model.model) as watch, _no_git():
+            with _watching(model) as watch, _no_git():
                 kept = _kept(keeping, lm, model, args, draws, watch, warned)
                 raw = simple_evaluate(model=lm, tasks=list(tasks.objects), task_manager=tasks.manager, **args)
         except ValueError as error:
@@ -94,7 +109,7 @@ def evaluate(
     used = {k: v for k, v in args.items() if v is not None} | _used(raw["config"])
     used |= {"max_length": raw.get("max_length"), "tokenizer": type(model.tokenizer).__name__}
     notes = [*_shot_notes(raw, args, tasks), *warned.lines]
-    if model.diffusion is not None:
+    if not isinstance(lm, _in_process()):
         used |= lm.settings()
         notes += lm.notes()
     elif draws is not None:
@@ -103,7 +118,12 @@ def evaluate(
 
 
 def _kept(
-    keeping: Keeping | None, lm: Any, model: LoadedModel, args: Mapping[str, Any], draws: int | None, *seen: Any
+    keeping: Keeping | None,
+    lm: Any,
+    model: LoadedModel | ServedSubject,
+    args: Mapping[str, Any],
+    draws: int | None,
+    *seen: Any,
 ) -> KeptAnswers | None:
     """Answers kept task by task, if there is a place for them."""
     if keeping is None:
@@ -154,6 +174,11 @@ def watched(model: Any) -> Iterator[LogitWatch]:
         yield watch
     finally:
         hook.remove()
+
+
+def _watching(model: LoadedModel | ServedSubject) -> AbstractContextManager[LogitWatch]:
+    """A server's logits are not seen here: its log-probabilities are checked as they arrive."""
+    return nullcontext(LogitWatch()) if isinstance(model, ServedSubject) else watched(model.model)
 
 
 @contextmanager
@@ -216,7 +241,13 @@ def _draws(value: Any) -> int | None:
     return value
 
 
-def _wrapped(model: LoadedModel, args: Mapping[str, Any], draws: int | None) -> Any:
+def _in_process() -> type:
+    from lm_eval.models.huggingface import HFLM
+
+    return HFLM
+
+
+def _wrapped(model: LoadedModel | ServedSubject, args: Mapping[str, Any], draws: int | None) -> Any:
     """Our model as the harness sees models. The tokenizer is a copy, because the harness gives it a padding token."""
     if args.get("apply_chat_template") and not getattr(model.tokenizer, "chat_template", None):
         raise UserError(
@@ -225,13 +256,15 @@ def _wrapped(model: LoadedModel, args: Mapping[str, Any], draws: int | None) -> 
         )
     sizes = {name: args[name] for name in FOR_THE_MODEL if name in args}
     tokenizer = copy.deepcopy(model.tokenizer)
+    if isinstance(model, ServedSubject):
+        from vestige.integrations.lm_eval_served import ServedLM
+
+        return ServedLM(model, tokenizer)
     if model.diffusion is not None:
         from vestige.integrations.lm_eval_diffusion import DiffusionLM
 
         return DiffusionLM(model, tokenizer, draws, **sizes)
-    from lm_eval.models.huggingface import HFLM
-
-    return HFLM(pretrained=model.model, tokenizer=tokenizer, **sizes)
+    return _in_process()(pretrained=model.model, tokenizer=tokenizer, **sizes)
 
 
 def _used(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,6 @@ This file is only imported once a diffusion model is to be handed to the harness
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,18 +28,12 @@ from vestige.collect.positions import learned_positions
 from vestige.collect.tree import Limits
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError, unknown_name
+from vestige.integrations.lm_eval_tokens import TokenLM, log
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import need_predictor
 from vestige.models.load import LoadedModel
 from vestige.types import Prompt, Target
 from vestige.wants import Decoding, DenoiseWant, Denoising, Request
-
-try:
-    from lm_eval.api.model import TemplateLM as Base
-except ImportError:  # without the extra nobody makes a DiffusionLM, but tools that read every module get here
-    Base = object
-
-log = logging.getLogger("lm_eval.vestige")  # below the harness's own logger: its warnings become the run's notes
 
 MAX_GEN_TOKS = 256  # of a task that does not say, as for causal models
 # What gen_kwargs may say of the sampler. Length, temperature and seed have names of their own there.
@@ -58,7 +51,7 @@ class BoundEstimate:
     error: float  # standard error of `value`; 0 where one draw is all there is to know, NaN where it is not known
 
 
-class DiffusionLM(Base):
+class DiffusionLM(TokenLM):
     """A mask predictor with its tokenizer, answering the harness's three kinds of request."""
 
     def __init__(
@@ -100,10 +93,6 @@ class DiffusionLM(Base):
             )
         return found
 
-    @property
-    def tokenizer_name(self) -> str:
-        return str(self.tokenizer.name_or_path).replace("/", "__")
-
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         """The text's tokens after those that begin every text, unless it begins with them already.
 
@@ -112,26 +101,6 @@ class DiffusionLM(Base):
         ids = list(self.tokenizer.encode(string, add_special_tokens=False))
         begun = add_special_tokens is None and ids[: len(self._beginning)] == self._beginning
         return ids if add_special_tokens is False or begun else [*self._beginning, *ids]
-
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's own template writes it; without the system turn if it refuses those."""
-        from jinja2.exceptions import TemplateError
-
-        def written(turns: list[dict[str, str]]) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    turns,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
-            )
-
-        try:
-            return written(chat_history)
-        except TemplateError:
-            log.warning("the chat template refuses a system turn: it was left out")
-            return written([turn for turn in chat_history if turn["role"] != "system"])
 
     # ---- likelihoods ------------------------------------------------------------------------------------------
 
@@ -168,26 +137,6 @@ class DiffusionLM(Base):
         for request, value in zip(requests, out, strict=True):
             self.cache_hook.add_partial("loglikelihood_rolling", request.args, value)
         return out
-
-    def _target(self, texts: Any, context: list[int], answer: list[int]) -> Target:
-        """The continuation after as much of its context as fits, cut from the left as for causal models."""
-        if not answer:
-            raise UserError(
-                f"The continuation {texts[1]!r} leaves no tokens to score after its context; "
-                "give the task a target_delimiter or another doc_to_choice."
-            )
-        if len(answer) >= self.max_length:
-            raise UserError(
-                f"A continuation is {len(answer)} tokens long, but this model reads {self.max_length} with its "
-                "context; leave that task out or shorten its documents."
-            )
-        context = self._cut(context or [self.prefix_token_id], self.max_length - len(answer))
-        return Target((*context, *answer), len(context))
-
-    def _cut(self, context: list[int], room: int) -> list[int]:
-        if len(context) > room:
-            log.warning(f"some contexts were cut from the left to fit the model's {self.max_length} tokens")
-        return context[-room:]
 
     def _estimates(self, targets: Sequence[Target], silent: bool) -> Iterator[tuple[str, BoundEstimate]]:
         """Each distinct target's estimate, as batches finish."""

@@ -51,6 +51,53 @@ def test_a_job_validates_and_carries_its_command_unchanged(capsys: pytest.Captur
     assert [expanded(word, {"HOME": "/h"}) for word in container["args"]] == AWKWARD
 
 
+BESIDE = ["--set", "server.model=ORG/MODEL", "--set", "gpu.type=A100-40", "--dry-run", "--"]
+
+
+def test_a_server_beside_the_command_is_ready_before_it_and_ends_with_it(capsys: pytest.CaptureFixture[str]) -> None:
+    more = ["--set", 'server.args=[--max-logprobs, "-1"]', "--set", "server.gpu=2", *BESIDE]
+    body = printed(capsys, *more, "eval", "tofu", "--model", "ORG/MODEL")
+    kubernetes_validate.validate(body, kubernetes_validate.latest_version(), strict=True)
+    pod = body["spec"]["template"]["spec"]
+    [server], [command] = pod["initContainers"], pod["containers"]
+    assert server["restartPolicy"] == "Always"  # a sidecar: the Job ends with the command
+    assert server["command"][-8:] == [
+        "--model", "ORG/MODEL", "--max-logprobs", "-1", "--host", "127.0.0.1", "--port", "8000",
+    ]  # fmt: skip
+    told = server["startupProbe"]["exec"]["command"][-1]
+    assert "http://127.0.0.1:8000/health" in told and server["readinessProbe"]["exec"]["command"][-1] == told
+    compile(told, "probe", "exec")
+    assert server["startupProbe"]["failureThreshold"] * server["startupProbe"]["periodSeconds"] == 30 * 60
+    assert server["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert "nvidia.com/gpu" not in command["resources"]["limits"] and "affinity" in pod
+    assert command["args"] == ["eval", "--server", "http://127.0.0.1:8000", "tofu", "--model", "ORG/MODEL"]
+
+
+def test_a_command_that_names_its_server_keeps_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for said in (["--server", "http://other:1"], ["--server=http://other:1"]):
+        words = ["stress", "leak", *said, "--model", "M", "--data", "D"]
+        assert printed(capsys, *BESIDE, *words)["spec"]["template"]["spec"]["containers"][0]["args"] == words
+    words = ["sweep", "plan.yaml"]  # its plan names servers
+    job = printed(capsys, "--kind", "job", *BESIDE, *words)
+    assert job["spec"]["template"]["spec"]["containers"][0]["args"] == words
+
+
+@pytest.mark.parametrize(
+    ("words", "needle"),
+    [
+        ([*BESIDE, "sweep", "plan.yaml"], "--kind job"),
+        ([*BESIDE, "depth", "M"], "does not ask a server"),
+        (["--set", "server.port=0", *BESIDE, "eval", "tofu"], "server.port"),
+        (["--set", "server.args=--tp", *BESIDE, "eval", "tofu"], "must be a list of words"),
+    ],
+)
+def test_servers_that_cannot_be_beside_a_command_are_refused(
+    words: list[str], needle: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["job", *words]) == 2
+    assert needle in capsys.readouterr().err
+
+
 # The trajectory guide's command, with our program's name in the place of theirs.
 GUIDE = ["eval", "trajectory-eval", "--model", "GSAI-ML/LLaDA-8B-Instruct", "--benchmark", "tofu"]
 

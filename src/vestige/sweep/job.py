@@ -16,6 +16,7 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError, how_to_install, unknown_name
+from vestige.flags import flags_of
 from vestige.guard import parse_yaml, read_yaml
 from vestige.secrets import hide, is_secret_name, note_tree
 
@@ -24,6 +25,11 @@ FREE = ("env", "gpu_types")  # mappings whose keys are the user's own
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?")  # short, because the cluster appends to it
 RAY_NAME = re.compile(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?")  # a DNS label that begins with a letter, 47 at most
 SUBMISSION_MODES = ("K8sJobMode", "HTTPMode", "InteractiveMode", "SidecarMode")
+
+SERVER_COUNTS = {"port": 1, "start_minutes": 1, "gpu": 0}  # whole numbers, and the least of each
+# It listens on loopback only, where the cluster's own probes (which come from outside the pod) do not reach it.
+READY = "import urllib.request; urllib.request.urlopen('{url}', timeout=5)"
+LOOK = 10  # seconds between two looks at whether a server is ready
 
 JobSettings = Mapping[str, Any]
 
@@ -78,6 +84,7 @@ def _checked(settings: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"The job name '{settings['name']}' must be at most 40 of a-z, 0-9 and '-', as in npo-tofu.")
     counts = [("gpu.count", settings["gpu"]["count"], 0)]
     counts += [(key, settings[key], 0) for key in ("retries", "keep_seconds")]
+    counts += [(f"server.{key}", settings["server"][key], least) for key, least in SERVER_COUNTS.items()]
     for key, value, least in (*counts, ("ray.workers", settings["ray"]["workers"], 1)):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise UserError(f"The setting '{key}' must be a whole number of at least {least}, it is {value!r}.")
@@ -94,7 +101,27 @@ def render(settings: JobSettings, command: Sequence[str], kind: str | None = Non
         raise UserError(f"'{command[0]}' is not a command to run in a job; write a verb after `--`, as in `-- eval`.")
     _refuse_secrets(settings, command)
     chosen = kind or ("rayjob" if command[0] == "sweep" else "job")
+    if settings["server"]["model"] is not None:
+        _check_server(settings, command, chosen)
     return _ray_job(settings, command) if chosen == "rayjob" else _job(settings, command)
+
+
+def _takes_server(verb: str) -> bool:
+    return "server" in {flag.name for flag in flags_of(verb)}
+
+
+def _check_server(settings: JobSettings, command: Sequence[str], kind: str) -> None:
+    said = settings["server"]
+    if kind == "rayjob":
+        raise UserError(
+            "A server beside the command is for --kind job: the workers of a RayJob are several pods. Start servers of "
+            "their own and name them in the plan (server:), or give --kind job."
+        )
+    if command[0] != "sweep" and not _takes_server(command[0]):  # a sweep's plan names its servers
+        raise UserError(f"`vestige {command[0]}` does not ask a server; leave out --set server.model.")
+    for key in ("command", "args"):
+        if not isinstance(said[key], list):
+            raise UserError(f"The setting 'server.{key}' must be a list of words, it is {said[key]!r}.")
 
 
 def _refuse_secrets(settings: JobSettings, command: Sequence[str]) -> None:
@@ -118,8 +145,17 @@ def _metadata(settings: JobSettings) -> dict[str, Any]:
 
 
 def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
-    container = {**_container(settings, "vestige"), "command": ["vestige"], "args": [literal(c) for c in command]}
-    pod = {**_pod(settings, container), "restartPolicy": "Never"}
+    beside = settings["server"]["model"] is not None
+    own = {**settings, "gpu": {**settings["gpu"], "count": 0}} if beside else settings  # its server has them
+    named = any(word.partition("=")[0] == "--server" for word in command) or not _takes_server(command[0])
+    words = command if named or not beside else [command[0], "--server", _address(settings), *command[1:]]
+    container = {**_container(own, "vestige"), "command": ["vestige"], "args": [literal(c) for c in words]}
+    served = {**settings, **{k: settings["server"][k] for k in ("image", "cpu", "memory")}}
+    served["gpu"] = {**settings["gpu"], "count": settings["server"]["gpu"]}
+    # The pod as a whole goes where its GPUs are, whichever container has them.
+    pod = {**_pod(served if beside else settings, container), "restartPolicy": "Never"}
+    if beside:
+        pod = {"initContainers": [_server(served)], **pod}
     spec = {"backoffLimit": settings["retries"], "ttlSecondsAfterFinished": settings["keep_seconds"]}
     template = {"metadata": {"labels": _metadata(settings)["labels"]}, "spec": pod}
     return {
@@ -127,6 +163,27 @@ def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
         "kind": "Job",
         "metadata": _metadata(settings),
         "spec": {**spec, "template": template},
+    }
+
+
+def _address(settings: JobSettings) -> str:
+    return f"http://127.0.0.1:{settings['server']['port']}"
+
+
+def _server(settings: JobSettings) -> dict[str, Any]:
+    """A model server as a sidecar: an init container that keeps running. The command starts when it is ready.
+
+    A second ordinary container would never end, and with it the Job; a sidecar ends when the command does.
+    """
+    said = settings["server"]
+    words = [*said["command"], "--model", said["model"], *said["args"], "--host", "127.0.0.1", "--port", said["port"]]
+    probe = {"exec": {"command": ["python3", "-c", READY.format(url=_address(settings) + str(said["health"]))]}}
+    return {
+        **_container(settings, "server"),
+        "command": [literal(str(word)) for word in words],
+        "restartPolicy": "Always",
+        "startupProbe": {**probe, "periodSeconds": LOOK, "failureThreshold": said["start_minutes"] * 60 // LOOK},
+        "readinessProbe": {**probe, "periodSeconds": LOOK},
     }
 
 

@@ -16,6 +16,7 @@ import vestige
 from conftest import LAB, SYSTEM
 from lm_eval_tools import CHOICE, choice_rows, own_data_cache, write_rows
 from serve_tools import ModelServer, TinyModel, serving
+from sweep_tools import started, write_plan
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.servers import pool as pools
@@ -218,3 +219,62 @@ def test_tasks_of_likelihoods_are_refused_where_a_server_has_none(
             MODELS["full"], suite="lm_eval", tasks=["lab_choices"], include_path=tasks, out=tmp_path / "o",
             server=server.url,
         )  # fmt: skip
+
+
+# ---- sweeps ---------------------------------------------------------------------------------------------------------
+
+
+def swept(place: Path, capsys: pytest.CaptureFixture[str], **more: Any) -> list[str]:
+    """The tasks that a sweep started."""
+    assert main(["sweep", str(write_plan(place, **more)), "--slots", "0", "--quiet"]) == 0
+    return started(capsys.readouterr().out)
+
+
+def value_of(place: Path, model: str) -> float:
+    found = json.loads((place / "sweep" / "runs" / "tofu" / model / "TOFU_SUMMARY.json").read_text())
+    return float(found["forget_Q_A_Prob"])
+
+
+def test_a_sweep_asks_each_model_at_its_servers_and_knows_what_is_done(
+    servers: dict[str, ModelServer], tiny: dict[str, TinyModel], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here").mkdir()
+    swept(tmp_path / "here", capsys)
+    both = addresses(servers, "full", "retain")
+    assert swept(tmp_path, capsys, server=both) == ["tofu/retain", "tofu/full"]
+    for name in ("full", "retain"):
+        assert value_of(tmp_path, name) == pytest.approx(value_of(tmp_path / "here", name), abs=1e-5)
+    assert swept(tmp_path, capsys, server=both) == []
+    servers["full"].model = tiny["unlearned"]  # started again with other weights, under the same name
+    assert swept(tmp_path, capsys, server=both) == ["tofu/full"]
+    assert value_of(tmp_path, "full") != pytest.approx(value_of(tmp_path / "here", "full"), abs=1e-3)
+
+
+def test_a_model_of_a_plan_may_have_its_own_server_or_run_here(
+    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = {
+        "full": {"path": str(MODELS["full"]), "server": [servers["full"].url]},
+        "retain": {"path": str(MODELS["retain"]), "server": "none"},
+    }
+    swept(tmp_path, capsys, models=models, server=servers["unlearned"].url)
+    assert prompts_of(servers["full"]) and not prompts_of(servers["unlearned"]) and not prompts_of(servers["retain"])
+    told = json.loads((tmp_path / "sweep" / "runs" / "tofu" / "retain" / "manifest.json").read_text())
+    assert "server" not in told["model"]
+
+
+@pytest.mark.parametrize(
+    ("more", "needle"),
+    [
+        ({"attacks": ["prune"]}, "changes weights, and 'retain' is served"),
+        ({"suites": {"depth": {"full": "full", "data": str(DATA / "forget.jsonl")}}}, "reads layers"),
+        ({"suites": {"tofu": {"server": "http://127.0.0.1:9"}}}, "belong to models"),
+        ({"server": {"url": "x"}}, "an address or a list"),
+    ],
+)
+def test_what_a_server_cannot_do_in_a_sweep_is_refused(
+    more: dict[str, Any], needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path, **{"server": "http://127.0.0.1:9", **more})
+    assert main(["sweep", str(plan), "--slots", "0"]) == 2
+    assert needle in capsys.readouterr().err

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from vestige.collect.answering import end_words
 from vestige.collect.cost import Cost
 from vestige.collect.ending import Ending
@@ -23,9 +25,11 @@ from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.config_checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
+from vestige.servers.checks import TOLERANCE
 from vestige.servers.find import ServerArgs, find_servers
 from vestige.servers.kinds import Abilities, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
+from vestige.servers.wire import ServerDown
 from vestige.store.results import versions
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
@@ -120,6 +124,7 @@ class ServedHandle(ModelHandle):
             **{k: v for k, v in self.made.items() if k != "versions"},
             "servers": [s.url for s in self.model.servers],
             "repeated": self.model.repeats,
+            **({} if self.model.known is None else {"canary": [round(float(x), 6) for x in self.model.known]}),
         }
 
     def answerer(self, encoder: Encoder, cost: Cost, checking: bool) -> ServedAnswers:
@@ -179,6 +184,23 @@ def handle_for(config: AnyConfig, loaded: LoadedModel | None = None) -> ModelHan
     args = None if loaded else model_args(config)
     tokenizer = load_tokenizer(args)[0] if args and config.server else None
     return handle_of(args, loaded, config.server, tokenizer)
+
+
+def serves_as_before(config: AnyConfig, facts: Mapping[str, Any]) -> bool:
+    """Whether a finished run's servers would answer as they did: who they say they are, and their numbers.
+
+    Servers that are away cannot be asked: then the model's name stands for it, as a hub id's does. The numbers must be
+    very near: where they are not, the run is made again, and its evidence is compared entry by entry.
+    """
+    try:
+        handle = handle_for(config)
+    except ServerDown:
+        return True
+    now = handle.facts()
+    before, after = facts.get("canary"), now.get("canary")
+    if now["fingerprint"] != facts.get("fingerprint") or before is None or after is None:
+        return bool(now["fingerprint"] == facts.get("fingerprint") and before == after)  # it gives texts alone
+    return len(before) == len(after) and bool(np.allclose(before, after, rtol=0, atol=TOLERANCE))
 
 
 def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:

@@ -49,7 +49,7 @@ def hub_users(tasks: Sequence[Task]) -> dict[str, list[Task]]:
     """The tasks that read each hub model, in the order in which the models are first wanted."""
     out: dict[str, list[Task]] = {}
     for task in tasks:
-        for path in checkpoints_of(task):
+        for path in () if task.ask.get("server") else checkpoints_of(task):  # a served model's files stay there
             if not Path(path).expanduser().exists():
                 out.setdefault(path, []).append(task)
     return out

@@ -21,7 +21,7 @@ from vestige.sweep.plan import (
     s1_place,
     suite_ask,
 )
-from vestige.sweep.pool import training_memory, weights_memory
+from vestige.sweep.pool import BASE_MEMORY, training_memory, weights_memory
 from vestige.sweep.tasks import Task
 
 
@@ -58,6 +58,10 @@ def _s1_tasks(plan: SweepPlan, threads: int) -> list[Task]:
     return out
 
 
+def _memory(model: PlanModel) -> int | None:
+    return BASE_MEMORY if model.flags.get("server") else weights_memory(model.path)
+
+
 def _largest(*memories: int | None) -> int | None:
     """One model is in memory at a time. What is unknown stays unknown."""
     known = [m for m in memories if m is not None]
@@ -65,7 +69,7 @@ def _largest(*memories: int | None) -> int | None:
 
 
 def _tasks_of(plan: SweepPlan, model: PlanModel, attack: PlannedAttack | None, threads: int) -> list[Task]:
-    memory = model.memory if model.memory is not None else weights_memory(model.path)
+    memory = model.memory if model.memory is not None else _memory(model)
     how = _how(plan, model, attack)
     common: dict[str, Any] = {"model": model.name, "source": model.path, "plugins": plan.plugins, "threads": threads}
     common |= {"gpus": plan.gpus, "attack": attack.name if attack else None, "how": how}

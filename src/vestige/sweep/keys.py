@@ -36,6 +36,17 @@ def checkpoint_parts(args: ModelArgs, dated: bool = False) -> list[str]:
     return parts + ([datetime.date.today().isoformat()] if not dated and says_today(args) else [])
 
 
+def served_parts(args: ModelArgs, dated: bool = False) -> list[str]:
+    """A served model: by its name, as a hub id is, and by its tokenizer, which is read here.
+
+    Which weights a server has, only the server knows: `serves_as_before` asks it before a run counts as done.
+    """
+    tools = json.dumps({"tokenizers": library("tokenizers")})
+    files = tokenizer_files(args) if is_local(args.tokenizer or args.path) else []
+    today = [datetime.date.today().isoformat()] if files and not dated and says_today(args) else []
+    return ["served", args.path, str(args.tokenizer), tools, *files, *today]
+
+
 def collector_part() -> str:
     """How the evidence of a sweep's tasks is collected. None of them measures collapse."""
     return json.dumps({kind: number for kind, number in COLLECTED.items() if kind != "cross"}, sort_keys=True)

@@ -20,7 +20,8 @@ from vestige.sweep.attacks import PlannedAttack, read_attacks, teaching_data
 
 ASK = {f.name for f in fields(EvalAsk)}
 OURS = {"model", "out", "task_name", "retain_logs", "plugins", "progress"}  # what a sweep says itself
-OURS |= {"server", "server_key_env"}  # the key of a task knows checkpoints by their files: a served one has none
+OURS |= {"server_by_name"}
+HERE = "none"  # `server` of a model that runs in the task's own process although the plan has servers
 TEACHING = (
     "suite", "system_prompt", "limit", "dtype", "device", "tokenizer", "trust_remote_code", "overrides", "config_dir",
 )  # fmt: skip
@@ -57,6 +58,8 @@ class SweepPlan:
     clear_cache: bool = False
     prefetch: int = 0  # hub models on the disk before any task of theirs has started
     keep_attacked: bool = False
+    server: str | None = None  # servers for all models, each found by its name
+    server_key_env: str | None = None
     retain_suites: tuple[str, ...] = ()  # suites that compare with the retain model
     metric_suites: tuple[str, ...] = ()  # suites of metrics: neither depth nor a harness
     held: Mapping[str, str] = field(default_factory=dict)  # suite -> its rows without those that relearning teaches
@@ -100,6 +103,7 @@ def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> SweepPlan:
 def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> SweepPlan:
     models = _models(body["models"])
     models, retain = _with_retain(models, body.get("retain"))
+    models = _with_servers(models, body)
     suites = _suites(body["suites"])
     return SweepPlan(
         out=Path(str(body.get("out") or f"saves/sweep/{path.stem}")),
@@ -117,7 +121,31 @@ def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> Swee
         clear_cache=bool(body.get("clear_cache", False)),
         prefetch=_count(body, "prefetch", 0, 0) or 0,
         keep_attacked=bool(body.get("keep_attacked", False)),
+        server=_addresses(body.get("server")),
+        server_key_env=body.get("server_key_env"),
     )
+
+
+def _addresses(said: Any) -> str | None:
+    """One address or several, as text with commas or as a list."""
+    if said is not None and not isinstance(said, (str, list)):
+        raise UserError(f"'server' in the plan must be an address or a list of them, it is {said!r}.")
+    return ",".join(map(str, said)) if isinstance(said, list) else said
+
+
+def _with_servers(models: tuple[PlanModel, ...], body: Mapping[str, Any]) -> tuple[PlanModel, ...]:
+    """Each model with its servers: its own entry's, else those of the plan that list it."""
+    plans = {"server": _addresses(body.get("server")), "server_key_env": body.get("server_key_env")}
+    plans = {k: v for k, v in plans.items() if v is not None}
+    out = []
+    for model in models:
+        flags = dict(model.flags)
+        if flags.get("server") == HERE:
+            flags = {k: v for k, v in flags.items() if k not in ("server", "server_key_env")}
+        elif not flags.get("server") and "server" in plans:
+            flags |= {**plans, "server_by_name": True}
+        out.append(replace(model, flags=flags))
+    return tuple(out)
 
 
 def _list(value: Any, key: str) -> list[Any]:
@@ -183,6 +211,8 @@ def _model(name: Any, body: Any) -> PlanModel:
         raise UserError(f"The model '{name}' of the plan has no path; write {name}: PATH.")
     if attack not in (None, True, False):
         raise UserError(f"'attack' of the model '{name}' of the plan must be true or false, it is {attack!r}.")
+    if "server" in flags:
+        flags["server"] = _addresses(flags["server"])
     _check_flags(flags, f"of the model '{name}'")
     return PlanModel(_name(name, "model"), str(path), flags, _size(memory, f"models.{name}.memory"), attack)
 
@@ -215,6 +245,10 @@ def _suites(said: Any) -> dict[str, Mapping[str, Any]]:
             raise UserError(f"A suite of the plan is called '{name}', as other tasks are; give it another name.")
         check = sweep_depth.check_flags if flags["suite"] == sweep_depth.SUITE else _check_flags
         check(flags, f"of the suite '{name}'")
+        if "server" in flags or "server_key_env" in flags:
+            raise UserError(
+                f"The suite '{name}' of the plan names servers; they belong to models, or to the whole plan."
+            )
         if isinstance(flags.get("metrics"), str):
             flags["metrics"] = [m.strip() for m in flags["metrics"].split(",")]
         check_form(flags.get("metrics"), list[str] | None, f"'metrics' of the suite '{name}' of the plan", "list names")
@@ -244,6 +278,7 @@ def _checked(plan: SweepPlan) -> SweepPlan:
 def _with_attacks(plan: SweepPlan) -> SweepPlan:
     """Attacks that cannot work are refused, and held-out rows get their place."""
     held: dict[str, str] = {}
+    _check_served(plan)
     for attack in plan.attacks:
         if attack.record.teaches:
             teaching = teaching_data(attack, plan.teaching_suites)
@@ -258,6 +293,23 @@ def _with_attacks(plan: SweepPlan) -> SweepPlan:
             f"(models: {{{name}: {{path: PATH, attack: true}}}})."
         )
     return replace(plan, held=held)
+
+
+def _check_served(plan: SweepPlan) -> None:
+    """What a server cannot do is refused before anything runs."""
+    served = [m for m in plan.models if m.flags.get("server")]
+    layers = [name for name in plan.suites if plan.is_depth(name)]
+    if served and layers:
+        raise UserError(
+            f"The suite '{layers[0]}' of the plan reads layers, which a server does not give, and "
+            f"'{served[0].name}' is served; leave the suite out, or write server: {HERE} for the models."
+        )
+    changed = [m.name for m in served if plan.attacks and is_attacked(plan, m)]
+    if changed:
+        raise UserError(
+            f"The attack '{plan.attacks[0].name}' of the plan changes weights, and '{changed[0]}' is served; write "
+            f"attack: false for it, or server: {HERE}."
+        )
 
 
 def full_model(plan: SweepPlan) -> str | None:

@@ -36,7 +36,14 @@ from vestige.stress.copies import AttackLesson, attack_weights, rows_file, setti
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
 from vestige.stress.registry import LESSON, attack_named
 from vestige.sweep.depth import run_depth, to_ask
-from vestige.sweep.keys import checkpoint_parts, collector_part, harness_part, is_local, named_content
+from vestige.sweep.keys import (
+    checkpoint_parts,
+    collector_part,
+    harness_part,
+    is_local,
+    named_content,
+    served_parts,
+)
 from vestige.types import content_key
 from vestige.writing import append_to, remove
 
@@ -131,6 +138,10 @@ def _same_run(task: Task) -> bool:
     manifest = read_json(Path(task.out) / "manifest.json")
     if misfit(manifest, _TaskManifest) or manifest.get("config") != _config(task):
         return False
+    if run.server:
+        from vestige.engine.served import serves_as_before
+
+        return serves_as_before(run, manifest["model"])
     weights = manifest["model"]["fingerprint"]
     copied = task.attack is not None and not task.how.get("quantization")
     return copied or not is_local(task.source) or weights == fingerprint(model_args(run))
@@ -156,7 +167,7 @@ def _attack_key(task: Task) -> str:
 # Flags that only say where things are or how work is shown; models are named by their weights.
 WHERE = (
     "out", "model", "data", "retain_logs", "progress", "plugins", "config_dir", "task_name",
-    "unlearned", "full", "retain", "s1_cache",
+    "unlearned", "full", "retain", "s1_cache", "server", "server_key_env", "server_by_name",
 )  # fmt: skip
 AFTER_S1 = ("delta_threshold", "baselines", "plots", "resamples", "seed", "batch_size")  # S1 is the same with others
 
@@ -176,6 +187,8 @@ def _identities(task: Task) -> list[str]:
     template = _config(task)["model"].get("template_args", {}) if task.kind == "eval" else {}
     dated = bool(template.get("date_string"))
     found = [task.model_args(path) for path in checkpoints_of(task)]
+    if task.ask.get("server"):
+        return [part for args in found for part in served_parts(args, dated)]
     if task.how.get("quantization"):
         found = [replace(args, quantization=None, compute_dtype=None) for args in found]
     return [part for args in found for part in checkpoint_parts(args, dated)]

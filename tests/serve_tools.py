@@ -85,7 +85,7 @@ class TinyModel:
 
 
 class ModelServer(http.server.ThreadingHTTPServer):
-    """Speaks as vLLM does (`kind` vllm), as SGLang, as an OpenAI server that takes no ids, or only chats."""
+    """Speaks as vLLM does (`kind` vllm), as SGLang, llama.cpp, an OpenAI server that takes no ids, or only chats."""
 
     daemon_threads = True
 
@@ -111,14 +111,16 @@ class ModelServer(http.server.ThreadingHTTPServer):
             "/v1/models": self.models, "/version": self.version, "/tokenize": self.tokenize,
             "/v1/completions": self.completions, "/generate": self.generate, "/get_model_info": self.model_info,
             "/get_server_info": self.server_info, "/v1/chat/completions": self.chat,
+            "/completion": self.llama_completion, "/props": self.props,
         }  # fmt: skip
         others = {"sglang": {"/version", "/v1/completions"}, "chat": {"/v1/completions", "/version", "/generate"}}
+        others["llamacpp"] = {"/version", "/v1/completions", "/generate"}
         if path not in table or path in others.get(self.kind, {"/generate"}):
             raise HttpStatus(404)
         return table[path](asked)
 
     def models(self, asked: dict[str, Any]) -> Answer:
-        owner = {"vllm": "vllm", "sglang": "sglang"}.get(self.kind, "somebody")
+        owner = self.kind if self.kind in ("vllm", "sglang", "llamacpp") else "somebody"
         return {"data": [{"id": self.name, "owned_by": owner, "root": self.name, "max_model_len": 256}]}
 
     def version(self, asked: dict[str, Any]) -> Answer:
@@ -131,7 +133,30 @@ class ModelServer(http.server.ThreadingHTTPServer):
         return {"version": "0.0-test", "dtype": "float32", "context_length": 256, "api_key": "sk-this-is-never-kept-0"}
 
     def tokenize(self, asked: dict[str, Any]) -> Answer:
-        return {"tokens": self.model.tokenizer(asked["prompt"], add_special_tokens=False)["input_ids"]}
+        words = asked["content"] if self.kind == "llamacpp" else asked["prompt"]
+        return {"tokens": self.model.tokenizer(words, add_special_tokens=False)["input_ids"]}
+
+    def props(self, asked: dict[str, Any]) -> Answer:
+        told = {"model_path": self.name, "build_info": "b0-test"}
+        return {**told, "default_generation_settings": {"n_ctx": 256, "params": {}}}
+
+    def llama_completion(self, asked: dict[str, Any]) -> Answer:
+        """llama.cpp's own form, as its server answers (seen on build 11549): the end token is not among `tokens`."""
+        if asked.get("repeat_last_n", 64) < 0:
+            raise HttpStatus(400, {}, '{"error": {"message": "Field repeat_last_n: must be 0 or more"}}')
+        ids = asked["prompt"]
+        written, finish, rows = self.model.write({**asked, "max_tokens": asked["n_predict"]}, ids)
+        ended = finish == "stop" and written[-1] == self.model.tokenizer.eos_token_id
+        kind = "eos" if ended else "word" if finish == "stop" else "limit"
+        kept = written[:-1] if ended else written
+        tops = [[{"id": int(i), "logprob": float(r[i])} for i in r.topk(2).indices] for r in rows]
+        probabilities = [{"id": i, "top_logprobs": top} for i, top in zip(kept, tops, strict=False)]
+        return {
+            "index": 0, "content": self.model.tokenizer.decode(kept), "tokens": kept, "stop": True, "model": self.name,
+            "tokens_predicted": len(written), "tokens_evaluated": len(ids), "truncated": False, "stop_type": kind,
+            "stopping_word": "", "tokens_cached": len(ids) + len(written) - 1, "timings": {"cache_n": 3},
+            "completion_probabilities": probabilities,
+        }  # fmt: skip
 
     def completions(self, asked: dict[str, Any]) -> Answer:
         prompts = asked["prompt"]

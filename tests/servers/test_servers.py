@@ -443,6 +443,41 @@ def test_a_server_that_only_chats_gives_texts(tiny: TinyModel, in_process: Any, 
         assert "no log-probabilities" in served["forget_Q_A_Prob"].reason
 
 
+def test_llama_cpps_own_server_gives_texts(tiny: TinyModel, in_process: Any, tmp_path: Path) -> None:
+    with serving(tiny, "lab", "llamacpp") as server:
+        served = run(tmp_path / "served", server.url, ["forget_Q_A_ROUGE", "forget_Q_A_Prob"])
+        told = served.manifest["model"]["server"]
+        asked = [body for path, body in server.asked if path == "/completion"]
+    assert served["forget_Q_A_ROUGE"].to_json() == in_process["forget_Q_A_ROUGE"].to_json()
+    assert "no log-probabilities" in served["forget_Q_A_Prob"].reason
+    assert (told["kind"], told["version"], told["longest"]) == ("llama.cpp", "b0-test", 256)
+    assert all(isinstance(i, int) for body in asked for i in body["prompt"])  # ids, never text
+    assert served.manifest["cost"]["server_cached_tokens"] > 0
+
+
+LLAMA_LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a cut prompt": ({"truncated": True}, "cut the prompt"),
+    "other tokens read": ({"tokens_evaluated": 3}, "counted 3 tokens where"),
+    "no tokens": ({"tokens": None}, "no 'tokens' of the form"),
+    "not a token": ({"tokens": [10**7], "stop_type": "limit"}, "not a token"),
+    "cut short": ({"tokens": [5], "stop_type": "limit"}, "truncated"),
+    "an unknown end": ({"stop_type": "none"}, "reason 'none'"),
+}
+
+
+@pytest.mark.parametrize("lie", list(LLAMA_LIES))
+def test_texts_of_llama_cpp_that_cannot_be_true_are_refused_by_name(tiny: TinyModel, tmp_path: Path, lie: str) -> None:
+    change, words = LLAMA_LIES[lie]
+    with serving(tiny, "lab", "llamacpp") as server:
+
+        def misbehave(path: str, number: int, asked: dict[str, Any], answer: Any) -> Any:
+            return {**answer, **change} if path == "/completion" and asked.get("n_predict", 0) > 1 else answer
+
+        server.misbehave = misbehave
+        with pytest.raises(UserError, match=words):
+            run(tmp_path / "served", server.url, ["forget_Q_A_ROUGE"], limit=2)
+
+
 def test_stats_are_those_of_collect(tiny: TinyModel) -> None:
     """What a position tells is what the reductions of collect make of the same logits."""
     from vestige.servers.kinds import spread

@@ -141,7 +141,7 @@ class ModelServer(http.server.ThreadingHTTPServer):
         return {**told, "default_generation_settings": {"n_ctx": 256, "params": {}}}
 
     def llama_completion(self, asked: dict[str, Any]) -> Answer:
-        """llama.cpp's own form, as its server answers (seen on build 11549): the end token is not among `tokens`."""
+        """llama.cpp's own form, as seen in xllamacpp 2026.10: the end token is not among `tokens`."""
         if asked.get("repeat_last_n", 64) < 0:
             raise HttpStatus(400, {}, '{"error": {"message": "Field repeat_last_n: must be 0 or more"}}')
         ids = asked["prompt"]

@@ -1,7 +1,7 @@
 """llama.cpp's own server: `/completion` with token ids writes texts. It gives no log-probabilities of prompts.
 
-Written after its documentation (tools/server/README.md). Its OpenAI form has no `echo` either, so that everything but
-text metrics is missing; llama-cpp-python's server (openai.py) scores.
+Written after its documentation (tools/server/README.md), and tried as the package xllamacpp ships it. Its OpenAI form
+has no `echo` either, so that everything but text metrics is missing; llama-cpp-python's server (openai.py) scores.
 """
 
 from __future__ import annotations

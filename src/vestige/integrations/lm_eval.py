@@ -63,7 +63,7 @@ class ServedSubject:
     answerer: Answerer
     cost: Cost
     longest: int | None  # tokens that the server reads and writes together
-    lacks: str = ""  # why there are no log-probabilities; empty: there are
+    lacks: str = ""  # why it gives none of its log-probabilities; empty: it does
     first: bool = True  # it tells first choices
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from typing import Any
 
 from vestige.engine.config import HarnessConfig
 from vestige.engine.evaluate import Outcome, check_directory
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.engine.served import handle_for
-from vestige.errors import UserError
 from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
 from vestige.models.load import LoadedModel

@@ -76,7 +76,10 @@ def test_the_compiled_kernel_scores_alike(monkeypatch: pytest.MonkeyPatch, model
     monkeypatch.setattr(flex, "_kernel", lambda: lambda *args, **more: calls.append(1) or real(*args, **more))
     cost = Cost()
     found = scored(model, cost)
-    assert calls and not cost.notes  # used, and trusted
+    assert calls
+    # torch compiles it for vector instructions only: on a processor without them plain rows are used, with a note.
+    able = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
+    assert bool(cost.notes) is not able
     assert found.keys() == usual.keys()
     for key, stats in found.items():
         np.testing.assert_allclose(stats.logprob, usual[key].logprob, atol=2e-5)

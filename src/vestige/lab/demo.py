@@ -18,7 +18,7 @@ from vestige.lab.building import with_threads
 from vestige.lab.demo_diffusion import demo_diffusion, measure_diffusion
 from vestige.lab.demo_report import demo_report
 from vestige.lab.models import Lab, build_lab
-from vestige.lab.story import DemoStory, last_words
+from vestige.lab.story import DemoStory, last_words, two_digits
 from vestige.show.progress import hushed
 from vestige.show.tables import table
 from vestige.types import Score
@@ -90,22 +90,14 @@ def _ask(lab: Lab, out: Path, logs: Path, name: str) -> EvalAsk:
 
 VARIES = (
     "Two digits: the models are trained here, and another processor adds in another order (how many threads there are "
-    "changes nothing). Compare columns, not last digits."
+    "changes nothing). Those made to forget end a few hundredths apart from machine to machine: compare columns."
 )
-
-
-def two_digits(value: float | None) -> str:
-    """
-    >>> two_digits(0.9516), two_digits(-99.96), two_digits(1.9e-05), two_digits(None)
-    ('0.95', '-100', '1.9e-05', '-')
-    """
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
 
 
 def demo_table(values: Mapping[str, Mapping[str, float | None]]) -> str:
     """A row per metric, a column per model, with no more digits than other machines share."""
+    # The retain model against itself is 1 and 0 by definition; its file says null because it had no logs.
+    values = {**values, "retain": {**values["retain"], "forget_quality": 1.0, "privleak": 0.0}}
     rows = [[metric, *(two_digits(values[n].get(metric)) for n in values)] for metric in SHOWN]
     return table(rows, ["metric", *values], right=tuple(range(1, len(values) + 1)))
 
@@ -113,8 +105,6 @@ def demo_table(values: Mapping[str, Mapping[str, float | None]]) -> str:
 def _report(runs: Mapping[str, Mapping[str, Score]], out: Path, seconds: float) -> str:
     order = ["full", "retain", *(n for n in runs if n not in ("full", "retain"))]
     values = {n: {m: runs[n][m].agg_value for m in SHOWN} for n in order}
-    # The retain model against itself is 1 and 0 by definition; its file says null because it had no logs.
-    values["retain"] |= {"forget_quality": 1.0, "privleak": 0.0}
     lines = ["", demo_table(values), "", VARIES, "", "How to read it:"]
     lines += table([[m, words] for m, words in SHOWN.items()], ["", ""]).splitlines()[2:]
     lines += [

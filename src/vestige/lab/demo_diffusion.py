@@ -14,8 +14,9 @@ from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.lab.building import with_threads
 from vestige.lab.diffusion import build_diffusion_lab
 from vestige.lab.llada import NAME as LLADA
+from vestige.lab.story import two_digits
 from vestige.show.progress import hushed
-from vestige.show.tables import number, table
+from vestige.show.tables import table
 from vestige.show.trajectory_plots import curves, save
 from vestige.types import Score
 
@@ -94,7 +95,7 @@ def report(results: Mapping[str, Score], words: Mapping[str, str]) -> str:
     count = int(extra["trajectory_step_metadata"]["num_trajectory_steps"])
     steps = sorted({round(i * (count - 1) / (COLUMNS - 1)) for i in range(COLUMNS)})
     rows = [
-        [metric, name, *(number(_curve(score, metric)[s]) for s in steps)]
+        [metric, name, *(two_digits(_curve(score, metric)[s]) for s in steps)]
         for metric in SHOWN
         for name, score in results.items()
     ]

@@ -40,6 +40,17 @@ PARTS = {
 }
 
 
+def two_digits(value: float | None) -> str:
+    """A number of the demo: its models are trained on the spot, and more digits would not be another machine's.
+
+    >>> two_digits(0.9516), two_digits(-99.96), two_digits(1.9e-05), two_digits(None)
+    ('0.95', '-100', '1.9e-05', '-')
+    """
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if abs(value) >= 10 else f"{value:.2g}"
+
+
 def spare_core() -> bool:
     """Whether a second process would have a core of its own."""
     return (os.cpu_count() or 1) > 1

@@ -50,8 +50,10 @@ def test_the_table_has_no_digits_that_move() -> None:
     from vestige.lab.demo import SHOWN, demo_table
 
     values = {"full": dict.fromkeys(SHOWN, 0.123456), "npo": dict.fromkeys(SHOWN, -14.1357)}
-    shown = demo_table(values)
+    shown = demo_table({**values, "retain": {"forget_quality": None}})
     assert "0.12 " in shown and "-14" in shown and "0.123" not in shown and "14.1" not in shown
+    by_metric = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert by_metric["forget_quality"][-1] == "1" and by_metric["privleak"][-1] == "0"  # against itself
 
 
 def test_two_demos_are_compared_by_what_they_print(

@@ -24,7 +24,7 @@ def same_number(a: float, b: float) -> bool:
 
 
 def drop_repeated(report: Report) -> None:
-    """Of columns with the same title and the same numbers the first is kept; evidence keeps the names it uses."""
+    """Of columns with the same meaning and the same numbers the first is kept; evidence keeps the names it uses."""
     named = {point.get("metric") for audit in report["audits"] for point in audit["verdict"].get("evidence") or ()}
     for key in list(report["columns"]):
         first = next((k for k in report["columns"] if k != key and _repeats(report, k, key)), None)
@@ -37,8 +37,9 @@ def drop_repeated(report: Report) -> None:
 
 
 def _repeats(report: Report, first: str, second: str) -> bool:
-    titles = [report["metrics"][k].get("title") for k in (first, second)]
-    return bool(titles[0]) and titles[0] == titles[1] and _same_numbers(report["models"], first, second)
+    # Attacks that differ in their formula only share a title, and now and then a number.
+    told = [[report["metrics"][k].get(fact) for fact in ("title", "definition", "formula")] for k in (first, second)]
+    return bool(told[0][0]) and told[0] == told[1] and _same_numbers(report["models"], first, second)
 
 
 def _same_numbers(models: Sequence[Mapping[str, Any]], first: str, second: str) -> bool:

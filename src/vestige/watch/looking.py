@@ -182,7 +182,7 @@ class Looking:
         return out
 
     def _written(self) -> dict[int, Look]:
-        """The looks in watch.json, by step; none where there is no such file, or it is damaged."""
+        """The looks in watch.json, by step; none without such a file, or if it is damaged."""
         if self.out is None or not (self.out / CURVE).is_file():
             return {}
         try:

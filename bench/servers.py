@@ -1,103 +1,294 @@
-"""vestige through a model server beside lm-evaluation-harness through the same server, on the same rows, in one run.
+"""vestige through a vLLM server beside lm-evaluation-harness through the same server, on the same rows, in one run.
 
-    python bench/servers.py MODEL URL DATA [ROWS]
+    python bench/servers.py --vllm PYTHON --model DIR --tofu DIR [--rows 20] [--runs 3] [--label WORDS] [--write]
 
-MODEL is the checkpoint that the server at URL serves; DATA has TOFU's splits (forget.jsonl, retain.jsonl, ...). Both
-sides score every answer of the default set and write every text, greedily. Printed: prompt tokens pushed, tokens
-decoded, wall time, and how far the losses are apart; last, vestige with the same checkpoint in this process.
+PYTHON is that of an environment with vLLM (`make engines` makes .venv-engines); DIR has TOFU's own files. The server
+is started here, on loopback, in float32. Both sides score every answer of TOFU's default set and write every text,
+greedily, in turn; tokens are as the server counts them (its /metrics). Seconds are by the clock, of requests and their
+answers; last comes vestige with the same checkpoint in this process. `--write` puts the rows into docs/servers.md.
 """
 
 from __future__ import annotations
 
-import json
+import argparse
+import contextlib
+import datetime
+import itertools
+import os
+import re
+import signal
+import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
+
 import vestige
+from measure import crowded, machine
+from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
 
-SPLITS = ("forget", "retain", "real_authors", "world_facts")
-NEW_TOKENS = 200
+PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
+OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"
+SPOKEN = ("forget", "retain", "real_authors", "world_facts")  # splits whose questions are answered in text
+NEW_TOKENS = 200  # as TOFU generates
+LONGEST = 1024
+PORT = 8377
+PATIENCE = 300.0  # seconds until vLLM serves: about 40 on two free cores
+# Of one server: tokens of prompts, those of them that its prefix cache had, and tokens written.
+COUNTED = {
+    "pushed": "vllm:prompt_tokens_total",
+    "cached": "vllm:prefix_cache_hits_total",
+    "decoded": "vllm:generation_tokens_total",
+}
+
+HARNESS, SERVED, HERE = "lm-evaluation-harness, served", "vestige, served", "vestige, in process"
+
+Rows = dict[str, list[dict[str, Any]]]
 
 
-def pairs(data: Path, rows: int) -> list[tuple[str, list[str]]]:
-    """Per row its question, and its answer, paraphrase and wrong answers."""
-    out = []
-    for split in SPLITS:
-        lines = (data / f"{split}.jsonl").read_text().splitlines()[:rows]
-        for row in map(json.loads, lines):
-            more = [row["paraphrased_answer"]] if row.get("paraphrased_answer") else []
-            out.append((row["question"], [row["answer"], *more, *row.get("perturbed_answer", [])]))
-    return out
+@dataclass
+class Outcome:
+    """One side, one run: seconds, the server's counts, and what it found."""
+
+    seconds: float
+    tokens: dict[str, int] = field(default_factory=dict)
+    losses: dict[tuple[str, str], float] = field(default_factory=dict)  # (question, answer) -> mean loss
+    texts: dict[str, str] = field(default_factory=dict)  # question -> greedy text
+    scores: dict[str, Any] = field(default_factory=dict)
+    whole: float = 0.0
 
 
-def harness(model: str, url: str, asked: list[tuple[str, list[str]]]) -> dict[str, Any]:
+@contextlib.contextmanager
+def vllm(python: str, model: Path) -> Iterator[str]:
+    """The address of a vLLM that serves this model in float32."""
+    url = f"http://127.0.0.1:{PORT}"
+    flags = ["--dtype", "float32", "--enforce-eager", "--max-model-len", str(LONGEST), "--host", "127.0.0.1"]
+    env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1"}
+    env = {k: v for k, v in env.items() if k not in ("PYTHONPATH", "OMP_NUM_THREADS")}
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *flags, "--port", str(PORT)]
+    with tempfile.NamedTemporaryFile(suffix=".log") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=env, start_new_session=True)
+        try:
+            end = time.monotonic() + PATIENCE
+            while True:
+                with contextlib.suppress(OSError):
+                    urllib.request.urlopen(f"{url}/v1/models", timeout=2).close()
+                    break
+                if process.poll() is not None or time.monotonic() > end:
+                    sys.exit(f"servers: vLLM did not start:\n{Path(log.name).read_text()[-3000:]}")
+                time.sleep(0.5)
+            yield url
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def counters(url: str) -> dict[str, int]:
+    """What the server has counted since it started."""
+    text = urllib.request.urlopen(f"{url}/metrics", timeout=30).read().decode()
+    found = {}
+    for name, metric in COUNTED.items():
+        values = re.findall(rf"^{metric}(?:{{[^}}]*}})? ([0-9.e+]+)$", text, re.M)
+        found[name] = int(sum(map(float, values)))
+    return found
+
+
+def answers_of(row: dict[str, Any]) -> list[str]:
+    """Its answer, paraphrase and wrong answers."""
+    more = [row["paraphrased_answer"]] if row.get("paraphrased_answer") else []
+    return [row["answer"], *more, *row.get("perturbed_answer", [])]
+
+
+def asked(data: Rows) -> list[tuple[str, str]]:
+    """Every (question, answer) of the default set, each once. Of holdout rows only the answer itself is scored."""
+    pairs = [
+        (row["question"], answer)
+        for split in FILES
+        for row in data[split]
+        for answer in (answers_of(row) if split in SPOKEN else [row["answer"]])
+    ]
+    return list(dict.fromkeys(pairs))
+
+
+def harness(model: Path, url: str, data: Rows) -> Outcome:
     """The harness's own client (local-completions): every prompt is pushed once per answer, every text is decoded."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.openai_completions import LocalCompletionsAPI
 
-    tokenizer, _ = load_tokenizer(ModelArgs(path=model))
+    tokenizer, _ = load_tokenizer(ModelArgs(path=str(model)))
     encoder = Encoder(tokenizer, Template())
     lm = LocalCompletionsAPI(
-        model=model, base_url=f"{url}/v1/completions", tokenizer=model, tokenizer_backend="huggingface",
-        tokenized_requests=True, num_concurrent=8, batch_size=16, max_length=2048,
+        model=str(model), base_url=f"{url}/v1/completions", tokenizer=str(model), tokenizer_backend="huggingface",
+        tokenized_requests=True, num_concurrent=8, batch_size=16, max_length=LONGEST,
     )  # fmt: skip
-    prompt_of = {q: encoder.encode([(q, "")])[0].prompt for q, _ in asked}
-    requests = []
-    for q, answers in asked:
-        for e in encoder.encode([(q, a) for a in answers]):
-            requests.append((("", ""), list(e.full[: e.start]), list(e.full[e.start :])))
-    start = time.perf_counter()
+    pairs = asked(data)
+    encoded = encoder.encode(pairs)
+    requests = [(("", ""), list(e.full[: e.start]), list(e.full[e.start :])) for e in encoded]
+    questions = [row["question"] for split in SPOKEN for row in data[split]]
+    prompts = [tokenizer.decode(e.prompt) for e in encoder.encode([(q, "") for q in questions])]
+    how = {"until": [tokenizer.eos_token], "max_gen_toks": NEW_TOKENS, "temperature": 0}
+    instances = [Instance("generate_until", {}, (text, dict(how)), i) for i, text in enumerate(prompts)]
+    before, start = counters(url), time.perf_counter()
     scored = lm._loglikelihood_tokens(requests)
-    until = [tokenizer.eos_token] if tokenizer.eos_token else []
-    how = {"until": until, "max_gen_toks": NEW_TOKENS, "temperature": 0}
-    words = [tokenizer.decode(ids) for ids in prompt_of.values()]
-    ask = [Instance("generate_until", {}, (text, dict(how)), i) for i, text in enumerate(words)]
-    texts = lm.generate_until(ask)
+    texts = lm.generate_until(instances)
     seconds = time.perf_counter() - start
-    pushed = sum(len(c) + len(a) for _, c, a in requests) + sum(map(len, prompt_of.values()))
-    decoded = sum(len(tokenizer(t, add_special_tokens=False)["input_ids"]) + 1 for t in texts) + len(requests)
-    losses = [-value / len(answer) for (value, _), (_, _, answer) in zip(scored, requests, strict=True)]
-    firsts = [sum(len(a) for _, a in asked[:i]) for i in range(len(asked))]  # where each question's own answer is
-    return {"seconds": seconds, "pushed": pushed, "decoded": decoded, "losses": [losses[i] for i in firsts]}
+    after = counters(url)
+    losses = {p: -value / len(r[2]) for p, (value, _), r in zip(pairs, scored, requests, strict=True)}
+    tokens = {name: after[name] - before[name] for name in after}
+    return Outcome(seconds, tokens, losses, dict(zip(questions, texts, strict=True)))
 
 
-def ours(model: str, url: str | None, data: Path, rows: int) -> dict[str, Any]:
+def ours(model: Path, url: str | None, folder: Path) -> Outcome:
+    """One evaluation with TOFU's default metrics; through the server, or in this process."""
+    before = counters(url) if url else {}
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as out:
         result = vestige.evaluate(
-            model, data=data, out=Path(out) / "run", server=url, limit=rows, dialect="strict",
+            str(model), data=folder, out=Path(out) / "run", server=url, dialect="strict",
             overrides=["stats.resamples=0"],
         )  # fmt: skip
         whole = time.perf_counter() - start
-        spent = result.manifest["seconds"]
-        seconds = spent["answers"] + spent["texts"]  # as with the harness: requests and their answers
-        cost = result.manifest["cost"]
-        rows_of = result["forget_Q_A_Prob"].value_by_index or {}
-    pushed = cost.get("server_prompt_tokens", cost["score_tokens"] + cost["prefill_tokens"])
-    decoded = cost.get("server_decoded_tokens", cost["decode_row_steps"])
-    losses = [r["avg_loss"] for r in rows_of.values()]
-    return {"seconds": seconds, "pushed": pushed, "decoded": decoded, "losses": losses, "whole": whole}
+        spent: Any = result.manifest["seconds"]
+        scores = {name: result[name].to_json() for name in result.scores}
+    after = counters(url) if url else {}
+    tokens = {name: after[name] - before[name] for name in after}
+    # As with the harness: requests and their answers; imports, rows and files are in `whole`.
+    return Outcome(spent["answers"] + spent["texts"], tokens, scores=scores, whole=whole)
 
 
-def main(model: str, url: str, data: Path, rows: int) -> None:
-    asked = pairs(data, rows)
-    theirs, served, here = harness(model, url, asked), ours(model, url, data, rows), ours(model, None, data, rows)
-    print(f"{rows} rows per split, {len(asked)} questions, {sum(len(a) for _, a in asked)} answers")
-    print("| | prompt tokens | decoded | seconds |\n|---|---|---|---|")
-    sides = {"lm-evaluation-harness, served": theirs, "vestige, served": served, "vestige, in process": here}
-    for name, one in sides.items():
-        print(f"| {name} | {one['pushed']:,} | {one['decoded']:,} | {one['seconds']:.1f} |")
-    print(f"the whole evaluation, imports to files: served {served['whole']:.1f} s, here {here['whole']:.1f} s")
-    print(f"wall time: the harness took {theirs['seconds'] / served['seconds']:.2f} times as long as vestige, served")
-    for name, one in sides.items():
-        gaps = [abs(a - b) for a, b in zip(one["losses"], here["losses"], strict=False)]
-        print(f"losses of the forget answers, {name}: at most {max(gaps):.2g} from those in process")
+LOSSES = {"forget": "forget_Q_A_Prob", "retain": "retain_Q_A_Prob"}
+TEXTS = {
+    "forget": "forget_Q_A_ROUGE",
+    "retain": "retain_Q_A_ROUGE",
+    "real_authors": "ra_Q_A_ROUGE",
+    "world_facts": "wf_Q_A_ROUGE",
+}
+
+
+def agreement(theirs: Outcome, mine: Outcome, data: Rows) -> tuple[float, int, int]:
+    """Between the harness and vestige: the largest difference of two losses; texts that are equal, and all."""
+    gaps, same, count = [0.0], 0, 0
+    for split, name in LOSSES.items():
+        for row, found in zip(data[split], mine.scores[name]["value_by_index"].values(), strict=True):
+            gaps.append(abs(found["avg_loss"] - theirs.losses[row["question"], row["answer"]]))
+    for split, name in TEXTS.items():
+        for row, found in zip(data[split], mine.scores[name]["value_by_index"].values(), strict=True):
+            same += found["generation"].strip() == theirs.texts[row["question"]].strip()
+            count += 1
+    return max(gaps), same, count
+
+
+def sizes(model: Path, data: Rows) -> tuple[int, int]:
+    """Tokens of the distinct sequences to score, and of their prefix tree."""
+    tokenizer, _ = load_tokenizer(ModelArgs(path=str(model)))
+    sequences = sorted({tuple(e.full) for e in Encoder(tokenizer, Template()).encode(asked(data))})
+    # In sorted order a sequence shares with the tree what it shares with its neighbour.
+    tokens = sum(map(len, sequences))
+    return tokens, tokens - sum(common(a, b) for a, b in itertools.pairwise(sequences))
+
+
+def common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many first tokens two sequences share."""
+    differing = (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
+    return next(differing, min(len(a), len(b)))
+
+
+def ranged(values: Sequence[float]) -> str:
+    middle = statistics.median(values)
+    return f"{middle:.0f} ({min(values):.0f}-{max(values):.0f})" if len(values) > 1 else f"{middle:.0f}"
+
+
+def table(label: str, sides: dict[str, list[Outcome]], equal: dict[str, str]) -> list[str]:
+    served = statistics.median(o.seconds for o in sides[SERVED])
+    lines = []
+    for name, found in sides.items():
+        t = found[0].tokens
+        counts = [f"{t[k]:,}" if k in t else "" for k in ("pushed", "cached", "decoded")]
+        times = statistics.median(o.seconds for o in found) / served
+        cells = [label, name, *counts, ranged([o.seconds for o in found]), f"{times:.2f}", equal.get(name, "")]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+HEAD = [
+    "model",
+    "who",
+    "prompt tokens",
+    "of them cached",
+    "decoded",
+    "seconds",
+    "times vestige's, served",
+    "equal to vestige, served?",
+]
+
+
+def written(text: str, label: str, rows: list[str], about: str) -> str:
+    """The page with this model's rows; those of other models stay."""
+    before, rest = text.split(OPEN, 1)
+    old, after = rest.split(CLOSE, 1)
+    kept = [line for line in old.strip().splitlines() if line.startswith("| ") and not line.startswith("| model |")]
+    kept = [line for line in kept if not line.startswith(("| ---", f"| {label} |"))]
+    head = ["| " + " | ".join(HEAD) + " |", "| " + " | ".join("---" for _ in HEAD) + " |"]
+    return f"{before}{OPEN}\n{about}\n\n" + "\n".join([*head, *kept, *rows]) + f"\n{CLOSE}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", required=True, help="the Python of an environment with vLLM")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tofu", type=Path, required=True, help="TOFU's own files")
+    parser.add_argument("--rows", type=int, default=20, help="per split")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--label", help="what the page calls the model")
+    parser.add_argument("--write", action="store_true", help="into docs/servers.md")
+    args = parser.parse_args()
+    label = args.label or args.model.name
+    sides: dict[str, list[Outcome]] = {n: [] for n in (HARNESS, SERVED, HERE)}
+    with tempfile.TemporaryDirectory() as place:
+        data = real_rows(args.tofu, args.rows)
+        folder = write_rows(Path(place) / "rows", data)
+        with vllm(args.vllm, args.model.resolve()) as url:
+            for _ in range(args.runs):
+                sides[HARNESS].append(harness(args.model.resolve(), url, data))
+                sides[SERVED].append(ours(args.model.resolve(), url, folder))
+                print(
+                    *(f"{n}: {o[-1].seconds:.1f} s {o[-1].tokens}" for n, o in sides.items() if o), sep="; ", flush=True
+                )
+        sides[HERE].append(ours(args.model.resolve(), None, folder))
+    first, here = sides[SERVED][0], sides[HERE][0]
+    gaps = list(worst(here.scores, first.scores))
+    numbers = [gap for path, gap in gaps if not path.endswith("text")]
+    spoken = [gap for path, gap in gaps if path.endswith("text")]
+    loss, same, count = agreement(sides[HARNESS][0], first, data)
+    distinct, tree = sizes(args.model, data)
+    equal = f"{same} of {count} texts; losses within {loss:.0e}"
+    alike = (
+        f"{len(spoken) - int(sum(spoken))} of {len(spoken)} texts, {len(numbers):,} numbers within {max(numbers):.0e}"
+    )
+    print(f"served and in process: {alike}")
+    print("\n".join(f"  {path}: {gap:.3g}" for path, gap in sorted(gaps, key=lambda g: -g[1])[:8]))
+    rows = table(label, sides, {HARNESS: equal, HERE: alike})
+    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    about = (
+        f"{args.rows} real TOFU rows per split, {args.runs} runs in turn, {machine()}, {today}. "
+        f"Distinct sequences to score: {distinct:,} tokens; "
+        f"their prefix tree: {tree:,}. {crowded().capitalize()}"
+    ).strip()
+    print(about, *rows, sep="\n")
+    if args.write:
+        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), label, rows, about), encoding="utf-8")
+    return 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2].rstrip("/"), Path(sys.argv[3]), int(sys.argv[4]) if len(sys.argv) > 4 else 5)
+    raise SystemExit(main())

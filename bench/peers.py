@@ -233,27 +233,32 @@ def our_source() -> tuple[Path, ...]:
 # ------------------------------------------------------------------------------------------------------------------ UDS
 
 
-def depth(args: argparse.Namespace, scratch: Path) -> list[str]:
+def depth(args: argparse.Namespace, scratch: Path) -> list[list[str]]:
+    """Its program and ours on some rows and on twice as many: the difference is what rows cost without starting."""
     models = {n: older_checkpoint(getattr(args, n), scratch / n) for n in ("model", "full", "retain")}
-    examples = json.loads(args.rows.read_text(encoding="utf-8"))[: args.limit or None]
-    rows = scratch / "rows.json"
-    rows.write_text(json.dumps(examples), encoding="utf-8")
-    out = scratch / "theirs"
-    order = [
-        args.peer_python, "compute_uds.py", "--unlearn_model", str(models["model"]), "--full_model",
-        str(models["full"]), "--retain_model", str(models["retain"]), "--dtype", "float32", "--device_map", "cpu",
-        "--attn_implementation", "sdpa", "--data_path", str(rows), "--no_s1_cache", "--out_dir", str(out),
-    ]  # fmt: skip
-    theirs = Side(order, args.peer, out, lambda: json.loads((out / "summary.json").read_text())["avg_uds"])
-    mine = scratch / "ours"
-    command = [
-        *our_python(), "depth", "--unlearned", str(args.model), "--full", str(args.full), "--retain-model",
-        str(args.retain), "--forget", str(rows), "--last-layer", "peer", "--out", str(mine), "--quiet",
-    ]  # fmt: skip
-    ours = Side(command, scratch, mine, lambda: _our_uds(mine), our_source())
-    took = taken(ours, theirs, args.runs)
-    what = f"UDS of {len(examples)} rows, {args.model.name}"
-    return row(f"UDS {revision(args.peer)}", what, *took, compared(theirs.found(), ours.found()))
+    examples = json.loads(args.rows.read_text(encoding="utf-8"))
+    name, out, mine = f"UDS {revision(args.peer)}", scratch / "theirs", scratch / "ours"
+    found, took = [], []
+    for count in (args.limit, 2 * args.limit):
+        rows = scratch / f"rows{count}.json"
+        rows.write_text(json.dumps(examples[:count]), encoding="utf-8")
+        order = [
+            args.peer_python, "compute_uds.py", "--unlearn_model", str(models["model"]), "--full_model",
+            str(models["full"]), "--retain_model", str(models["retain"]), "--dtype", "float32", "--device_map", "cpu",
+            "--attn_implementation", "sdpa", "--data_path", str(rows), "--no_s1_cache", "--out_dir", str(out),
+        ]  # fmt: skip
+        theirs = Side(order, args.peer, out, lambda: json.loads((out / "summary.json").read_text())["avg_uds"])
+        command = [
+            *our_python(), "depth", "--unlearned", str(args.model), "--full", str(args.full), "--retain-model",
+            str(args.retain), "--forget", str(rows), "--last-layer", "peer", "--out", str(mine), "--quiet",
+        ]  # fmt: skip
+        ours = Side(command, scratch, mine, lambda: _our_uds(mine), our_source())
+        took.append(taken(ours, theirs, args.runs))
+        same = compared(theirs.found(), ours.found())
+        found.append(row(name, f"UDS of {count} rows, {args.model.name}", *took[-1], same))
+    few, many = took
+    further = [[b - a for a, b in zip(few[side], many[side], strict=True)] for side in range(2)]
+    return [*found, row(name, f"{args.limit} further rows, {args.model.name}: the difference", *further, "as above")]
 
 
 def _our_uds(place: Path) -> float | None:
@@ -349,7 +354,7 @@ def main() -> int:
         if (args.peer / "src" / "eval.py").is_file():
             found = [open_unlearning(args, scratch)]
         elif (args.peer / "compute_uds.py").is_file():
-            found = [depth(args, scratch)]
+            found = depth(args, scratch)
         elif (args.peer / "ragen" / "trainer" / "collapse_metrics.py").is_file():
             found = [collapse(args, scratch / str(c), c) for c in (False, True) if not (scratch / str(c)).mkdir()]
         else:

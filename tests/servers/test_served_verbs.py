@@ -263,6 +263,16 @@ def test_a_model_of_a_plan_may_have_its_own_server_or_run_here(
     assert "server" not in told["model"]
 
 
+def test_servers_of_the_command_line_take_the_place_of_the_plans(
+    servers: dict[str, ModelServer], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = write_plan(tmp_path, server="http://127.0.0.1:9")  # nobody answers there
+    both = addresses(servers, "full", "retain")
+    assert main(["sweep", str(plan), "--server", both, "--slots", "0", "--quiet"]) == 0
+    assert started(capsys.readouterr().out) == ["tofu/retain", "tofu/full"]
+    assert prompts_of(servers["full"]) and prompts_of(servers["retain"])
+
+
 @pytest.mark.parametrize(
     ("more", "needle"),
     [

@@ -20,7 +20,10 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_argument("--gpu", metavar="ID,...", help="one process for each of these GPUs")
     sweep.add_argument("--start-idx", type=int, default=0, metavar="I", help="only the plan's models from this one on")
     sweep.add_argument("--end-idx", type=int, metavar="J", help="and before this one")
-    shared_flags(sweep, "sweep", slots="half the cores; 0: in this one", plugin="besides `plugins` of the plan")
+    shared_flags(
+        sweep, "sweep", slots="half the cores; 0: in this one", plugin="besides `plugins` of the plan",
+        server="instead of `server` of the plan", server_key_env="instead of `server_key_env` of the plan",
+    )  # fmt: skip
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
     sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
@@ -44,7 +47,8 @@ def run_sweep(args: argparse.Namespace) -> int:
 
     how = How(_gpus(args.gpu), args.slots, args.start_idx, args.end_idx, args.retries, args.ray)
     _check(args)
-    plan = read_plan(Path(args.plan), args.plugin)
+    said = {"server": args.server, "server_key_env": args.server_key_env}
+    plan = read_plan(Path(args.plan), args.plugin, {key: value for key, value in said.items() if value is not None})
     if args.list:
         print(listing(plan))
         return 0

@@ -117,7 +117,7 @@ def _check_server(settings: JobSettings, command: Sequence[str], kind: str) -> N
             "A server beside the command is for --kind job: the workers of a RayJob are several pods. Start servers of "
             "their own and name them in the plan (server:), or give --kind job."
         )
-    if command[0] != "sweep" and not _takes_server(command[0]):  # a sweep's plan names its servers
+    if not _takes_server(command[0]):
         raise UserError(f"`vestige {command[0]}` does not ask a server; leave out --set server.model.")
     for key in ("command", "args"):
         if not isinstance(said[key], list):
@@ -147,7 +147,8 @@ def _metadata(settings: JobSettings) -> dict[str, Any]:
 def _job(settings: JobSettings, command: Sequence[str]) -> dict[str, Any]:
     beside = settings["server"]["model"] is not None
     own = {**settings, "gpu": {**settings["gpu"], "count": 0}} if beside else settings  # its server has them
-    named = any(word.partition("=")[0] == "--server" for word in command) or not _takes_server(command[0])
+    # A sweep's plan names its servers, and which of its models run without one.
+    named = any(word.partition("=")[0] == "--server" for word in command) or command[0] == "sweep"
     words = command if named or not beside else [command[0], "--server", _address(settings), *command[1:]]
     container = {**_container(own, "vestige"), "command": ["vestige"], "args": [literal(c) for c in words]}
     served = {**settings, **{k: settings["server"][k] for k in ("image", "cpu", "memory")}}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
@@ -79,8 +80,13 @@ class SweepPlan:
 KEYS = {f.name for f in fields(SweepPlan)} - {"retain_suites", "metric_suites", "held"}
 
 
-def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> SweepPlan:
-    """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line."""
+def read_plan(
+    path: Path, more_plugins: Sequence[str] = (), instead: Mapping[str, Any] = MappingProxyType({})
+) -> SweepPlan:
+    """The plan in a YAML file. Paths in it are relative to where the command runs, as on the command line.
+
+    `instead`: keys that the command line gives, and that the file's do not count for.
+    """
     from vestige.integrations.plugins import load_plugins
 
     try:
@@ -97,7 +103,7 @@ def read_plan(path: Path, more_plugins: Sequence[str] = ()) -> SweepPlan:
             raise unknown_name("key", str(key), KEYS, f"(in {path})")
     plugins = tuple(dict.fromkeys(str(p) for p in [*_list(body.get("plugins"), "plugins"), *more_plugins]))
     load_plugins(plugins)
-    return _checked(_plan(body, path, plugins))
+    return _checked(_plan({**body, **instead}, path, plugins))
 
 
 def _plan(body: Mapping[str, Any], path: Path, plugins: tuple[str, ...]) -> SweepPlan:

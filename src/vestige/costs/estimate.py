@@ -273,9 +273,8 @@ def _without_models(config: RunConfig) -> dict[str, str]:
 
 def show(plan: CostPlan) -> str:
     """The plan for a terminal."""
-    rows = [
-        [r.name, human(len(r)), human(sum(len(x) for x in r.examples)), r.source] for r in plan.prepared.rows.values()
-    ]
+    every = [(r.name, human(len(r)), human(sum(map(len, r.examples))), r.source) for r in plan.prepared.rows.values()]
+    rows = list(map(list, dict.fromkeys(every)))  # a data set that two metrics read in different ways is one line
     lines = [table(rows, ["data set", "rows", "answers", "from"], right=(1, 2)), ""]
     mine = plan.answers
     saved = plan.sequence_tokens / plan.nodes if plan.nodes else 1.0

@@ -7,6 +7,8 @@ a real vLLM.
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -380,18 +382,47 @@ def test_two_servers_share_the_work_and_one_may_die(
 
 def test_a_server_that_comes_back_is_used_again(tiny: TinyModel, tmp_path: Path) -> None:
     with serving(tiny, str(FULL)) as one:
-        away = {"from": 0, "until": 0}
+        looks: list[str] | None = None  # once it is away: how often somebody looked whether it is back
 
         def naps(path: str, number: int, body: dict[str, Any], answer: Any) -> Any:
-            if "prompt_logprobs" in body and len(body["prompt"][0]) > 24 and not away["from"]:
-                away["from"], away["until"] = number, number + 6
-            if away["from"] <= number < away["until"]:
+            nonlocal looks
+            if looks is None and "prompt_logprobs" in body and len(body["prompt"][0]) > 24:
+                looks = []
+            if looks is not None and len(looks) < 2:
+                looks += [] if body else [path]  # who it is is asked without a body, and only of a server that was down
                 raise Silence
             return answer
 
         one.misbehave = naps
         served = run(tmp_path / "served", one.url, SCORED)
         assert any("came back" in note for note in served.manifest["notes"])
+
+
+def test_as_many_texts_as_sequences_are_under_way(tiny: TinyModel, tmp_path: Path) -> None:
+    """A server fills its batch with what it has been asked: with eight texts at a time most of it stays empty."""
+    lock, under_way, most = threading.Lock(), 0, 0
+    with serving(tiny, str(FULL)) as one:
+        answer = one.answer
+
+        def counted(path: str, body: dict[str, Any]) -> Any:
+            nonlocal under_way, most
+            text = "prompt" in body and body.get("max_tokens", 0) > 1
+            with lock:
+                under_way += text
+                most = max(most, under_way)
+            if text:
+                time.sleep(0.5)
+            try:
+                return answer(path, body)
+            finally:
+                with lock:
+                    under_way -= text
+
+        one.answer = counted  # type: ignore[method-assign]
+        settings: dict[str, Any] = {"limit": 12, "system_prompt": SYSTEM, "overrides": ["stats.resamples=0"]}
+        metrics = ["forget_Q_A_ROUGE", "retain_Q_A_ROUGE"]
+        vestige.evaluate(FULL, data=LAB / "data", out=tmp_path / "run", metrics=metrics, server=one.url, **settings)
+    assert most > 8  # the requests that are under way when scoring, with many sequences each
 
 
 def test_servers_of_two_models_are_refused(tiny: TinyModel, tmp_path: Path) -> None:

@@ -135,8 +135,12 @@ class ServedAnswers:
         self.everything = everything and model.abilities.everything
         self.checking = False  # entries made again to be compared: counted apart
 
-    def _pool(self) -> Pool[Any, Any]:
-        slots = 1 if self.everything else self.model.slots  # whole vocabularies keep a server's front end busy
+    def _pool(self, texts: bool = False) -> Pool[Any, Any]:
+        slots = self.model.slots
+        if texts and not self.model.abilities.chat:
+            slots *= BATCH_SEQUENCES  # one text per request: as many sequences under way as when scoring
+        elif self.everything:
+            slots = 1  # whole vocabularies keep a server's front end busy
         return Pool(self.model.servers, slots, self.model.welcome, self._note)
 
     def _note(self, words: str) -> None:
@@ -249,7 +253,8 @@ class ServedAnswers:
         left = sorted((wanted[k] for k in made if k not in set(over)), key=lambda r: (r.prompt.ids, r.key))
         ready: dict[str, tuple[Request, list[int]]] = {}
         since = time.monotonic()
-        for request, ids in self._pool().run(left, lambda server, r: self._write_one(server, r, made[r.key])):
+        pool = self._pool(texts=True)
+        for request, ids in pool.run(left, lambda server, r: self._write_one(server, r, made[r.key])):
             ready[request.key] = (request, ids)
             if len(ready) >= TEXTS_KEPT or time.monotonic() - since > SECONDS_KEPT:
                 yield self._texts(ready, proven)

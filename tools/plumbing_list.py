@@ -266,19 +266,19 @@ fault("an unfinished run is packed", "store/archive.py", "    if not seal.finish
 # ---- masks and positions --------------------------------------------------------------------------------------------
 
 fault("hidden tokens are nodes like others", "collect/tree.py", "codes[seen] += 1", "pass", "collect/test_tree.py")
-fault("answers are read one token late", "collect/tree.py", "predictors[i] = path[targets[i].start - 1 :]",
-      "predictors[i] = path[targets[i].start :]", "collect/test_tree.py")
-fault("positions do not count", "collect/tree.py", "np.arange(shared, len(codes[i])))",
-      "np.arange(0, len(codes[i]) - shared))", "collect/test_tree.py")
-fault("a subtree ends with its first child", "collect/tree.py", "max(end[place[parent]], end[i])", "end[i]",
-      "collect/test_tree.py")
+fault("answers are read one token late", "collect/tree.py", "count = len(targets[i].ids) - targets[i].start",
+      "count = len(targets[i].ids) - targets[i].start - 1", "collect/test_tree.py")
+fault("positions do not count", "collect/tree.py", "np.arange(shared, len(mine))),",
+      "np.arange(0, len(mine) - shared)),", "collect/test_tree.py")
+fault("a subtree does not end where its sister begins", "collect/tree.py", "out[open_[top : before + 1]] = first",
+      "out[open_[top + 1 : before + 1]] = first", "collect/test_tree.py")
 fault("batches beyond the limit of logits", "collect/tree.py",
       " or cells + new > limits.logit_cells", "", "collect/test_tree.py")
 fault("hidden tokens are seen (packed)", "collect/forward.py", " & ~hidden[:, None, :]", "", "collect/test_tree.py")
 fault("one answer sees another", "collect/forward.py", " & (at[:, None] < end[:, None, :])", "", "collect/test_tree.py")
 fault("padding looks at nothing", "collect/forward.py",
       "    allowed.diagonal(0, 1, 2).logical_or_(~allowed.any(dim=-1))\n", "", "collect/test_tree.py")
-fault("positions in a row in place of depths", "collect/forward.py", "position[r, :n] = tree.depth[row.nodes]",
+fault("positions in a row in place of depths", "collect/forward.py", "position[r, :n] = tree.depth[nodes]",
       "position[r, :n] = np.arange(n)", "collect/test_answers.py")
 fault("hidden tokens are seen (plain)", "collect/forward.py",
       "mask[r, [h for h in target.hidden if h < n]] = 0", "pass",

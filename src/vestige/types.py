@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
+Record = TypeVar("Record")
 
 
 def content_key(*parts: bytes) -> str:
@@ -50,8 +51,65 @@ def _row_bytes(row: str) -> list[bytes]:
     return [row.encode()] if row else []
 
 
-@dataclass(frozen=True)
-class Target:
+class _Packed:
+    """A field of token ids, kept in four bytes each and read as a tuple, which takes eight and a number for each.
+
+    The highest byte comes first, so that packed ids sort as the ids do.
+    """
+
+    def __init__(self, slot: Any) -> None:
+        self.slot = slot
+
+    def __get__(self, record: Any, owner: type | None = None) -> Any:
+        if record is None:
+            return self
+        kept = self.slot.__get__(record)
+        return struct.unpack(f">{len(kept) // 4}i", kept) if isinstance(kept, bytes) else kept
+
+    def __set__(self, record: Any, ids: Sequence[int]) -> None:
+        try:
+            kept: Any = struct.pack(f">{len(ids)}i", *ids)
+        except struct.error:  # no vocabulary has such a number: kept as it is, and refused by who knows the model
+            kept = ids
+        self.slot.__set__(record, kept)
+
+    def sorting(self, record: Any) -> bytes:
+        kept = self.slot.__get__(record)
+        return kept if isinstance(kept, bytes) else np.asarray(kept, ">i8").tobytes()
+
+
+def _packing(*names: str) -> Callable[[type[Record]], type[Record]]:
+    """A class decorator: these fields of a dataclass with slots hold token ids."""
+
+    def wrap(cls: type[Record]) -> type[Record]:
+        for name in names:
+            setattr(cls, name, _Packed(cls.__dict__[name]))
+        return cls
+
+    return wrap
+
+
+class _Keyed:
+    """What has a content key, made once."""
+
+    __slots__ = ("_key",)
+    _key: str
+
+    @property
+    def key(self) -> str:
+        try:
+            return self._key
+        except AttributeError:
+            object.__setattr__(self, "_key", self._content())
+            return self._key
+
+    def _content(self) -> str:
+        raise NotImplementedError
+
+
+@_packing("ids")
+@dataclass(frozen=True, slots=True)
+class Target(_Keyed):
     """Token ids of which `ids[start:]` are to be scored.
 
     `hidden` lists positions no later token may attend to. It is empty except in the open-unlearning
@@ -72,15 +130,22 @@ class Target:
     def labels(self) -> tuple[int, ...]:
         return self.ids[self.start :]
 
-    @cached_property
-    def key(self) -> str:
+    @property
+    def sorting(self) -> bytes:
+        """Bytes that sort as the ids do; nothing is made for it."""
+        found: bytes = vars(Target)["ids"].sorting(self)
+        return found
+
+    def _content(self) -> str:
         # A hidden last token changes nothing (nobody attends to it), so it does not change the key.
-        seen = [h for h in self.hidden if h < len(self.ids) - 1]
-        return content_key(_ids_bytes(self.ids), _ids_bytes([self.start]), _ids_bytes(seen), *_row_bytes(self.row))
+        ids = self.ids
+        seen = [h for h in self.hidden if h < len(ids) - 1]
+        return content_key(_ids_bytes(ids), _ids_bytes([self.start]), _ids_bytes(seen), *_row_bytes(self.row))
 
 
-@dataclass(frozen=True)
-class Prompt:
+@_packing("ids")
+@dataclass(frozen=True, slots=True)
+class Prompt(_Keyed):
     """Token ids to continue. `hidden` as in Target; hidden tokens also take no position (as in HF generate)."""
 
     ids: tuple[int, ...]
@@ -91,8 +156,7 @@ class Prompt:
     def attended(self) -> int:
         return len(self.ids) - len(self.hidden)
 
-    @cached_property
-    def key(self) -> str:
+    def _content(self) -> str:
         return content_key(_ids_bytes(self.ids), _ids_bytes(self.hidden), *_row_bytes(self.row))
 
 
@@ -199,7 +263,8 @@ BAD_LOGITS = "the model's logits are NaN or infinite"  # the reason of every val
 BROKEN = -1  # in the place of a token: the logits it should have been chosen from were NaN or infinite
 
 
-@dataclass(frozen=True)
+@_packing("ids")
+@dataclass(frozen=True, slots=True)
 class Text:
     """What one model wrote after one prompt."""
 
@@ -215,7 +280,7 @@ class Text:
         return bool(self.ids) and self.ids[-1] == BROKEN
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Example:
     """One (question, answer) of one row, tokenised, with the texts that scoring needs."""
 

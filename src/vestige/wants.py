@@ -69,7 +69,7 @@ class Decoding:
         return content_key(repr(parts).encode())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Request:
     """One text to generate."""
 

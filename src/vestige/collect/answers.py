@@ -73,7 +73,7 @@ def plan(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
 
 
 def in_order(targets: Sequence[Target]) -> list[Target]:
-    return sorted(targets, key=lambda t: (t.ids, t.start, t.hidden))
+    return sorted(targets, key=lambda t: (t.sorting, t.start, t.hidden))
 
 
 class AnswerCollector:
@@ -183,7 +183,7 @@ def _sample(targets: Sequence[Target]) -> list[Target]:
     """
     if not targets:
         return []
-    ordered = sorted(targets, key=lambda t: t.ids)
+    ordered = sorted(targets, key=lambda t: t.sorting)
     siblings = max(pairwise(ordered), key=lambda pair: _shared(*pair), default=())
     return list({t.key: t for t in (targets[0], *siblings, targets[-1])}.values())
 

@@ -287,7 +287,7 @@ class _Trunk:
     tree: Tree
 
     @property
-    def labels(self) -> list[Array]:
+    def labels(self) -> Sequence[Array]:
         return self.tree.labels
 
     def under(self, last: int) -> Tree:

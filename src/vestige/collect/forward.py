@@ -36,13 +36,12 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
     labels: list[Array] = []
     offset = 0
     for r, (row, members) in enumerate(zip(batch.rows, batch.targets, strict=True)):
-        n = len(row.nodes)
-        ids[r, :n] = tree.token[row.nodes]
-        position[r, :n] = tree.depth[row.nodes]
+        nodes, n = row.nodes, len(row)
+        ids[r, :n] = tree.token[nodes]
+        position[r, :n] = tree.depth[nodes]
         end[r, :n] = row.end
-        hidden[r, :n] = tree.hidden[row.nodes]
-        place = {int(node): i for i, node in enumerate(row.nodes)}
-        wanted = [np.fromiter((place[int(x)] for x in tree.predictors[t]), np.int64) for t in members]
+        hidden[r, :n] = tree.hidden[nodes]
+        wanted = [np.searchsorted(nodes, tree.predictors[t]) for t in members]
         scored = np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, np.int64)
         flat_index.append(scored + r * width)
         for t, where in zip(members, wanted, strict=True):

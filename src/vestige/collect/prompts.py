@@ -110,11 +110,11 @@ def stretches(row: PackedRow) -> list[PromptStretch]:
     A cut goes where a branch ends if one does: the next branch has no use for the keys of this one.
     """
     out = []
-    before = np.zeros(0, np.int64)
-    for first, last in pairwise(_cuts(row)):
-        keys = np.flatnonzero(row.end[:last] > first)
+    before, end = np.zeros(0, np.int64), row.end
+    for first, last in pairwise(_cuts(end)):
+        keys = np.flatnonzero(end[:last] > first)
         queries = np.arange(first, last)
-        allowed = (keys[None, :] <= queries[:, None]) & (queries[:, None] < row.end[keys][None, :])
+        allowed = (keys[None, :] <= queries[:, None]) & (queries[:, None] < end[keys][None, :])
         fills = _fills(before, keys)
         out.append(PromptStretch(first, last, torch.from_numpy(keys), torch.from_numpy(allowed), fills))
         before = keys
@@ -134,11 +134,11 @@ def _fills(before: Array, keys: Array) -> tuple[tuple[int, int, int], ...]:
     return tuple(out)
 
 
-def _cuts(row: PackedRow) -> list[int]:
+def _cuts(end: Array) -> list[int]:
     """Where stretches begin, and the row's end: at branch ends, if that makes neither scraps nor long stretches."""
-    width = len(row.nodes)
+    width = len(end)
     # A token whose subtree is itself alone is the end of a branch.
-    ends = [i + 1 for i in range(width) if row.end[i] == i + 1]
+    ends = [i + 1 for i in range(width) if end[i] == i + 1]
     cuts = [0]
     while cuts[-1] < width:
         start = cuts[-1]

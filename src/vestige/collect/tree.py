@@ -13,8 +13,11 @@ reasonings below one prompt, costs/answers.py for what a run would cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import overload
 
 import numpy as np
 
@@ -27,14 +30,15 @@ class Tree:
 
     The loops below rely on that order: depths are found in one pass from the front, subtree sizes in one from the back.
     Nodes are columns of arrays, not objects: they become tensors, and a benchmark has hundreds of thousands of them.
+    A node also comes before everything that is not below it and sorts later: ascending numbers are depth-first order.
     """
 
     token: Array
     hidden: Array
     parent: Array
     depth: Array  # 0 for first tokens: the position id
-    predictors: list[Array]  # for each target, the nodes whose logits predict its labels
-    labels: list[Array]  # for each target, those labels
+    predictors: Sequence[Array]  # for each target, the nodes whose logits predict its labels
+    labels: Sequence[Array]  # for each target, those labels
 
     def __len__(self) -> int:
         return len(self.token)
@@ -48,53 +52,127 @@ class Tree:
         return np.asarray(out[::-1], np.int64)
 
 
+class MadeWhenAsked(Sequence[Array]):
+    """Arrays that follow from others, of which there are as many as targets: kept, they would be half of a tree."""
+
+    def __init__(self, count: int, make: Callable[[int], Array]) -> None:
+        self._count, self._make = count, make
+
+    @overload
+    def __getitem__(self, i: int) -> Array: ...
+    @overload
+    def __getitem__(self, i: slice) -> list[Array]: ...
+    def __getitem__(self, i: int | slice) -> Array | list[Array]:
+        if isinstance(i, slice):
+            return [self._make(n) for n in range(self._count)[i]]
+        return self._make(range(self._count)[i])
+
+    def __len__(self) -> int:
+        return self._count
+
+
 @dataclass(frozen=True)
 class PackedRow:
-    """One packed row: nodes in depth-first order, so that a subtree is a contiguous stretch."""
+    """One packed row: nodes in depth-first order, so that a subtree is a contiguous stretch.
 
-    nodes: Array
-    end: Array  # for each position, where its subtree ends: j attends to i iff i <= j < end[i]
+    Kept as stretches of numbers, since an answer's nodes are consecutive; arrays are made for the row that runs.
+    """
+
+    stretches: tuple[range, ...]  # ascending
+    depths: Array  # of all nodes of the tree
+
+    def __len__(self) -> int:
+        return sum(map(len, self.stretches))
+
+    @property
+    def nodes(self) -> Array:
+        return np.concatenate([np.arange(s.start, s.stop) for s in self.stretches])
+
+    @property
+    def end(self) -> Array:
+        """For each position, where its subtree ends: j attends to i iff i <= j < end[i].
+
+        These ends are the whole attention mask, one number per token instead of a row of cells.
+        """
+        depth = self.depths[self.nodes]
+        out = np.full(len(depth), len(depth))
+        open_ = np.zeros(int(depth.max()) + 2, np.int64)  # by depth: the position on the path to where we are
+        starts = np.flatnonzero(np.diff(depth) != 1) + 1  # where a path is left for another one
+        for first, last in pairwise([0, *starts.tolist(), len(depth)]):
+            top, before = int(depth[first]), int(depth[first - 1]) if first else -1
+            out[open_[top : before + 1]] = first  # what is as deep as the newcomer, or deeper, is complete
+            open_[top : top + last - first] = np.arange(first, last)
+        return out
 
 
-def _codes(target: Target) -> Array:
-    """A target's inputs as numbers: the same token, hidden or not, is two different nodes.
+def _codes(ids: Sequence[int], hidden: Iterable[int]) -> Array:
+    """Token ids as numbers of nodes: the same token, hidden or not, is two different nodes.
 
     Nobody attends to a hidden token, so all states behind it differ from those behind the same token in sight. Two
     targets that shared such a node would read each other's numbers.
     """
-    codes = 2 * np.asarray(target.ids[:-1], np.int64)
-    seen = [h for h in target.hidden if h < len(codes)]  # the last token may be hidden, but is not an input
+    codes = 2 * np.asarray(ids, np.int64)
+    seen = [h for h in hidden if h < len(codes)]  # the last token may be hidden, but is not an input
     codes[seen] += 1
     return codes
 
 
-def build_tree(targets: Sequence[Target]) -> Tree:
-    """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it.
+def _in_turn(codes: Sequence[Array]) -> Iterator[tuple[int, Array, int]]:
+    """Sequences in sorted order: the number of each, itself, and how much of it the one before has shown.
 
-    In sorted order a target shares with the tree exactly what it shares with the target before it: whatever shares more
-    sorts in between. So one comparison with the neighbour replaces a search through the tree for every token.
+    In that order a sequence shares with all before it exactly what it shares with the last one: whatever shares more
+    sorts in between. So one comparison with the neighbour replaces a search through a tree for every token.
     """
-    codes = [_codes(t) for t in targets]
-    # Bytes, the highest first: they sort as the numbers do, and take a fifth of the memory of lists of them.
-    order = sorted(range(len(targets)), key=lambda i: codes[i].astype(">i8").tobytes())
-    pieces: list[Array] = []  # the codes of new nodes, target by target
-    parents: list[Array] = []
-    depths: list[Array] = []
-    predictors: list[Array] = [np.zeros(0, np.int64)] * len(targets)
-    before, path, count = np.zeros(0, np.int64), np.zeros(0, np.int64), 0
-    for i in order:
-        shared = _common(before, codes[i])
-        new = np.arange(count, count + len(codes[i]) - shared)
-        path = np.concatenate([path[:shared], new])  # the nodes from the root to this target's last input
-        before, count = codes[i], count + len(new)
-        pieces.append(codes[i][shared:])
-        depths.append(np.arange(shared, len(codes[i])))
-        parents.append(np.concatenate([[-1], path])[shared:-1] if len(new) else new)
+    before = np.zeros(0, np.int64)
+    # Bytes, the highest first: they sort as the numbers do, and take a tenth of the memory of lists of them.
+    for i in sorted(range(len(codes)), key=lambda i: codes[i].astype(">u4").tobytes()):
+        mine = codes[i]
+        yield i, mine, _common(before, mine)
+        before = mine
+
+
+def build_tree(targets: Sequence[Target]) -> Tree:
+    """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it."""
+    codes = MadeWhenAsked(len(targets), lambda i: _codes(targets[i].ids[:-1], targets[i].hidden))
+    token, hidden, parents, depths = array("i"), array("b"), array("i"), array("i")  # of the nodes, target by target
+    own = np.zeros((len(targets), 2), np.int32)  # of each target: its first new node, and its last node
+    path = np.zeros(0, np.int32)  # the nodes from the root to a target's last input
+    for i, mine, shared in _in_turn(codes):
+        new = np.arange(len(token), len(token) + len(mine) - shared, dtype=np.int32)
+        path = np.concatenate([path[:shared], new])
+        own[i] = len(token) if len(new) else path[-1] + 1, path[-1]
+        for column, values in (
+            (token, mine[shared:] // 2),
+            (hidden, mine[shared:] % 2),
+            (parents, np.concatenate([[-1], path])[shared : len(mine)]),
+            (depths, np.arange(shared, len(mine))),
+        ):
+            column.frombytes(values.astype(column.typecode).tobytes())
+    parent = np.asarray(parents)
+
+    def predictors(i: int) -> Array:
         # The logits at a token predict the token behind it: labels from `start` on are read one place earlier.
-        predictors[i] = path[targets[i].start - 1 :]
-    code, parent = (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in (pieces, parents))
-    depth = np.concatenate([np.zeros(0, np.int64), *depths])
-    return Tree(code // 2, code % 2 == 1, parent, depth, predictors, [np.asarray(t.labels) for t in targets])
+        count = len(targets[i].ids) - targets[i].start
+        return _path_end(parent, *own[i].tolist(), count)
+
+    return Tree(
+        np.asarray(token),
+        np.asarray(hidden).view(bool),
+        parent,
+        np.asarray(depths),
+        MadeWhenAsked(len(targets), predictors),
+        MadeWhenAsked(len(targets), lambda i: np.asarray(targets[i].labels)),
+    )
+
+
+def _path_end(parent: Array, first: int, last: int, count: int) -> Array:
+    """The last `count` nodes of a path that ends with the nodes from `first` to `last`."""
+    end = np.arange(max(first, last - count + 1), last + 1)
+    shared, node = [], int(parent[end[0]]) if len(end) else last
+    for _ in range(count - len(end)):  # an opening that answers share: few nodes, mostly none
+        shared.append(node)
+        node = int(parent[node])
+    return np.concatenate([np.asarray(shared[::-1], np.int64), end])
 
 
 def _common(a: Array, b: Array) -> int:
@@ -114,14 +192,14 @@ class _Bin:
     size: int
     parts: list[range | _Bin]
 
-    def add(self, node: int) -> None:
-        """One more node, which comes before all that are in it."""
-        self.size += 1
+    def add(self, first: int, behind: int) -> None:
+        """More nodes, which come before all that are in it."""
+        self.size += behind - first
         last = self.parts[-1] if self.parts else None
-        if isinstance(last, range) and last.start == node + 1:
-            self.parts[-1] = range(node, last.stop)
+        if isinstance(last, range) and last.start == behind:
+            self.parts[-1] = range(first, last.stop)
         else:
-            self.parts.append(range(node, node + 1))
+            self.parts.append(range(first, behind))
 
 
 def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
@@ -138,16 +216,29 @@ def split_rows(tree: Tree, limit: int) -> list[PackedRow]:
     longest = int(tree.depth.max()) + 1
     limit = max(limit, longest)  # a path cannot be cut: its last token needs the keys of all before it
     waiting: dict[int, list[_Bin]] = {}  # node -> bins of children that were already dealt with
-    for node in range(len(tree) - 1, -1, -1):  # children have larger numbers than their parents
-        below = waiting.pop(node, [])
-        room = limit - int(tree.depth[node]) - 1  # the path down to this node is in the row as well
-        bins = _first_fit(below, room) or [_Bin(0, [])]
-        for b in bins:
-            b.add(node)
-        waiting.setdefault(int(tree.parent[node]), []).extend(bins)
+    for first, behind in reversed(list(pairwise(_chains(tree)))):  # children have larger numbers than their parents
+        bins = waiting.pop(behind - 1, [])
+        for node in range(behind - 1, first - 1, -1):
+            room = limit - int(tree.depth[node]) - 1  # the path down to this node is in the row as well
+            bins = _first_fit(bins, room) or [_Bin(0, [])]
+            if len(bins) == 1:  # nothing to choose up to the next fork
+                bins[0].add(first, node + 1)
+                break
+            for b in bins:
+                b.add(node, node + 1)
+        waiting.setdefault(int(tree.parent[first]), []).extend(bins)
     rows = [_row(tree, b) for b in _first_fit(waiting[-1], limit)]
     # Longest first, because a batch is padded to its first row; ties by content, so that a resumed run packs alike.
-    return sorted(rows, key=lambda r: (-len(r.nodes), int(r.nodes[0])))
+    return sorted(rows, key=lambda r: (-len(r), r.stretches[0].start))
+
+
+def _chains(tree: Tree) -> list[int]:
+    """Where each chain of nodes begins that are their parents' only children; and the end of the last one."""
+    follows = tree.parent == np.arange(-1, len(tree) - 1, dtype=np.int32)
+    follows[0] = False
+    forked = np.zeros(len(tree) + 1, bool)
+    forked[tree.parent[~follows]] = True  # a first child is the next number: any other has a sister
+    return [*np.flatnonzero(~follows | forked[tree.parent]).tolist(), len(tree)]
 
 
 def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
@@ -169,35 +260,23 @@ def _first_fit(bins: list[_Bin], room: int) -> list[_Bin]:
 
 
 def _row(tree: Tree, top: _Bin) -> PackedRow:
-    """A bin's nodes as a row, and where each subtree ends."""
-    # Stacks instead of recursion, here and below: bins nest as deep as an answer is long, Python's limit is 1,000.
-    nodes: set[int] = set()
+    """A bin's nodes as a row. Bins that met again above a fork both hold the path to it, which counts once."""
+    # A stack instead of recursion: bins nest as deep as an answer is long, Python's limit is 1,000.
+    found: list[range] = []
     stack: list[range | _Bin] = [top]
     while stack:
         item = stack.pop()
         if isinstance(item, _Bin):
             stack.extend(item.parts)
         else:
-            nodes.update(item)
-    # Depth first, children by node number: then a subtree is one stretch, and its end says who may attend to its root.
-    kids: dict[int, list[int]] = {}
-    for node in sorted(nodes, reverse=True):  # reversed: the stack below pops the smallest first
-        kids.setdefault(int(tree.parent[node]), []).append(node)
-    order: list[int] = []
-    open_ = list(kids.get(-1, ()))
-    while open_:
-        node = open_.pop()
-        order.append(node)
-        open_.extend(kids.get(node, ()))
-    place = {node: i for i, node in enumerate(order)}
-    # From the back: a node's subtree is complete before its end is handed on to the parent. These ends are the whole
-    # attention mask, one number per token instead of a row of cells.
-    end = np.arange(1, len(order) + 1)
-    for i in range(len(order) - 1, -1, -1):
-        parent = int(tree.parent[order[i]])
-        if parent >= 0:
-            end[place[parent]] = max(end[place[parent]], end[i])
-    return PackedRow(np.asarray(order, np.int64), end)
+            found.append(item)
+    out: list[range] = []
+    for part in sorted(found, key=lambda r: r.start):
+        if out and part.start <= out[-1].stop:
+            out[-1] = range(out[-1].start, max(out[-1].stop, part.stop))
+        else:
+            out.append(part)
+    return PackedRow(tuple(out), tree.depth)
 
 
 @dataclass(frozen=True)
@@ -222,7 +301,7 @@ class Batch:
 
     @property
     def width(self) -> int:
-        return max(len(r.nodes) for r in self.rows)
+        return max(map(len, self.rows))
 
     @property
     def tokens(self) -> int:
@@ -248,10 +327,11 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
     rows = split_rows(tree, min(limits.row_tokens, limits.tokens))
     # A node near the root is in many rows; the first one serves. Whichever row holds a target's last predictor holds
     # the path to it, so all its labels come from one forward, and a batch answers its targets completely.
-    home = np.full(len(tree), -1)
+    home = np.full(len(tree), -1, np.int32)
     for number, row in enumerate(rows):
-        fresh = row.nodes[home[row.nodes] < 0]
-        home[fresh] = number
+        for stretch in row.stretches:
+            here = home[stretch.start : stretch.stop]
+            here[here < 0] = number
     members: list[list[int]] = [[] for _ in rows]
     for i, predictors in enumerate(tree.predictors):
         members[int(home[predictors[-1]])].append(i)
@@ -261,12 +341,12 @@ def pack(targets: Sequence[Target], limits: Limits, vocab: int) -> Packing:
 def _batches(tree: Tree, rows: list[PackedRow], members: list[list[int]], limits: Limits, vocab: int) -> list[Batch]:
     groups: list[list[int]] = []  # of rows that go through the model together
     cells = 0
-    for number, row in enumerate(rows):  # longest first: running out of memory shows at once, padding is small
+    for number in range(len(rows)):  # longest first: running out of memory shows at once, padding is small
         # Answers that share an opening also share its logits: each position goes through the output layer once.
-        scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [row.nodes[:0]]))
+        scored = np.unique(np.concatenate([tree.predictors[t] for t in members[number]] or [np.zeros(0)]))
         new = len(scored) * vocab
         group = groups[-1] if groups else []
-        width = len(rows[group[0]].nodes) if group else 0  # a batch is padded to its first row
+        width = len(rows[group[0]]) if group else 0  # a batch is padded to its first row
         if not group or width * (len(group) + 1) > limits.tokens or cells + new > limits.logit_cells:
             groups.append([number])  # a row beyond the limits alone is a batch of its own: it cannot be smaller
             cells = new
@@ -281,4 +361,6 @@ def count_nodes(targets: Iterable[Target]) -> int:
 
     (The last token of a sequence is never pushed, so that we may even do better.)
     """
-    return len(build_tree([Target((*t.ids, 0), t.start, t.hidden) for t in targets]))
+    given = list(targets)
+    codes = MadeWhenAsked(len(given), lambda i: _codes(given[i].ids, given[i].hidden))
+    return sum(len(mine) - shared for _, mine, shared in _in_turn(codes))

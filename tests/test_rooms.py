@@ -10,6 +10,8 @@ import pytest
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 NOUNS = {
     "types",
+    "compact",
+    "prefixes",
     "errors",
     "wants",
     "given",
@@ -32,7 +34,9 @@ BELOW = PIPELINE | {"configs", "engine", "integrations", "servers", "show"}
 
 # Arrows point one way: nouns < pipeline < engine < questions < cli. Between questions only those listed here.
 ARROWS: dict[str, set[str]] = {
-    "types": set(),
+    "types": {"compact"},
+    "compact": set(),
+    "prefixes": {"compact", "types"},
     "errors": set(),
     "secrets": set(),
     "words": set(),

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import math
-import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vestige.compact import Keyed, packing, sorting
+
 Array = NDArray[Any]
-Record = TypeVar("Record")
 
 
 def content_key(*parts: bytes) -> str:
@@ -51,65 +51,9 @@ def _row_bytes(row: str) -> list[bytes]:
     return [row.encode()] if row else []
 
 
-class _Packed:
-    """A field of token ids, kept in four bytes each and read as a tuple, which takes eight and a number for each.
-
-    The highest byte comes first, so that packed ids sort as the ids do.
-    """
-
-    def __init__(self, slot: Any) -> None:
-        self.slot = slot
-
-    def __get__(self, record: Any, owner: type | None = None) -> Any:
-        if record is None:
-            return self
-        kept = self.slot.__get__(record)
-        return struct.unpack(f">{len(kept) // 4}i", kept) if isinstance(kept, bytes) else kept
-
-    def __set__(self, record: Any, ids: Sequence[int]) -> None:
-        try:
-            kept: Any = struct.pack(f">{len(ids)}i", *ids)
-        except struct.error:  # no vocabulary has such a number: kept as it is, and refused by who knows the model
-            kept = ids
-        self.slot.__set__(record, kept)
-
-    def sorting(self, record: Any) -> bytes:
-        kept = self.slot.__get__(record)
-        return kept if isinstance(kept, bytes) else np.asarray(kept, ">i8").tobytes()
-
-
-def _packing(*names: str) -> Callable[[type[Record]], type[Record]]:
-    """A class decorator: these fields of a dataclass with slots hold token ids."""
-
-    def wrap(cls: type[Record]) -> type[Record]:
-        for name in names:
-            setattr(cls, name, _Packed(cls.__dict__[name]))
-        return cls
-
-    return wrap
-
-
-class _Keyed:
-    """What has a content key, made once."""
-
-    __slots__ = ("_key",)
-    _key: str
-
-    @property
-    def key(self) -> str:
-        try:
-            return self._key
-        except AttributeError:
-            object.__setattr__(self, "_key", self._content())
-            return self._key
-
-    def _content(self) -> str:
-        raise NotImplementedError
-
-
-@_packing("ids")
+@packing("ids")
 @dataclass(frozen=True, slots=True)
-class Target(_Keyed):
+class Target(Keyed):
     """Token ids of which `ids[start:]` are to be scored.
 
     `hidden` lists positions no later token may attend to. It is empty except in the open-unlearning
@@ -133,8 +77,7 @@ class Target(_Keyed):
     @property
     def sorting(self) -> bytes:
         """Bytes that sort as the ids do; nothing is made for it."""
-        found: bytes = vars(Target)["ids"].sorting(self)
-        return found
+        return sorting(self, "ids")
 
     def _content(self) -> str:
         # A hidden last token changes nothing (nobody attends to it), so it does not change the key.
@@ -143,9 +86,9 @@ class Target(_Keyed):
         return content_key(_ids_bytes(ids), _ids_bytes([self.start]), _ids_bytes(seen), *_row_bytes(self.row))
 
 
-@_packing("ids")
+@packing("ids")
 @dataclass(frozen=True, slots=True)
-class Prompt(_Keyed):
+class Prompt(Keyed):
     """Token ids to continue. `hidden` as in Target; hidden tokens also take no position (as in HF generate)."""
 
     ids: tuple[int, ...]
@@ -263,7 +206,7 @@ BAD_LOGITS = "the model's logits are NaN or infinite"  # the reason of every val
 BROKEN = -1  # in the place of a token: the logits it should have been chosen from were NaN or infinite
 
 
-@_packing("ids")
+@packing("ids")
 @dataclass(frozen=True, slots=True)
 class Text:
     """What one model wrote after one prompt."""
@@ -316,7 +259,7 @@ class Rows:
     many: bool  # the answer column is a list
     source: str = ""  # where the rows came from, for people
     fingerprint: str = ""
-    facts: tuple[Mapping[str, Any], ...] = ()  # of each row, the columns that say what it is about (FACTS), as written
+    facts: Sequence[Mapping[str, Any]] = ()  # of each row, the columns that say what it is about (FACTS), as written
     clusters: Grouping | None = None  # None: rows are independent
 
     def __len__(self) -> int:

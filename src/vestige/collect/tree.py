@@ -14,13 +14,14 @@ reasonings below one prompt, costs/answers.py for what a run would cost.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import overload
 
 import numpy as np
 
+from vestige.compact import MadeWhenAsked
+from vestige.prefixes import codes_of, in_turn, path_end
 from vestige.types import Array, Target
 
 
@@ -50,25 +51,6 @@ class Tree:
             out.append(node)
             node = int(self.parent[node])
         return np.asarray(out[::-1], np.int64)
-
-
-class MadeWhenAsked(Sequence[Array]):
-    """Arrays that follow from others, of which there are as many as targets: kept, they would be half of a tree."""
-
-    def __init__(self, count: int, make: Callable[[int], Array]) -> None:
-        self._count, self._make = count, make
-
-    @overload
-    def __getitem__(self, i: int) -> Array: ...
-    @overload
-    def __getitem__(self, i: slice) -> list[Array]: ...
-    def __getitem__(self, i: int | slice) -> Array | list[Array]:
-        if isinstance(i, slice):
-            return [self._make(n) for n in range(self._count)[i]]
-        return self._make(range(self._count)[i])
-
-    def __len__(self) -> int:
-        return self._count
 
 
 @dataclass(frozen=True)
@@ -105,39 +87,13 @@ class PackedRow:
         return out
 
 
-def _codes(ids: Sequence[int], hidden: Iterable[int]) -> Array:
-    """Token ids as numbers of nodes: the same token, hidden or not, is two different nodes.
-
-    Nobody attends to a hidden token, so all states behind it differ from those behind the same token in sight. Two
-    targets that shared such a node would read each other's numbers.
-    """
-    codes = 2 * np.asarray(ids, np.int64)
-    seen = [h for h in hidden if h < len(codes)]  # the last token may be hidden, but is not an input
-    codes[seen] += 1
-    return codes
-
-
-def _in_turn(codes: Sequence[Array]) -> Iterator[tuple[int, Array, int]]:
-    """Sequences in sorted order: the number of each, itself, and how much of it the one before has shown.
-
-    In that order a sequence shares with all before it exactly what it shares with the last one: whatever shares more
-    sorts in between. So one comparison with the neighbour replaces a search through a tree for every token.
-    """
-    before = np.zeros(0, np.int64)
-    # Bytes, the highest first: they sort as the numbers do, and take a tenth of the memory of lists of them.
-    for i in sorted(range(len(codes)), key=lambda i: codes[i].astype(">u4").tobytes()):
-        mine = codes[i]
-        yield i, mine, _common(before, mine)
-        before = mine
-
-
 def build_tree(targets: Sequence[Target]) -> Tree:
     """The prefix tree of all inputs. A target's last token is never an input: nothing is predicted from it."""
-    codes = MadeWhenAsked(len(targets), lambda i: _codes(targets[i].ids[:-1], targets[i].hidden))
+    codes = MadeWhenAsked(len(targets), lambda i: codes_of(targets[i].ids[:-1], targets[i].hidden))
     token, hidden, parents, depths = array("i"), array("b"), array("i"), array("i")  # of the nodes, target by target
     own = np.zeros((len(targets), 2), np.int32)  # of each target: its first new node, and its last node
     path = np.zeros(0, np.int32)  # the nodes from the root to a target's last input
-    for i, mine, shared in _in_turn(codes):
+    for i, mine, shared in in_turn(codes):
         new = np.arange(len(token), len(token) + len(mine) - shared, dtype=np.int32)
         path = np.concatenate([path[:shared], new])
         own[i] = len(token) if len(new) else path[-1] + 1, path[-1]
@@ -153,7 +109,8 @@ def build_tree(targets: Sequence[Target]) -> Tree:
     def predictors(i: int) -> Array:
         # The logits at a token predict the token behind it: labels from `start` on are read one place earlier.
         count = len(targets[i].ids) - targets[i].start
-        return _path_end(parent, *own[i].tolist(), count)
+        first, last = own[i].tolist()
+        return path_end(parent, first, last, count)
 
     return Tree(
         np.asarray(token),
@@ -163,23 +120,6 @@ def build_tree(targets: Sequence[Target]) -> Tree:
         MadeWhenAsked(len(targets), predictors),
         MadeWhenAsked(len(targets), lambda i: np.asarray(targets[i].labels)),
     )
-
-
-def _path_end(parent: Array, first: int, last: int, count: int) -> Array:
-    """The last `count` nodes of a path that ends with the nodes from `first` to `last`."""
-    end = np.arange(max(first, last - count + 1), last + 1)
-    shared, node = [], int(parent[end[0]]) if len(end) else last
-    for _ in range(count - len(end)):  # an opening that answers share: few nodes, mostly none
-        shared.append(node)
-        node = int(parent[node])
-    return np.concatenate([np.asarray(shared[::-1], np.int64), end])
-
-
-def _common(a: Array, b: Array) -> int:
-    """The length of the common prefix."""
-    n = min(len(a), len(b))
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
 
 
 @dataclass(slots=True)
@@ -354,13 +294,3 @@ def _batches(tree: Tree, rows: list[PackedRow], members: list[list[int]], limits
             group.append(number)
             cells += new
     return [Batch(tuple(rows[r] for r in g), tuple(tuple(members[r]) for r in g)) for g in groups]
-
-
-def count_nodes(targets: Iterable[Target]) -> int:
-    """Distinct prefixes among the whole sequences asked for: what sharing alone could not go below.
-
-    (The last token of a sequence is never pushed, so that we may even do better.)
-    """
-    given = list(targets)
-    codes = MadeWhenAsked(len(given), lambda i: _codes(given[i].ids, given[i].hidden))
-    return sum(len(mine) - shared for _, mine, shared in _in_turn(codes))

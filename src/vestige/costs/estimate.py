@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vestige.collect.tree import count_nodes
 from vestige.collect.windows import text_want
 from vestige.costs.answers import AnswersPlan, PackingEstimate, plan_answers, weights_stored
 from vestige.costs.depth import DepthPlan, plan_depth
@@ -19,6 +18,7 @@ from vestige.errors import UserError
 from vestige.models.canvas import Canvases
 from vestige.models.load import load_tokenizer
 from vestige.models.room import ELSEWHERE
+from vestige.prefixes import count_nodes
 from vestige.show.tables import table
 from vestige.store.evidence import Bank
 from vestige.suites.handlers.depth import NO_MODELS, into

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from vestige.collect.cost import Cost
-from vestige.collect.tree import count_nodes
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig, RunConfig
@@ -23,6 +22,7 @@ from vestige.engine.prepare import Prepared, make_encoder_context, model_args, p
 from vestige.engine.served import ServedHandle, server_args
 from vestige.errors import UserError
 from vestige.models.load import ModelArgs, load_tokenizer
+from vestige.prefixes import count_nodes
 from vestige.servers.served import sequences
 from vestige.store.evidence import Bank
 from vestige.types import Prompt, Target, TokenStats

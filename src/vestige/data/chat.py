@@ -12,7 +12,7 @@ tokenised in two ways has two likelihoods.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -70,6 +70,7 @@ class Encoded:
     prompt: Ids
     full: Ids
     start: int  # where the labels begin in `full`
+    cut: bool = False  # it reaches the length at which texts are cut
 
 
 class Encoder:
@@ -97,43 +98,51 @@ class Encoder:
     def encode(
         self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
     ) -> list[Encoded]:
-        if not pairs:
-            return []
+        return [e for part in self.parts(pairs, few_shot, max_length) for e in part]
+
+    def parts(
+        self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
+    ) -> Iterator[list[Encoded]]:
+        """The same, some pairs at a time: their texts and tuples take several times what a data set keeps of them."""
+        cut = None if self.template.apply_chat_template else max_length  # a chat template's text is not truncated
+        reached = 0
+        for first in range(0, len(pairs), TOGETHER):
+            part = self._encoded(pairs[first : first + TOGETHER], few_shot, cut)
+            reached += sum(e.cut for e in part)
+            yield part
+        if reached:
+            log.warning(
+                "%d of %d prompts with their answers reach max_length=%d and were probably cut; raise max_length "
+                "to score whole answers.", reached, len(pairs), cut,
+            )  # fmt: skip
+
+    def _encoded(self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair], cut: int | None) -> list[Encoded]:
         if self.template.apply_chat_template:
             asked = {q: self._chat_text(q, few_shot) for q in dict(pairs)}  # once, though several answers share it
             prompts = [asked[q] for q, _ in pairs]
             fulls = [self._chat_text(q, few_shot, answer=a) for q, a in pairs]
-            special, cut = False, None  # the template writes its own special tokens; nothing is truncated
+            special = False  # the template writes its own special tokens
         else:
             prompts = [self._tagged_text(q, few_shot) for q, _ in pairs]
             fulls = [text + a for text, (_, a) in zip(prompts, pairs, strict=True)]
-            special, cut = self.template.add_special_tokens, max_length
+            special = self.template.add_special_tokens
         prompt_ids = self._ids_by_text(prompts, special, cut)
         full_ids = self._ids_by_text(fulls, special, cut)
-        if cut is not None:
-            self._report_cut(list(full_ids.values()), cut)
         eos = self.tokenizer.eos_token_id
         out = []
         for prompt, full, pair in zip(prompts, fulls, pairs, strict=True):
             before, after = prompt_ids[prompt], full_ids[full]
             start = self._start(prompt, full, before, after, special, pair)
+            reached = cut is not None and len(after) == cut
             if eos is not None and (not after or after[-1] != eos):
                 after = (*after, eos)
-            out.append(Encoded(before, after, min(start, len(after))))
+            out.append(Encoded(before, after, min(start, len(after)), reached))
         return out
 
     def sample_prompt(self) -> str:
         """The prompt of a stand-in question: shows what the template writes around it, today's date included."""
         question = "{question}"
         return self._chat_text(question, ()) if self.template.apply_chat_template else self._tagged_text(question, ())
-
-    def _report_cut(self, fulls: Sequence[Ids], max_length: int) -> None:
-        reached = sum(len(ids) == max_length for ids in fulls)
-        if reached:
-            log.warning(
-                "%d of %d prompts with their answers reach max_length=%d and were probably cut; raise max_length "
-                "to score whole answers.", reached, len(fulls), max_length,
-            )  # fmt: skip
 
     def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
         turns: list[dict[str, str]] = []
@@ -211,13 +220,11 @@ class PrefilledEncoder(Encoder):
         super().__init__(encoder.tokenizer, encoder.template, encoder.boundary)
         self.opening = opening
 
-    def encode(
-        self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair] = (), max_length: int | None = None
-    ) -> list[Encoded]:
+    def _encoded(self, pairs: Sequence[TextPair], few_shot: Sequence[TextPair], cut: int | None) -> list[Encoded]:
         [more] = self.tokenize([self.opening], special=False)
         return [
-            Encoded((*e.prompt, *more), (*e.full[: e.start], *more, *e.full[e.start :]), e.start + len(more))
-            for e in super().encode(pairs, few_shot, max_length)
+            Encoded((*e.prompt, *more), (*e.full[: e.start], *more, *e.full[e.start :]), e.start + len(more), e.cut)
+            for e in super()._encoded(pairs, few_shot, cut)
         ]
 
 

@@ -10,61 +10,23 @@ depth, stress and unlearn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from vestige.data.chat import PREFIX, Encoder, Ids, PrefilledEncoder, Template, TextPair
-from vestige.data.clusters import AUTO, rows_fingerprint, with_clusters
+from vestige.compact import Facts
+from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, Template, TextPair
+from vestige.data.clusters import rows_fingerprint, with_clusters
+from vestige.data.context import Context
 from vestige.data.rows import MissingData, Row, load_rows
 from vestige.data.windows import generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
-from vestige.types import FACTS, IGNORE, Example, Prompt, Rows, Target
+from vestige.types import FACTS, IGNORE, Example, Prompt, Rows
 
 log = logging.getLogger("vestige.data")
 
 Args = Mapping[str, Any]
 Examples = list[list[Example]]
-
-
-@dataclass
-class Context:
-    """What a data-set handler works with besides its rows."""
-
-    encoder: Encoder
-    hide_token: int | None  # open-unlearning's mask hides every occurrence of this id (its pad token)
-    source: str = ""
-    text_only: bool = False  # the model could see pictures, but is given none here
-    longest: int | None = None  # how many tokens the model was made to read, where that is known
-    cluster: str = AUTO  # the column that says which rows hang together
-
-    def target(self, full: Sequence[int], start: int) -> Target | None:
-        return Target(tuple(full), start, self._hidden(full)) if start < len(full) else None
-
-    def prompt(self, ids: Sequence[int]) -> Prompt:
-        return Prompt(tuple(ids), self._hidden(ids))
-
-    def check_text(self, characters: int, row: int | str) -> None:
-        """Refuses a text that cannot fit before it is tokenised, which alone would take long: a token stands for only
-        so many characters."""
-        if self.longest is not None and cannot_fit(characters, self.longest, self.encoder.tokenizer):
-            raise UserError(
-                f"{self.source} row {row} (counting from 0) has {characters:,} characters, more than fit into the "
-                f"{self.longest:,} tokens that this model reads; shorten or drop that row."
-            )
-
-    def _hidden(self, ids: Sequence[int]) -> tuple[int, ...]:
-        if self.hide_token is None:
-            return ()
-        return tuple(i for i, token in enumerate(ids) if token == self.hide_token)
-
-
-def cannot_fit(characters: int, longest: int, tokenizer: Any) -> bool:
-    """Whether so many characters are more than so many tokens, whatever they are."""
-    if characters <= 4 * longest:
-        return False
-    vocabulary: Mapping[str, int] = getattr(tokenizer, "get_vocab", dict)()
-    return characters > longest * max(map(len, vocabulary), default=characters)
 
 
 DatasetHandler = Callable[[list[Row], Args, Context], tuple[Examples, bool]]
@@ -85,16 +47,21 @@ def build_rows(name: str, config: Mapping[str, Any], context: Context, limit: in
     examples, many = DATASETS[handler](rows, args, context)
     check_lengths(examples, context)
     _report_empty(name, examples)
-    facts = tuple(_facts(row, args) for row in rows) if len(examples) == len(rows) else ()  # chunks are not rows
+    facts = _facts(rows, args, context) if len(examples) == len(rows) else ()  # chunks are not rows
     found = Rows(name, tuple(map(tuple, examples)), many, context.source, rows_fingerprint(rows), facts)
     return with_clusters(found, rows, args["hf_args"], context.cluster)
 
 
-def _facts(row: Row, args: Args) -> dict[str, Any]:
+def _facts(rows: Sequence[Row], args: Args, context: Context) -> Facts:
     """The columns that say what a row is about, where they hold text or lists of it."""
     names = {"question": args.get("question_key", "question"), "answer": args.get("answer_key", "answer")}
-    found = {fact: row.get(names.get(fact, fact)) for fact in FACTS}
-    return {k: v for k, v in found.items() if isinstance(v, (str, list)) and v}
+
+    def kept(value: Any) -> Any:
+        if isinstance(value, list):
+            return [context.text(v) if isinstance(v, str) else v for v in value] or None
+        return context.text(value) if isinstance(value, str) and value else None
+
+    return Facts({fact: [kept(row.get(names.get(fact, fact))) for row in rows] for fact in FACTS}, len(rows))
 
 
 PICTURES = ("image", "images", "pixel_values")
@@ -195,33 +162,41 @@ def question_answers(rows: list[Row], args: Args, context: Context) -> tuple[Exa
     shown = args.get("few_shot_dataset_hf_args")
     few_shot = _few_shot(shown, question_key, answer_key) if shown else []
     pairs = [(q, a) for q, row_answers in zip(questions, answers, strict=True) for a in row_answers]
-    encoded = context.encoder.encode(pairs, few_shot, args.get("max_length"))
-    encoder = context.encoder
-    prompts = [e.prompt for e in encoded]
-    inputs = dict(zip(prompts, encoder.decode(prompts), strict=True))
-    conversations = encoder.decode([e.full for e in encoded])
-    labels = encoder.decode([e.full[e.start :] for e in encoded])
-    flat = iter(zip(encoded, conversations, labels, strict=True))
+    flat = _read(context.encoder.parts(pairs, few_shot, args.get("max_length")), context)
     out: Examples = []
-    for index, row_answers in enumerate(answers):
-        row = []
+    for number, row_answers in enumerate(answers):
+        index, row = context.text(str(number)), []
         for answer in row_answers:
-            e, conversation, label_text = next(flat)
+            e, input_text, reference, label_text = next(flat)
             target = context.target(e.full, max(e.start, 1))
             row.append(
                 Example(
-                    index=str(index),
+                    index=index,
                     target=target,
                     prompt=context.prompt(e.prompt),
-                    answer=answer,
-                    input_text=inputs[e.prompt],
-                    reference=_remove(conversation, inputs[e.prompt]),
+                    answer=context.text(answer),
+                    input_text=input_text,
+                    reference=reference,
                     label_text=label_text,
                     problem="" if target else "the prompt is as long as prompt and answer together",
                 )
             )
         out.append(row)
+    next(flat, None)  # after the last part it is told what was cut
     return out, many
+
+
+def _read(parts: Iterator[list[Encoded]], context: Context) -> Iterator[tuple[Encoded, str, str, str]]:
+    """Each pair with its texts: prompt, reference, labels. Some pairs at a time."""
+    words = context.encoder.decode
+    for part in parts:
+        prompts = list(dict.fromkeys(e.prompt for e in part))
+        inputs = dict(zip(prompts, map(context.text, words(prompts)), strict=True))
+        conversations = words([e.full for e in part])
+        labels = words([e.full[e.start :] for e in part])
+        for e, conversation, label in zip(part, conversations, labels, strict=True):
+            asked = inputs[e.prompt]
+            yield e, asked, context.text(_remove(conversation, asked)), context.text(label)
 
 
 def _remove(text: str, part: str) -> str:

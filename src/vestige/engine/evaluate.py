@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.clusters import check_column
-from vestige.data.datasets import Context
+from vestige.data.context import Context
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vestige.data.chat import decode_texts, make_template
-from vestige.data.datasets import Context, build_rows, make_context
+from vestige.data.context import Context
+from vestige.data.datasets import build_rows, make_context
 from vestige.data.local import redirect
 from vestige.data.rows import MissingData
 from vestige.engine.config import AnyConfig, RunConfig
@@ -150,6 +151,7 @@ def prepare(
             out.unavailable[name] = lost[key]
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
+    context.forget()
     _gather(config.suite, out, lacking or (lambda _, wants: _out_of_reach(wants, canvases, diffusion)))
     return out
 

@@ -74,7 +74,7 @@ def _pieces(body: Any, depth: int = 3) -> Iterator[str]:
 
 def _rows_to_json(rows: Rows) -> dict[str, Any]:
     out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
-    facts = {"facts": [dict(row) for row in rows.facts]} if any(rows.facts) else {}
+    facts = {"facts": (dict(row) for row in rows.facts)} if any(rows.facts) else {}
     return {**out, **facts, "examples": ([_example_to_json(e) for e in row] for row in rows.examples)}
 
 

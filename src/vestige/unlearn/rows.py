@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vestige.data.datasets import DATASETS, Context, Examples, check_lengths, column
+from vestige.data.context import Context
+from vestige.data.datasets import DATASETS, Examples, check_lengths, column
 from vestige.data.local import redirect
 from vestige.data.rows import load_rows, read_file
 from vestige.errors import UserError, unknown_name

@@ -187,16 +187,15 @@ fault("notes not recalled", "engine/obtain.py",
       STALE + "test_notes_are_remembered")
 fault("parts under way are tidied away", "store/evidence.py", "if asked is None or set(asked[0]) <= set(bank.load()):",
       "if True:", "results/test_verify.py::test_parts_that_were_folded_are_tidied_up")
-fault("a digest without the numbers", "store/formats.py", "out.update(np.ascontiguousarray(array).tobytes())", "pass",
-      HAND)
+fault("a digest without the numbers", "store/formats.py", "out.update(array.reshape(-1).data)", "pass", HAND)
 fault("a digest without the head", "store/formats.py",
       "return json.dumps(head, sort_keys=True).encode() if head else b\"\"", 'return b""', HAND)
 fault("altered texts are read", "store/formats.py", 'if said["sha256"] != self._digest(body, head):', "if False:", HAND)
 fault("altered numbers are read", "store/formats.py",
       "if body.get(\"sha256\") != self._digest(body[\"values\"], head):",
       "if False:", HAND)
-fault("one answer's numbers are the next one's", "store/formats.py",
-      'self._arrays["offsets"][i : i + 2].tolist()', 'self._arrays["offsets"][[i - 1, i]].tolist()', HAND)
+fault("one answer's numbers are the next one's", "store/laid_out.py",
+      "self._offsets[i : i + 2].tolist()", "self._offsets[[i - 1, i]].tolist()", HAND)
 fault("a resumed run packs its batches otherwise", "engine/obtain.py", "return [g for g in groups if g]",
       "return [list(missing.values())]", HAND)
 fault("collected again though it is there", "engine/obtain.py", "for k, w in unique.items() if k not in have}",
@@ -265,13 +264,13 @@ fault("an unfinished run is packed", "store/archive.py", "    if not seal.finish
 
 # ---- masks and positions --------------------------------------------------------------------------------------------
 
-fault("hidden tokens are nodes like others", "collect/tree.py", "codes[seen] += 1", "pass", "collect/test_tree.py")
+fault("hidden tokens are nodes like others", "prefixes.py", "codes[seen] += 1", "pass", "collect/test_tree.py")
 fault("answers are read one token late", "collect/tree.py", "count = len(targets[i].ids) - targets[i].start",
       "count = len(targets[i].ids) - targets[i].start - 1", "collect/test_tree.py")
 fault("positions do not count", "collect/tree.py", "np.arange(shared, len(mine))),",
       "np.arange(0, len(mine) - shared)),", "collect/test_tree.py")
-fault("a subtree does not end where its sister begins", "collect/tree.py", "out[open_[top : before + 1]] = first",
-      "out[open_[top + 1 : before + 1]] = first", "collect/test_tree.py")
+fault("a subtree ends with its first child", "collect/tree.py", "out[open_[top : before + 1]] = first",
+      "out[open_[max(top - 1, 0) : before + 1]] = first", "collect/test_tree.py")
 fault("batches beyond the limit of logits", "collect/tree.py",
       " or cells + new > limits.logit_cells", "", "collect/test_tree.py")
 fault("hidden tokens are seen (packed)", "collect/forward.py", " & ~hidden[:, None, :]", "", "collect/test_tree.py")

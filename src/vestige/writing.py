@@ -19,7 +19,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -136,13 +136,24 @@ def create_bytes(path: Path, data: bytes) -> None:
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Atomic: the new content appears whole or not at all, whatever kills us."""
+    if not _already(path, data):
+        _write(path, lambda: [data])
+
+
+def write_pieces(path: Path, make: Callable[[], Iterable[bytes]]) -> None:
+    """The same for content that is made while it is written, because all of it at once would be large."""
+    if is_plain(path) and not is_ours(path):  # it may be what would be written
+        write_bytes(path, b"".join(make()))
+    else:
+        _write(path, make)
+
+
+def _write(path: Path, make: Callable[[], Iterable[bytes]]) -> None:
     make_directory(path.parent)
-    if _already(path, data):
-        return
     for last in (False, True):
         try:
             with _becoming(path) as half, _created(half) as out:
-                out.write(data)
+                out.writelines(make())
             return
         except VanishedError:  # another process took our half-written file for a dead one's
             if last:

@@ -266,6 +266,14 @@ def scored(model: Any, targets: Sequence[Target]) -> list[tuple[Target, Any]]:
     return [(t, found[t.key]) for t in targets]
 
 
+def prove_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
+    return prove(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+
+
+def draft_from(requests: Sequence[Request], known: Sequence[tuple[Target, Any]], eos: frozenset[int]) -> Any:
+    return draft(requests, [t for t, _ in known], {t.key: seen for t, seen in known}, eos)
+
+
 def references(model: Any, given: Sequence[Prompt]) -> list[Target]:
     """For each prompt several answers that the model agrees with for a while: 0, 4 and 9 tokens."""
     out = []
@@ -280,7 +288,7 @@ def test_what_teacher_forcing_showed_is_not_decoded_again(llama: Any) -> None:
     given = prompts()
     known = scored(llama, references(llama, given))
     requests = asking(given)
-    proven = prove(requests, known, NO_EOS)
+    proven = prove_from(requests, known, NO_EOS)
     scratch, helped = collector(llama), collector(llama)
     want, got = collect(scratch, requests), collect(helped, requests, proven)
     for r in requests:
@@ -297,11 +305,11 @@ def test_a_text_proven_to_its_end_costs_nothing(llama: Any) -> None:
     known = scored(llama, references(llama, given))
     requests = asking(given, max_new_tokens=7)
     made = collector(llama)
-    got = collect(made, requests, prove(requests, known, NO_EOS))
+    got = collect(made, requests, prove_from(requests, known, NO_EOS))
     assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt, max_new_tokens=7) for r in requests]
     assert (made.cost.prefill_tokens, made.cost.decode_forwards) == (0, 0)
     eos = frozenset(_texts(llama, asking(given[:1]))[0].ids[2:3])
-    assert prove(asking(given[:1]), known, eos)[asking(given[:1])[0].key][-1] in eos
+    assert prove_from(asking(given[:1]), known, eos)[asking(given[:1])[0].key][-1] in eos
 
 
 def test_a_stop_word_inside_the_proven_part_ends_the_text_there(llama: Any) -> None:
@@ -310,7 +318,7 @@ def test_a_stop_word_inside_the_proven_part_ends_the_text_there(llama: Any) -> N
     word = _texts(llama, asking(given))[0].text[2:4]
     requests = asking(given, stopwords=(word,))
     want = collect(collector(llama), requests)
-    got = collect(collector(llama), requests, prove(requests, known, NO_EOS))
+    got = collect(collector(llama), requests, prove_from(requests, known, NO_EOS))
     assert {k: (t.ids, t.text) for k, t in got.items()} == {k: (t.ids, t.text) for k, t in want.items()}
 
 
@@ -319,11 +327,11 @@ def test_nothing_is_proven_where_scoring_and_generation_differ(llama: Any) -> No
     known = scored(llama, references(llama, given))
     masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
     requests = asking(given)
-    assert not any(prove(requests, masked, NO_EOS).values())
-    assert not prove(asking([Prompt(p.ids, (1,)) for p in given]), known, NO_EOS)
-    assert not prove(asking(given, do_sample=True), known, NO_EOS)
+    assert not any(prove_from(requests, masked, NO_EOS).values())
+    assert not prove_from(asking([Prompt(p.ids, (1,)) for p in given]), known, NO_EOS)
+    assert not prove_from(asking(given, do_sample=True), known, NO_EOS)
     ended = [(Target(t.ids, t.start, (len(t.ids) - 1,)), s) for t, s in known]  # a masked end is seen by nobody
-    assert prove(requests, ended, NO_EOS) == prove(requests, known, NO_EOS)
+    assert prove_from(requests, ended, NO_EOS) == prove_from(requests, known, NO_EOS)
 
 
 HIDING = [(1,), (), (0, 2), (3, 4, 5), (1,), (0,)]
@@ -385,9 +393,9 @@ def test_a_draft_is_the_walk_whatever_was_hidden(llama: Any) -> None:
     known = scored(llama, references(llama, given))
     requests = asking([Prompt(p.ids, (1,)) for p in given])
     masked = [(Target(t.ids, t.start, (1,)), s) for t, s in known]
-    open_ = prove(asking(given), known, NO_EOS)
-    assert list(draft(requests, masked, NO_EOS).values()) == list(open_.values())
-    assert draft(asking(given, do_sample=True), known, NO_EOS) == {}
+    open_ = prove_from(asking(given), known, NO_EOS)
+    assert list(draft_from(requests, masked, NO_EOS).values()) == list(open_.values())
+    assert draft_from(asking(given, do_sample=True), known, NO_EOS) == {}
 
 
 def test_drafts_do_not_survive_a_cache_that_is_wrong(llama: Any) -> None:
@@ -463,7 +471,7 @@ def test_a_model_without_numbers_proves_nothing() -> None:
         model.lm_head.weight[0, 0] = float("nan")
     target = Target((3, 4, 5, 6), 2)
     requests = asking([Prompt((3, 4))])
-    assert prove(requests, scored(model, [target]), NO_EOS) == {requests[0].key: []}
+    assert prove_from(requests, scored(model, [target]), NO_EOS) == {requests[0].key: []}
     for asked in (requests, asking(prompts()), asking(prompts(), do_sample=True)):
         for text in collect(collector(model), asked).values():
             assert text.broken and text.ids == (BROKEN,) and text.text == ""
@@ -611,7 +619,7 @@ def test_padding_is_checked_on_a_row_that_has_some(llama: Any) -> None:
 def test_proven_rows_survive_the_fall_back(llama: Any) -> None:
     given = prompts()
     requests = asking(given)
-    proven = prove(requests, scored(llama, references(llama, given)), NO_EOS)
+    proven = prove_from(requests, scored(llama, references(llama, given)), NO_EOS)
     got = collect(collector(Broken(llama, "positions")), requests, proven)
     assert [got[r.key].ids for r in requests] == [generated(llama, r.prompt) for r in requests]
     assert {t.proven for t in got.values()} == {10}
@@ -660,7 +668,7 @@ def test_an_empty_prompt_is_refused(llama: Any) -> None:
 def test_done_batches_are_skipped(llama: Any) -> None:
     given = prompts()
     requests = asking(given)
-    proven = prove(requests[:2], scored(llama, references(llama, given[:2])), NO_EOS)
+    proven = prove_from(requests[:2], scored(llama, references(llama, given[:2])), NO_EOS)
     parts = list(collector(llama, max_rows=2).run(requests, proven))
     for cut in range(len(parts) + 1):
         done = frozenset(k for p in parts[:cut] for k in p)

@@ -12,46 +12,51 @@ Caller: engine/obtain.py, which hands them to collect/texts.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
 
 from vestige.types import BROKEN, Target, TokenStats
 from vestige.wants import Request
 
-Scored = Iterable[tuple[Target, TokenStats]]
+Seen = Mapping[str, TokenStats]  # by target key
+Walks = dict[str, list[int]]  # tokens by request key
 
 
-def prove(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
+def prove(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
     """For each greedy request, the tokens teacher forcing has shown (the first miss included).
 
     Only where scoring and generation see the same mask and positions: no hidden token may be involved. The caller
     asks only for requests without a repetition penalty, which would change the choices.
     """
     # The last token of a target is not an input: it may be hidden.
-    alike = [(t, seen) for t, seen in known if all(h == len(t.ids) - 1 for h in t.hidden)]
-    return _walks([r for r in requests if not r.prompt.hidden], alike, eos)
+    alike = [t for t in known if all(h == len(t.ids) - 1 for h in t.hidden)]
+    return _walks([r for r in requests if not r.prompt.hidden], alike, seen, eos)
 
 
-def draft(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
+def draft(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
     """For each greedy request, what it probably begins with: the same walk, whatever was hidden.
 
     Where the end token is also the padding, scoring and generation hide other tokens (the peer's masks do), so this
     proves nothing. collect/texts.py puts it behind the prompt and keeps what the model confirms.
     """
-    return {key: walk for key, walk in _walks(requests, known, eos).items() if walk}
+    return {key: walk for key, walk in _walks(requests, known, seen, eos).items() if walk}
 
 
-def _walks(requests: Sequence[Request], known: Scored, eos: frozenset[int]) -> dict[str, list[int]]:
-    by_prompt: dict[tuple[int, ...], list[tuple[Sequence[int], Sequence[int]]]] = {}
-    for target, seen in known:
-        by_prompt.setdefault(target.ids[: target.start], []).append((target.labels, seen.top1.tolist()))
-    return {
-        r.key: _walk(by_prompt.get(r.prompt.ids, []), r.decoding.max_new_tokens, eos)
-        for r in requests
-        if r.decoding.greedy
-    }
+def _walks(requests: Sequence[Request], known: Iterable[Target], seen: Seen, eos: frozenset[int]) -> Walks:
+    by_prompt: dict[bytes, list[Target]] = {}
+    for target in known:
+        by_prompt.setdefault(array("q", target.ids[: target.start]).tobytes(), []).append(target)
+    out = {}
+    for r in requests:
+        if r.decoding.greedy:
+            # What was seen of an answer is looked up for one prompt at a time: of all of them it is most of a run.
+            found = by_prompt.get(array("q", r.prompt.ids).tobytes(), [])
+            answers = [(t.labels, seen[t.key].top1.tolist()) for t in found]
+            out[r.key] = _walk(answers, r.decoding.max_new_tokens, eos)
+    return out
 
 
-def _walk(answers: list[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:
+def _walk(answers: Sequence[tuple[Sequence[int], Sequence[int]]], limit: int, eos: frozenset[int]) -> list[int]:
     """Follows the model's first choices through the answers that agree with them so far."""
     out: list[int] = []
     while answers and len(out) < limit:

@@ -25,7 +25,7 @@ from vestige.models.identity import COLLECTED, pipeline_key, special_ids
 from vestige.models.load import LoadedModel
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.formats import Joined
+from vestige.store.laid_out import Joined
 from vestige.store.trust import Settling
 from vestige.suites.registry import Evidence, Found
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
@@ -95,8 +95,8 @@ class Collector:
                 evidence.denoised = self.denoised(model, wants.denoised)
         with self._timed("texts"):
             if wants.texts:
-                known = {t.key: (t, evidence.answers[t.key]) for t in wants.answers}
-                evidence.texts = self.obtain(self._texts(model, known, wants.texts), model, wants.texts)
+                stage = self._texts(model, wants.answers, evidence.answers, wants.texts)
+                evidence.texts = self.obtain(stage, model, wants.texts)
         evidence.errors = self.errors
         with self._timed("gradients"):
             if wants.gradients:
@@ -148,7 +148,7 @@ class Collector:
         for other in stage.companions:
             errors = self.team.fold(self._bank(self.directory, other, model)).load()
             self.errors = {**self.errors, **{k: errors[k] for k in unique if k in errors}}
-        return Found(Joined(have).only(unique))
+        return Found(Joined.chosen(have, unique))
 
     def _fill(self, stage: Stage, model: ModelHandle, place: Path, missing: dict[str, Any]) -> None:
         """Runs the model on what is missing. Every batch is on disk before the next one is made."""
@@ -245,7 +245,7 @@ class Collector:
         return model.served.answerer(self.encoder, self.cost, checking)
 
     def _make_answers(self, work: Work) -> Iterable[dict[str, TokenStats]]:
-        from vestige.collect.tree import count_nodes
+        from vestige.prefixes import count_nodes
 
         self.cost.nodes += count_nodes(work.wants)
         # What is ahead is known only once it is packed, and again after memory ran out.
@@ -298,22 +298,25 @@ class Collector:
         return traces
 
     def _texts(
-        self, model: ModelHandle, known: Mapping[str, tuple[Target, TokenStats]], requests: Sequence[Request]
+        self, model: ModelHandle, known: Sequence[Target], seen: Mapping[str, TokenStats], requests: Sequence[Request]
     ) -> Stage:
-        """Texts. `known` answers can prove what greedy decoding says, so that it need not be run."""
+        """Texts. `known` answers, and what was `seen` of them, can prove what greedy decoding says without a run."""
         if model.is_diffusion:
             return Stage("texts", self._make_sampled_texts, "generating texts", "text")
         if self.team.leads:
             self.said += read_again(self._bank(self.directory, "texts", model), self.encoder, requests)
-        make = partial(self._make_texts, known)
+        make = partial(self._make_texts, known, seen)
         return Stage("texts", make, "generating texts", "text", lambda m: self._answerer(m).settings("texts"))
 
-    def _make_texts(self, known: Mapping[str, tuple[Target, TokenStats]], work: Work) -> Iterable[dict[str, Text]]:
+    def _make_texts(
+        self, known: Sequence[Target], seen: Mapping[str, TokenStats], work: Work
+    ) -> Iterable[dict[str, Text]]:
         from vestige.collect.prove import draft, prove
 
         who = self._answerer(work.model, work.place)
         plain = [r for r in work.wants if who.penalty_of(r.decoding) == 1.0]
-        proven, drafts = (show(plain, known.values(), who.eos) for show in (prove, draft))
+        unique = {t.key: t for t in known}.values()
+        proven, drafts = (show(plain, unique, seen, who.eos) for show in (prove, draft))
         return who.write(work.wants, proven, work.done, drafts)
 
     def _make_sampled_texts(self, work: Work) -> Iterable[dict[str, Text]]:

@@ -27,8 +27,9 @@ from vestige.errors import first_line
 from vestige.guard import is_there
 from vestige.ownership import adopt_file, is_ours, ours_below
 from vestige.schema import misfit
-from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json
-from vestige.store.formats import FORMATS, Altered, Format, Head, Joined
+from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json, write_pieces
+from vestige.store.formats import FORMATS, Altered, Format, Head
+from vestige.store.laid_out import Joined
 from vestige.types import content_key
 from vestige.writing import remove, remove_empty
 
@@ -132,7 +133,8 @@ class Bank(Generic[T]):
         if not is_there(path):
             return {}, {}
         try:
-            items, head = self.format.load(path.read_bytes())
+            # A part is never written over: its name is that of its content.
+            items, head = self.format.read(path, stays=path != self.path)
         except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, arrays that do not have their size
             raise Altered(first_line(error) or type(error).__name__) from None
         # A file that was copied or renamed is whole, and has a digest that fits; only its head tells.
@@ -197,9 +199,7 @@ class Bank(Generic[T]):
         """The head to write: what is known of how the evidence was made, laid over what was known before."""
         return {**head, **self.made, "of": self.stem}  # last: no head read from elsewhere may change whose it is
 
-    def merge(
-        self, items: Mapping[str, T], head: Head | None = None, without: Iterable[str] = frozenset()
-    ) -> Mapping[str, T]:
+    def merge(self, items: Mapping[str, T], head: Head | None = None, without: Iterable[str] = frozenset()) -> None:
         """Folds items into the bank file. `head`: what the file that they come from says of them."""
         # The whole file is read and written again, once per stage. Appending would be cheaper and could leave half a
         # record; this way the file is replaced in one rename, and its digest covers everything in it.
@@ -207,24 +207,23 @@ class Bank(Generic[T]):
         if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
             adopt_file(self.path)
         left = set(without)
-        everything = Joined(Joined(kept).only(k for k in kept if k not in left), items)
-        write_bytes(self.path, self.format.dump(everything, self._signed({**self.head, **(head or {})})))
-        return everything
+        everything = Joined(Joined.chosen(kept, (k for k in kept if k not in left)), items)
+        signed = self._signed({**self.head, **(head or {})})
+        write_pieces(self.path, lambda: self.format.pieces(everything, signed))
 
     def reset(self) -> None:
         """Starts over: what is stored was found to belong to something else."""
         self.discard_parts()
         write_bytes(self.path, self.format.dump({}, self._signed({})))
 
-    def finish(self) -> Mapping[str, T]:
+    def finish(self) -> None:
         """All parts are there: fold them into the bank and forget the journal."""
-        everything = self.merge(self._parts_done())
+        self.merge(self._parts_done())
         self.discard_parts()  # killed before this line, the parts are here twice: `tidy` removes them
-        return everything
 
     def take_all(self) -> tuple[Mapping[str, T], Head]:
         """All that is here, parts included, with what it says of itself; afterwards nothing is."""
-        everything = Joined(self.load(), self._parts_done())
+        everything = dict(Joined(self.load(), self._parts_done()))  # in memory: the files go
         remove(self.path)
         self.discard_parts()
         return everything, self.head

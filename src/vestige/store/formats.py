@@ -12,12 +12,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NotRequired, Protocol, TypedDict, TypeVar
+from pathlib import Path
+from typing import Any, Generic, NotRequired, Protocol, TypedDict, TypeVar
 
 import numpy as np
 
 from vestige.errors import named, reraise_ours
 from vestige.schema import misfit
+from vestige.store.arrays import MadeByName, OnDisk, array_pieces
+from vestige.store.laid_out import LaidOut, fields_of
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace
 
 T = TypeVar("T")
@@ -28,12 +31,13 @@ class Altered(ValueError):  # noqa: N818 - named for what was found
     """The content is not what its digest says."""
 
 
-def _pack_arrays(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -> bytes:
-    """safetensors, so no pickles. One metadata entry only: their order in the file is not fixed."""
-    from safetensors.numpy import save
+def _packed(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -> Iterator[bytes]:
+    """safetensors, so no pickles. One metadata entry only: their order in the file is not fixed.
 
+    The arrays are asked for twice, one after the other, so that all of them need not be there at once.
+    """
     bank = {"keys": list(keys), "sha256": _digest(arrays, keys, head), **({"head": dict(head)} if head else {})}
-    return save(dict(arrays), metadata={"bank": json.dumps(bank)})
+    return array_pieces(arrays, {"bank": json.dumps(bank)})
 
 
 class _Header(TypedDict):
@@ -81,11 +85,16 @@ def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array],
         raise Altered(f"it lacks the array {strays[0]}")
     if "bank" not in header:  # written before there were digests
         return arrays, list(_formed(header.get("keys", ""), list[str])), {}
-    bank = _formed(header["bank"], _BankHeader)
+    return arrays, *_vouched(arrays, header["bank"])
+
+
+def _vouched(arrays: Mapping[str, Array], said: str) -> tuple[list[str], Head]:
+    """The keys and the head of arrays that are what their digest says."""
+    bank = _formed(said, _BankHeader)
     head: Head = bank.get("head", {})
     if bank["sha256"] != _digest(arrays, bank["keys"], head):
         raise Altered("its content does not fit its digest")
-    return arrays, list(bank["keys"]), head
+    return list(bank["keys"]), head
 
 
 def _head_bytes(head: Head) -> bytes:
@@ -96,9 +105,10 @@ def _head_bytes(head: Head) -> bytes:
 def _digest(arrays: Mapping[str, Array], keys: Sequence[str], head: Head) -> str:
     out = hashlib.sha256(json.dumps(list(keys)).encode())
     out.update(_head_bytes(head))
-    for name, array in sorted(arrays.items()):
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
         out.update(f"{name} {array.dtype.str} {array.shape}".encode())
-        out.update(np.ascontiguousarray(array).tobytes())
+        out.update(array.reshape(-1).data)
     return out.hexdigest()
 
 
@@ -107,8 +117,27 @@ class Format(Protocol[T]):
 
     suffix: str
 
+    def pieces(self, items: Mapping[str, T], head: Head) -> Iterable[bytes]: ...
     def dump(self, items: Mapping[str, T], head: Head) -> bytes: ...
     def load(self, data: bytes) -> tuple[Mapping[str, T], Head]: ...
+    def read(self, path: Path, stays: bool) -> tuple[Mapping[str, T], Head]: ...
+
+
+class _Whole(Generic[T]):
+    """A format that is made and read in one piece."""
+
+    def pieces(self, items: Mapping[str, T], head: Head) -> Iterable[bytes]:
+        return [self.dump(items, head)]
+
+    def read(self, path: Path, stays: bool) -> tuple[Mapping[str, T], Head]:
+        """What a file holds. `stays`: it is not removed or written over while that is in use."""
+        return self.load(path.read_bytes())
+
+    def dump(self, items: Mapping[str, T], head: Head) -> bytes:
+        raise NotImplementedError
+
+    def load(self, data: bytes) -> tuple[Mapping[str, T], Head]:
+        raise NotImplementedError
 
 
 class AnswerFormat:
@@ -119,74 +148,42 @@ class AnswerFormat:
 
     suffix = ".safetensors"
 
-    def dump(self, items: Mapping[str, TokenStats], head: Head) -> bytes:
+    def pieces(self, items: Mapping[str, TokenStats], head: Head) -> Iterator[bytes]:
         keys = sorted(items)
-        lengths = [items[k].tokens for k in keys]
-        arrays = {
-            name: np.ascontiguousarray(
-                np.concatenate([getattr(items[k], name) for k in keys] or [np.zeros(0)], axis=-1)
-            )
-            for name in ARRAY_FIELDS
-        }
-        arrays["offsets"] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        return _pack_arrays(arrays, keys, head)
+
+        def made(name: str) -> Array:
+            fields = fields_of(items, keys, "label" if name == "offsets" else name)
+            if name == "offsets":
+                return np.concatenate([[0], np.cumsum([f.shape[-1] for f in fields])]).astype(np.int64)
+            return np.ascontiguousarray(np.concatenate(fields or [np.zeros(0)], axis=-1))
+
+        return _packed(MadeByName((*ARRAY_FIELDS, "offsets"), made), keys, head)
+
+    def dump(self, items: Mapping[str, TokenStats], head: Head) -> bytes:
+        return b"".join(self.pieces(items, head))
 
     def load(self, data: bytes) -> tuple[Mapping[str, TokenStats], Head]:
         arrays, keys, head = _unpack_arrays(data, (*ARRAY_FIELDS, "offsets"))
-        if arrays["offsets"].shape != (len(keys) + 1,) or arrays["offsets"].dtype.kind != "i":
-            raise Altered("its offsets do not fit its keys")
-        return LaidOut(arrays, {key: i for i, key in enumerate(keys)}), head
+        return _laid_out(arrays, keys), head
+
+    def read(self, path: Path, stays: bool) -> tuple[Mapping[str, TokenStats], Head]:
+        """Read from the file answer by answer, as they are asked for. What is not of today's form is read whole."""
+        arrays = OnDisk.of(path, stays)
+        known = arrays is not None and all(name in arrays for name in (*ARRAY_FIELDS, "offsets"))
+        if arrays is None or not known or "bank" not in arrays.metadata:
+            return self.load(path.read_bytes())
+        keys, head = _vouched(arrays, arrays.metadata["bank"])
+        return _laid_out(arrays, keys), head
 
 
-class LaidOut(Mapping[str, TokenStats]):
-    """The TokenStats of many answers in a few long arrays. One is made when it is asked for: as objects of their own
-    they would take three times the memory."""
-
-    def __init__(self, arrays: Mapping[str, Array], place: Mapping[str, int]) -> None:
-        self._arrays, self._place = arrays, place
-
-    def __getitem__(self, key: str) -> TokenStats:
-        i = self._place[key]
-        a, b = self._arrays["offsets"][i : i + 2].tolist()
-        cut = {name: self._arrays[name][..., a:b] for name in ARRAY_FIELDS}
-        return TokenStats(**cut, order=np.arange(b - a), steps=b - a)
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._place
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._place)
-
-    def __len__(self) -> int:
-        return len(self._place)
+def _laid_out(arrays: Mapping[str, Array], keys: list[str]) -> LaidOut:
+    offsets = arrays["offsets"]
+    if offsets.shape != (len(keys) + 1,) or offsets.dtype.kind != "i":
+        raise Altered("its offsets do not fit its keys")
+    return LaidOut(arrays, keys)
 
 
-class Joined(Mapping[str, T]):
-    """Several mappings as one, nothing copied; what comes later counts."""
-
-    def __init__(self, *parts: Mapping[str, T]) -> None:
-        self._of = {key: part for part in parts for key in part}
-
-    def __getitem__(self, key: str) -> T:
-        return self._of[key][key]
-
-    def __contains__(self, key: object) -> bool:
-        return key in self._of
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._of)
-
-    def __len__(self) -> int:
-        return len(self._of)
-
-    def only(self, keys: Iterable[str]) -> Joined[T]:
-        """Some of them."""
-        out: Joined[T] = Joined()
-        out._of = {key: self._of[key] for key in keys}
-        return out
-
-
-class CrossFormat:
+class CrossFormat(_Whole[Array]):
     """One row of log-probabilities per key, laid end to end, with offsets."""
 
     suffix = ".safetensors"
@@ -196,7 +193,7 @@ class CrossFormat:
         rows = [np.asarray(items[k], np.float32) for k in keys]
         offsets = np.concatenate([[0], np.cumsum([len(r) for r in rows])]).astype(np.int64)
         joined = np.concatenate(rows or [np.zeros(0, np.float32)])
-        return _pack_arrays({"logprob": joined, "offsets": offsets}, keys, head)
+        return b"".join(_packed({"logprob": joined, "offsets": offsets}, keys, head))
 
     def load(self, data: bytes) -> tuple[dict[str, Array], Head]:
         arrays, keys, head = _unpack_arrays(data, ("logprob", "offsets"))
@@ -213,7 +210,7 @@ TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers 
 LATER = {"accepted"}  # fields that older files lack; a Trace knows what they were
 
 
-class TraceFormat:
+class TraceFormat(_Whole[Trace]):
     """Traces of diffusion models: every field laid end to end, with the size of each trace beside it."""
 
     suffix = ".safetensors"
@@ -230,7 +227,7 @@ class TraceFormat:
         for name, array in arrays.items():
             arrays[name] = array.astype(np.float32 if array.dtype.kind == "f" else np.int32)
         arrays["sizes"] = np.asarray(sizes, np.int64).reshape(-1, 3)
-        return _pack_arrays(arrays, keys, head)
+        return b"".join(_packed(arrays, keys, head))
 
     def load(self, data: bytes) -> tuple[dict[str, Trace], Head]:
         arrays, keys, head = _unpack_arrays(data, (*(name for name in TRACE_AXES if name not in LATER), "sizes"))
@@ -252,7 +249,7 @@ class TraceFormat:
         return out, head
 
 
-class TextFormat:
+class TextFormat(_Whole[Text]):
     """Generated texts as JSON lines; the first line is the head and the digest of both."""
 
     suffix = ".jsonl"
@@ -281,7 +278,7 @@ class TextFormat:
         return hashlib.sha256(_head_bytes(head) + body).hexdigest()
 
 
-class NumberFormat:
+class NumberFormat(_Whole[float]):
     """One float per key (gradient norms, class probabilities) and the digest of all; NaN is written as null."""
 
     suffix = ".json"

@@ -15,6 +15,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.schema import check_form
+from vestige.store.arrays import MadeByName
 from vestige.store.files import read_json, write_json
 from vestige.types import Score
 
@@ -35,7 +36,7 @@ PACKAGES = (
 def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:
     """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""
     details, summary = directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json"
-    write_json(details, {name: score.to_json() for name, score in scores.items()})
+    write_json(details, MadeByName(scores, lambda name: scores[name].to_json()))  # one metric at a time
     write_json(summary, {name: scores[name].to_json()["agg_value"] for name in top if not scores[name].missing})
     return details, summary
 

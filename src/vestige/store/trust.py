@@ -19,6 +19,7 @@ import numpy as np
 from vestige.schema import misfit
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.files import read_json
+from vestige.store.laid_out import Joined
 from vestige.types import Text, TokenStats, Trace
 from vestige.writing import temporary
 
@@ -54,13 +55,13 @@ class Settling:
         have = self.bank.load()
         notes = [self.bank.trouble] if self.bank.trouble else []
         if self.live:
-            notes += self._check_live({**have, **self.bank.unfinished()})
+            notes += self._check_live(Joined(have, self.bank.unfinished()))
             have = self.bank.load()
         lacking = [k for k in self.wants if k not in have]
         return notes + (self._adopt(lacking) if lacking else [])
 
     def _check_live(self, have: Mapping[str, Any]) -> list[str]:
-        kept = {k: have[k] for k in self.wants if k in have}
+        kept = Joined.chosen(have, (k for k in self.wants if k in have))
         if not kept:
             if have:  # of other questions: what they were asked of may have been another model by now
                 self._reset()
@@ -79,7 +80,7 @@ class Settling:
         """Evidence under the name that an older version gave it, or under this one but without a head."""
         before = self._older()
         old = before.unsigned() if before else {}
-        kept = {k: old[k] for k in lacking if k in old}
+        kept = Joined.chosen(old, (k for k in lacking if k in old))
         if before is None or not kept:
             return []
         count, why = self._compare(kept)

@@ -30,6 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import numpy as np
+
 import vestige
 from measure import crowded, machine
 from tofu import FILES, real_rows, worst, write_rows
@@ -177,7 +179,8 @@ TEXTS = {
 
 def agreement(theirs: Outcome, mine: Outcome, data: Rows) -> tuple[float, int, int]:
     """Between the harness and vestige: the largest difference of two losses; texts that are equal, and all."""
-    gaps, same, count = [0.0], 0, 0
+    gaps: list[float] = []
+    same = count = 0
     for split, name in LOSSES.items():
         for row, found in zip(data[split], mine.scores[name]["value_by_index"].values(), strict=True):
             gaps.append(abs(found["avg_loss"] - theirs.losses[row["question"], row["answer"]]))
@@ -185,7 +188,7 @@ def agreement(theirs: Outcome, mine: Outcome, data: Rows) -> tuple[float, int, i
         for row, found in zip(data[split], mine.scores[name]["value_by_index"].values(), strict=True):
             same += found["generation"].strip() == theirs.texts[row["question"]].strip()
             count += 1
-    return max(gaps), same, count
+    return float(np.max(gaps)), same, count  # NaN, if there is one
 
 
 def sizes(model: Path, data: Rows) -> tuple[int, int]:

@@ -26,8 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from measure import crowded, machine
 from table import PAGE, markdown
 from vestige.collect.forward import logits_at
-from vestige.models.attention import decoding, without_copies
 from vestige.models.cache import SlotCache
+from vestige.models.calling import decoding, without_copies
 
 OPEN, CLOSE = "<!-- decoding table -->", "<!-- /decoding table -->"
 WIDTH, INNER, KEPT, VOCABULARY, LAYERS = 576, 1536, 192, 49152, 30

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Beside, operations, over_forwards, save
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.patch import PatchPlan, collect_states, make_plan
 from vestige.collect.staircase import Patcher
 from vestige.types import Target

@@ -156,7 +156,7 @@ def sweeping(models: int = 1) -> Work:
 
 def depth(rows: int = 4, tokens: int = 4, models: int = 0, layers: int = LAYERS) -> Work:
     """S1, S2 and `models` further unlearned models; entities of `tokens` tokens behind 40 tokens of prompt."""
-    from vestige.collect.cost import Cost
+    from vestige.collect.answering import Cost
     from vestige.collect.patch import collect_states, make_plan
     from vestige.collect.staircase import Patcher
     from vestige.wants import PatchWant

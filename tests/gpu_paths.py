@@ -17,9 +17,9 @@ import numpy as np
 
 from collect_tools import VOCAB, family, model_of, numbers
 from diffusion_tools import predictor as golden_predictor
+from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.bound import BoundCollector
-from vestige.collect.cost import Cost
 from vestige.collect.cross import CrossScorer
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.gradients import gradient_norms

@@ -112,15 +112,15 @@ def template(world: World, old: str, new: str) -> None:
 
 
 def version(world: World, name: str) -> None:
-    from vestige.models import identity
+    from vestige.models import fingerprint
 
-    real = identity.library
-    for where in ("vestige.models.identity.library", "vestige.sweep.keys.library"):
+    real = fingerprint.library
+    for where in ("vestige.models.fingerprint.library", "vestige.sweep.keys.library"):
         world.patch.setattr(where, lambda n: "99.0" if n == name else real(n))
 
 
 def collector(world: World, kind: str) -> None:
-    from vestige.models.identity import COLLECTED
+    from vestige.models.fingerprint import COLLECTED
 
     world.patch.setitem(COLLECTED, kind, COLLECTED[kind] + 1)
 

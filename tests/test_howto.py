@@ -83,15 +83,15 @@ def test_each_recipe_changes_what_is_measured(made: Path) -> None:
 
 
 def test_a_new_diffusion_family_is_recognised(tmp_path: Path) -> None:
-    from vestige.models import diffusion
+    from vestige.models import families
 
     config = {"model_type": "modernbert-diffusion", "architectures": ["Something"]}
-    assert diffusion.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
+    assert families.diffusion_kind(config) == "other"  # "diffusion" in its name: known not to be known
     recipe = next(b.body for b in blocks(PAGE) if b.word == "family.py")
     with registries_kept():
         exec(recipe, {})
-        assert diffusion.diffusion_kind(config) == "masked"
-    assert diffusion.diffusion_kind(config) == "other"
+        assert families.diffusion_kind(config) == "masked"
+    assert families.diffusion_kind(config) == "other"
 
 
 def test_a_new_attack_is_measured_beside_its_control(made: Path) -> None:

@@ -299,7 +299,7 @@ ALLOWED = {
     "collect/texts.py": 2,
     "data/chat.py": 1,
     "collapse/reasoning.py": 1,
-    "data/rows.py": 1,
+    "data/hub.py": 1,
     "collapse/callback.py": 2,
     "watch/callback.py": 1,
     "watch/loop.py": 1,
@@ -327,8 +327,8 @@ CALLED = {"reraise_ours", "is_ours", "internal_error", "in_short"}  # raised aga
 WIDE = {"Exception", "BaseException"}
 # Types that only a mistake of ours raises behind a reader: caught where one foreign call or one conversion is.
 NARROW = {
-    "collect/positions.py", "guard.py", "collapse/rollouts_pickle.py", "collapse/rollouts_rows.py",
-    "metrics/collapse.py", "models/checks.py", "models/families.py", "configs/compose.py", "depth/ask.py",
+    "collect/safety.py", "guard.py", "collapse/rollouts_pickle.py", "collapse/rollouts_rows.py",
+    "metrics/collapse.py", "models/checks.py", "models/native.py", "configs/compose.py", "depth/ask.py",
     "sweep/attacks.py",
     "suites/trajectory.py", "unlearn/recipe.py",
 }  # fmt: skip

@@ -21,7 +21,7 @@ import torch
 
 from conftest import GOLDEN
 from models_tools import save, tiny_model, tiny_tokenizer
-from vestige.collect.positions import check_tokens
+from vestige.collect.safety import check_tokens
 from vestige.depth.kept import KEPT, score_again
 from vestige.engine import handles
 from vestige.engine.handles import ModelHandle, unquantised
@@ -29,7 +29,7 @@ from vestige.engine.obtain import Collector, _resumable, read_again
 from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
-from vestige.models.identity import pipeline_key, special_ids
+from vestige.models.tokenizer import pipeline_key, special_ids
 from vestige.store import archive, checksums
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.examples import read_packed, write_packed

@@ -448,11 +448,11 @@ def test_a_second_run_says_how_its_evidence_was_made(worlds: Worlds, monkeypatch
 def test_what_auto_means_on_a_gpu_is_in_the_key(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> None:
     """There the checkpoint's own precision counts, which a fingerprint leaves out."""
     from vestige.engine.handles import ModelHandle
-    from vestige.models import choose
+    from vestige.models import fingerprint
     from vestige.models.args import ModelArgs
 
     world = worlds("model")
-    monkeypatch.setattr(choose, "choose_device", lambda name: "cuda")
+    monkeypatch.setattr(fingerprint, "choose_device", lambda name: "cuda")
     keys = []
     for dtype in ("float32", "bfloat16", None):
         body = json.loads((world.model / "config.json").read_text())

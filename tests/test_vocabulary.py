@@ -31,7 +31,7 @@ RUNS_MODEL = "a forward pass, for the reduction that its caller calls"
 CHOOSES = "a sampler: it chooses the tokens to write, and hands the logits to its recorder"
 # Who may see the axis besides the reductions, and why.
 HANDS_OVER = {
-    "models.logits:logits_at": RUNS_MODEL,
+    "models.calling:logits_at": RUNS_MODEL,
     "models.diffusion:MaskPredictor.logits": RUNS_MODEL,
     "collect.texts:TextCollector._plain_logits": RUNS_MODEL,
     "collect.prefill:_packed_batch": RUNS_MODEL,
@@ -52,7 +52,7 @@ HANDS_OVER = {
     "samplers.choose:_choices": CHOOSES,
     "samplers.choose:_confidences": CHOOSES,
     "samplers.choose:_probability": CHOOSES,
-    "models.tensors:_Slice.__getitem__": "reads a checkpoint: the output layer's bias is as long as the vocabulary",
+    "models.reading:_Slice.__getitem__": "reads a checkpoint: the output layer's bias is as long as the vocabulary",
 }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from conftest import LAB, SYSTEM
 from serve_tools import ModelServer, TinyModel
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.ending import Ending
 from vestige.data.chat import Encoder, Template
 from vestige.servers.kinds import BadAnswer, ServerFacts, Vocabulary

@@ -64,26 +64,26 @@ fault("identity without the 4-bit rule", "engine/handles.py",
       "parts +=", HAND)
 fault("a reference model is quantised too", "engine/handles.py",
       "return ModelHandle(replace(handle.args, quantization=None, compute_dtype=None))", "return handle", HAND)
-fault("auto means float32 on a GPU too", "models/identity.py",
+fault("auto means float32 on a GPU too", "models/fingerprint.py",
       '("float32" if device == "cpu" else stored_dtype(args))', '"float32"',
       STALE + "test_what_auto_means_on_a_gpu_is_in_the_key")
-fault("the version of peft never counts", "models/identity.py", 'met = {"all", kind, ', 'met = {"all", ',
+fault("the version of peft never counts", "models/fingerprint.py", 'met = {"all", kind, ', 'met = {"all", ',
       STALE + "test_eval[another peft, with an adapter]")
-fault("the version of peft always counts", "models/identity.py", " if whose in met}", "}",
+fault("the version of peft always counts", "models/fingerprint.py", " if whose in met}", "}",
       STALE + "test_eval[another peft, without]")
-fault("the tokenizer's end token left out", "models/identity.py", 'names = ("eos_token_id", "mask', 'names = ("mask',
+fault("the tokenizer's end token left out", "models/tokenizer.py", 'names = ("eos_token_id", "mask', 'names = ("mask',
       HAND)
-fault("the tokenizer's mask token left out", "models/identity.py", '"mask_token_id", ', "", HAND)
-fault("padding of a tokenizer counts", "models/identity.py",
+fault("the tokenizer's mask token left out", "models/tokenizer.py", '"mask_token_id", ', "", HAND)
+fault("padding of a tokenizer counts", "models/tokenizer.py",
       """content_key(whole[max(whole.find('"added_tokens"'), 0) :].encode())""", "content_key(whole.encode())", HAND)
-fault("a tokenizer is its vocabulary and merges only", "models/identity.py", """'"added_tokens"'""", """'"model"'""",
+fault("a tokenizer is its vocabulary and merges only", "models/tokenizer.py", """'"added_tokens"'""", """'"model"'""",
       HAND)
-fault("who wrote tokenizer_config.json counts", "models/identity.py",
+fault("who wrote tokenizer_config.json counts", "models/tokenizer.py",
       'if file.name == "tokenizer_config.json" else digest', "if False else digest",
       STALE + "test_sweep[name_or_path in tokenizer_config.json]")
-fault("the day in a template goes unseen", "models/identity.py", 'b"strftime_now" in file.read_bytes()', "False",
+fault("the day in a template goes unseen", "models/tokenizer.py", 'b"strftime_now" in file.read_bytes()', "False",
       STALE + "test_sweep_says_the_day_where_a_template_does")
-fault("the chat template is not a tokenizer file", "models/identity.py", '    "chat_template*",\n    "additional',
+fault("the chat template is not a tokenizer file", "models/tokenizer.py", '    "chat_template*",\n    "additional',
       '    "additional', STALE + "test_sweep[chat template]")
 
 # ---- fingerprints ---------------------------------------------------------------------------------------------------
@@ -92,22 +92,23 @@ fault("generation config left out of the fingerprint", "models/fingerprint.py",
       'else ("config.json", "generation_config.json")', 'else ("config.json",)',
       STALE + "test_eval[repetition penalty in generation_config.json]")
 fault("a digest is remembered after its file changed", "models/fingerprint.py",
-      "if known.get(str(path), [None])[0] == stamps[path]}", "if str(path) in known}", PRINT)
+      "if remembered == stamp:", "if remembered:", PRINT)
 fault("a file that may still change is remembered", "models/fingerprint.py",
       "for path in todo if path.stat().st_ctime < settled}", "for path in todo}", PRINT)
 fault("an older file renamed over goes unseen", "models/fingerprint.py", "-{status.st_ctime_ns}-", "-", PRINT, HAND)
 fault("an adapter without its base", "models/fingerprint.py",
-      "return parts + (_place_parts(place.base, args, volatile) if place.base else [])", "return parts", PRINT)
+      "(place, place.base) if place.base else (place,)", "(place,)", PRINT)
 fault("a fingerprint without quantisation", "models/fingerprint.py",
       'return f"{key}-{args.quantization}" if args.quantization else key', "return key", PRINT)
-fault("arguments of from_pretrained left out", "models/fingerprint.py", "    if options:\n", "    if False:\n", PRINT)
+fault("arguments of from_pretrained left out", "models/fingerprint.py",
+      "if options := args.extra.keys() - ", "if options := set() - ", PRINT)
 fault("code beside the weights left out", "models/fingerprint.py",
-      '(sorted(place.directory.glob("*.py")) if runs else [])', "[]", PRINT)
+      '*(sorted(place.directory.glob("*.py")) if runs else [])', "", PRINT)
 fault("one shard counts for all", "models/fingerprint.py",
       "for file, digest in zip(files, digests(files), strict=True)",
       "for file, digest in zip(files[:1], digests(files[:1]), strict=True)", PRINT)
 fault("a changed checkpoint counts as unchanged", "models/fingerprint.py",
-      "f.is_file() and _stamp(f) != stamp", "False",
+      "not file.is_file() or _stamp(file) == stamp:", "True:",
       STALE + "test_weights_replaced_while_they_are_used")
 fault("a changed checkpoint passes as touched", "models/fingerprint.py",
       "if known and fingerprint_place(self.place, self.args) == known:", "if known:",
@@ -280,23 +281,24 @@ fault("padding looks at nothing", "collect/forward.py",
 fault("positions in a row in place of depths", "collect/forward.py", "position[r, :n] = tree.depth[nodes]",
       "position[r, :n] = np.arange(n)", "collect/test_answers.py")
 fault("hidden tokens are seen (plain)", "collect/forward.py",
-      "mask[r, [h for h in target.hidden if h < n]] = 0", "pass",
+      "mask[r, hidden[hidden < n]] = 0", "pass",
       "collect/test_answers.py")
 fault("answers of all rows read off the first", "collect/forward.py", "flat_index.append(scored + r * width)",
       "flat_index.append(scored)", "collect/test_answers.py")
-fault("ancestors before a stretch are not seen", "collect/sparse.py", "np.flatnonzero(ends[:last] > first)",
+fault("ancestors before a stretch are not seen", "collect/forward.py", "np.flatnonzero(ends[:last] > first)",
       "np.flatnonzero(ends[:last] > last)", "collect/test_answers.py")
-fault("the attention stays swapped", "models/attention.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]',
+fault("the attention stays swapped", "models/calling.py", '        del ALL_ATTENTION_FUNCTIONS["sdpa"]',
       "        pass", "collect/test_answers.py")
-fault("the last position is not used", "collect/positions.py", "tokens > positions:", "tokens >= positions:",
+fault("the last position is not used", "collect/safety.py", "tokens > positions:", "tokens >= positions:",
       "collect/test_answers.py")
-fault("positions that a table keeps for itself", "collect/positions.py",
+fault("positions that a table keeps for itself", "collect/safety.py",
       ' - int(getattr(module, "offset", 0))', "", "collect/test_answers.py")
-fault("a token one past the table", "collect/positions.py", "highest >= rows:", "highest > rows:", HAND)
-fault("masks that mask nothing", "models/logits.py", "torch.finfo(dtype).min", "0", "collect/test_tree.py")
-fault("the hook at the output layer stays", "models/logits.py", "        handle.remove()", "        pass",
+fault("a token one past the table", "collect/safety.py", "highest >= rows:", "highest > rows:", HAND)
+fault("masks that mask nothing", "models/calling.py", "~allowed, torch.finfo(dtype).min", "~allowed, 0",
+      "collect/test_tree.py")
+fault("the hook at the output layer stays", "models/calling.py", "        handle.remove()", "        pass",
       "collect/test_answers.py")
-fault("an input table taken for the output layer", "models/logits.py",
+fault("an input table taken for the output layer", "models/calling.py",
       " and not isinstance(layer, torch.nn.Embedding)", "", "collect/test_answers.py")
 fault("the first column reads the row before", "models/diffusion.py",
       "where = where - (where % ids.shape[1] != 0).to(where.dtype)", "where = where - 1",
@@ -311,17 +313,17 @@ fault("masks reach over a window", "models/diffusion.py", "if local and keys > w
 fault("another architecture under a family's name", "models/families.py",
       "return family if not heads or family.architecture in heads else None", "return family",
       "src/vestige/models/families.py")
-fault("settings that a family does not cover", "models/families.py", "if config.get(setting) not in covered:",
+fault("settings that a family does not cover", "models/native.py", "if config.get(setting) not in covered:",
       "if False:", "models/test_families.py::test_settings_that_are_not_covered")
-fault("a name is renamed by its beginning", "models/families.py", ' + r"(?!\\w)")', ")",
+fault("a name is renamed by its beginning", "models/native.py", ' + r"(?!\\w)")', ")",
       "models/test_families.py::test_names_that_only_begin_like_a_familys_stay")
-fault("tensors that nobody reads", "models/tensors.py", "if unused and not allow:", "if False:",
+fault("tensors that nobody reads", "models/reading.py", "if unused and not allow:", "if False:",
       "models/test_models_load.py::test_tensors_that_nobody_reads_are_an_error")
-fault("random weights are measured", "models/tensors.py", "    if missing:\n", "    if False:\n",
+fault("random weights are measured", "models/reading.py", "    if missing:\n", "    if False:\n",
       "models/test_models_load.py::test_random_weights_are_never_measured")
-fault("two tensors for one place", "models/tensors.py", "if other != theirs:", "if False:",
+fault("two tensors for one place", "models/reading.py", "if other != theirs:", "if False:",
       "models/test_families.py::test_two_tensors_for_one_place")
-fault("a model is a view of its files", "models/tensors.py", "[index].clone()", "[index]",
+fault("a model is a view of its files", "models/reading.py", "[index].clone()", "[index]",
       "models/test_families.py::test_a_loaded_model_is_not_a_view_of_its_files")
 fault("messages show secrets", "errors.py", "one_line(hide(message))", "one_line(message)",
       "test_secrets.py::test_user_errors_hide")

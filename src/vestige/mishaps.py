@@ -35,7 +35,7 @@ def mishaps_said() -> Iterator[None]:
 def _out_of_memory(error: BaseException) -> bool:
     if "torch" not in sys.modules:
         return False
-    from vestige.collect.memory import out_of_memory
+    from vestige.collect.safety import out_of_memory
 
     return out_of_memory(error)
 

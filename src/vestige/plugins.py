@@ -14,8 +14,8 @@ from typing import Any
 # Name -> the module that has it. `vestige.plugins` reaches every room, so it is beside the command line, not below it.
 NAMES = {
     # a metric: a function of evidence, the handler that applies it to rows, and what both mean
-    "METRICS": "vestige.metrics.registry",
-    "metric": "vestige.metrics.registry",
+    "METRICS": "vestige.metrics.cards",
+    "metric": "vestige.metrics.cards",
     "CARDS": "vestige.metrics.cards",
     "Card": "vestige.metrics.cards",
     "HANDLERS": "vestige.suites.registry",

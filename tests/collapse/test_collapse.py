@@ -15,7 +15,7 @@ from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
 from vestige.collapse import sampling
 from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory, Turn
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.cross import CrossScorer, Forest, pairwise_scorer
 from vestige.errors import UserError
 from vestige.metrics.collapse import Ema, cross_of, label_metrics

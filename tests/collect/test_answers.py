@@ -12,12 +12,12 @@ import torch
 
 from collect_tools import ARCHITECTURES, EAGER_ONLY, PACKABLE, VOCAB, family, model_of, numbers, one_by_one
 from conftest import LAB
-from vestige.collect import answers, forward, sparse
+from vestige.collect import answers, forward
+from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits, distinct
-from vestige.collect.cost import Cost
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.models import attention
+from vestige.models import calling
 from vestige.types import Target, TokenStats
 
 MODELS = [(n, a) for n in ARCHITECTURES for a in ("eager", "sdpa") if not (a == "sdpa" and n in EAGER_ONLY)]
@@ -52,11 +52,11 @@ def llama() -> Any:
 
 
 @pytest.mark.parametrize(("name", "attention"), MODELS)
-@pytest.mark.parametrize("stretch", [sparse.STRETCH, 16])  # rows here have 48 tokens: in one piece, and in three
+@pytest.mark.parametrize("stretch", [forward.STRETCH, 16])  # rows here have 48 tokens: in one piece, and in three
 def test_equals_one_forward_per_answer(
     name: str, attention: str, stretch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "STRETCH", stretch)
+    monkeypatch.setattr(forward, "STRETCH", stretch)
     model, targets = model_of(name, attention), family()
     for plain in (False, True):
         made = collector(model, plain=plain)
@@ -370,15 +370,15 @@ def test_keys_tell_contents_apart() -> None:
 def test_long_rows_attend_in_stretches_to_fewer_keys(llama: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    monkeypatch.setattr(sparse, "STRETCH", 16)
-    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], attention.scaled_dot_product_attention
+    monkeypatch.setattr(forward, "STRETCH", 16)
+    whole, kernel = ALL_ATTENTION_FUNCTIONS["sdpa"], calling.scaled_dot_product_attention
     seen: list[tuple[int, int]] = []
 
     def counting(query: Any, key: Any, *args: Any, **options: Any) -> Any:
         seen.append((query.shape[2], key.shape[2]))
         return kernel(query, key, *args, **options)
 
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", counting)
+    monkeypatch.setattr(calling, "scaled_dot_product_attention", counting)
     targets = family()
     collect(collector(llama, row=48), targets)
     pieces = [(q, k) for q, k in seen if q == 16]

@@ -12,7 +12,7 @@ import torch
 
 from diffusion_tools import EOS, MASK, predictor
 from vestige.collect import denoise
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.denoise import DenoiseCollector, batches, read_tensors, trace_from_logits
 from vestige.collect.tree import Limits
 from vestige.errors import UserError

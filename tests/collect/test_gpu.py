@@ -14,10 +14,10 @@ import torch
 from collect_tools import VOCAB, family, model_of
 from gpu_paths import PATHS, GpuPath, Outcome, flat, llama
 from pretend_gpu import OtherDevice, PretendTensor, on_gpu, pretending
+from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
-from vestige.collect.cost import Cost
 from vestige.collect.tree import Limits
-from vestige.models import logits as sending
+from vestige.models import calling as sending
 
 TWO = {"": "cuda:0", "model.layers.1": "cuda:1", "model.norm": "cuda:1", "lm_head": "cuda:1"}
 CAUSAL = [p for p in PATHS if not p.diffusion]

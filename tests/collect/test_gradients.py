@@ -11,7 +11,7 @@ import torch
 
 from collect_tools import family, model_of, numbers
 from models_tools import tiny_tokenizer
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.gradients import gradient_norms, norm_order
 from vestige.errors import UserError
 from vestige.types import Target

@@ -1,4 +1,4 @@
-"""The one loop that tries again with less when memory runs out (collect/memory.py)."""
+"""The one loop that tries again with less when memory runs out (collect/safety.py)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 
-from vestige.collect import memory
-from vestige.collect.memory import Halving
+from vestige.collect import safety
+from vestige.collect.safety import Halving
 
 
 def spend(size: int, room: int) -> int:
@@ -56,7 +56,7 @@ def test_memory_is_freed_when_nothing_holds_the_failed_attempt(monkeypatch: pyte
     """The traceback of the error holds the frame that failed, and that its tensors: freeing earlier frees nothing."""
     held: list[weakref.ref[torch.Tensor]] = []
     seen: list[bool] = []
-    monkeypatch.setattr(memory, "free_memory", lambda: seen.append(held[-1]() is None))
+    monkeypatch.setattr(safety, "free_memory", lambda: seen.append(held[-1]() is None))
 
     def work(fails: bool) -> None:
         large = torch.zeros(4)

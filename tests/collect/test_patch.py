@@ -13,7 +13,7 @@ import transformers as tf
 
 from conftest import GOLDEN, LAB
 from vestige.collect import staircase
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.patch import (
     PatchPlan,
     check_identity,

@@ -11,8 +11,8 @@ import torch
 from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
+from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
-from vestige.collect.cost import Cost
 from vestige.collect.pick import NUCLEUS, Chooser, choose, pick
 from vestige.collect.prove import draft, prove
 from vestige.collect.text_row import end_tokens

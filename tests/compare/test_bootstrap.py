@@ -106,6 +106,19 @@ def test_without_resamplings_there_are_no_draws() -> None:
     assert len(found) == 0 and bootstrap.interval(found, 2) is None
 
 
+def test_one_row_of_each_data_set_is_all_that_can_be_drawn() -> None:
+    """The shortcut gives what the counts of every chunk give, and tells as many to its listener."""
+    low, high = sample([0.3], "forget"), sample([0.7], "holdout")
+    statistics = {"mean": bootstrap.mean(low), "auc": bootstrap.auc(low, high), "fixed": bootstrap.constant(2.0)}
+    told: list[int] = []
+    resampler = Resampler([low, high], 70)
+    found = resampler.draws(statistics, told.append)
+    assert sum(told) == 70 * len(statistics)
+    for name in ("mean", "auc"):
+        by_counts = np.concatenate([statistics[name](counts) for counts in resampler.chunks()])
+        assert found[name].tolist() == by_counts.tolist() and len(by_counts) == 70
+
+
 def test_seed_zero_unless_said() -> None:
     s = sample(RNG.random(9))
     by_default = Resampler([s], 20).draws({"x": bootstrap.mean(s)})["x"]

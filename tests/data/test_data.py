@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from vestige.data import rows as module
+from vestige.data import hub as module
 from vestige.data.datasets import column, texts
 from vestige.data.rows import MissingData, find_in_directory, load_rows
 from vestige.errors import UserError

@@ -23,8 +23,8 @@ from vestige.meta.numbers import ModelNumbers, Number, protocol_of, read_run, sa
 from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.meta.tree import read_tree
+from vestige.metrics.cards import METRICS, metric
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
-from vestige.metrics.registry import METRICS, metric
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"
@@ -521,7 +521,7 @@ def test_a_threshold_of_another_protocol_is_refused(tmp_path: Path) -> None:
 def test_a_plug_in_metric_goes_on_the_bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from vestige.metrics.registry import metric\n\n"
+        "from vestige.metrics.cards import metric\n\n"
         '@metric(knows="low", source="me")\ndef surprise(x):\n    """How surprised the model is."""\n    return x\n'
     )
     for name, value in (("a", 0.1), ("b", 0.7)):

@@ -11,9 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from vestige.compare import vectors
 from vestige.metrics import membership, memorisation, utility
-from vestige.metrics.cards import CARDS, reading
+from vestige.metrics.cards import CARDS, METRICS, reading
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.registry import METRICS
 from vestige.suites.registry import HANDLERS
 from vestige.types import Score, TokenStats, stats
 

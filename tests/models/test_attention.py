@@ -11,11 +11,11 @@ from transformers.integrations import sdpa_attention
 
 import conftest
 from collect_tools import VOCAB, model_of
-from vestige.collect import sparse
+from vestige.collect import forward
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.friendly import EvalAsk, to_run
-from vestige.models import attention
-from vestige.models.attention import attending, grouped, one_token, shares_keys, without_copies
+from vestige.models import calling
+from vestige.models.calling import attending, grouped, one_token, shares_keys, without_copies
 
 
 @pytest.fixture
@@ -74,12 +74,12 @@ def test_a_torch_without_the_option_is_noticed(monkeypatch: pytest.MonkeyPatch) 
     def old(query: Any, key: Any, value: Any, attn_mask: Any = None) -> Any:
         raise AssertionError("not reached: the option is refused before")
 
-    attention._reads_shared_keys.cache_clear()
-    monkeypatch.setattr(attention, "scaled_dot_product_attention", old)
+    calling._reads_shared_keys.cache_clear()
+    monkeypatch.setattr(calling, "scaled_dot_product_attention", old)
     try:
         assert not shares_keys(model_of("llama"))
     finally:
-        attention._reads_shared_keys.cache_clear()
+        calling._reads_shared_keys.cache_clear()
 
 
 def test_an_error_inside_puts_the_library_back() -> None:
@@ -104,7 +104,7 @@ def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypa
 
     shared = run("shared")
     assert not copies
-    for room in (sparse, attention):
+    for room in (forward, calling):
         monkeypatch.setattr(room, "shares_keys", lambda model: False)
     assert run("copied") == shared
     assert copies

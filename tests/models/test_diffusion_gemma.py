@@ -19,8 +19,8 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import Entro
 from conftest import LAB
 from gemma_tools import CANVAS, save_gemma, shared_gemma
 from vestige.cli import main
+from vestige.collect.answering import Cost
 from vestige.collect.bound import BoundCollector
-from vestige.collect.cost import Cost
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError

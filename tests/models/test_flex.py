@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector, default_limits
-from vestige.collect.cost import Cost
 from vestige.collect.forward import tree_mask
 from vestige.models import flex
 from vestige.types import Target, TokenStats
@@ -63,8 +63,9 @@ def test_the_rule_is_the_dense_mask() -> None:
         assert torch.equal(cells, tree_mask(torch.from_numpy(end), hidden))
 
 
-def test_it_is_off_unless_set(model: Any) -> None:
-    assert not flex.wanted(model)
+def test_it_is_off_unless_set(monkeypatch: pytest.MonkeyPatch, model: Any) -> None:
+    monkeypatch.setattr(flex, "tree_blocks", None)  # so that using it would be an error
+    assert len(scored(model, Cost())) == len(targets())
 
 
 @pytest.mark.slow

@@ -14,16 +14,8 @@ import transformers as hf
 from diffusion_tools import EOS, HERE, MASK, predictor
 from models_tools import tiny_model, tiny_tokenizer
 from vestige.errors import UserError
-from vestige.models.diffusion import (
-    EITHER,
-    FULL,
-    ROWS,
-    MaskPredictor,
-    auto_class,
-    diffusion_kind,
-    mask_predictor,
-    need_predictor,
-)
+from vestige.models.diffusion import EITHER, FULL, ROWS, MaskPredictor, mask_predictor, need_predictor
+from vestige.models.families import auto_class, diffusion_kind
 from vestige.models.fingerprint import fingerprint
 from vestige.models.load import ModelArgs, load_model, wrap_model
 from vestige.samplers import sample

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 
 from models_tools import SENTENCES, logits, save, tiny_model, tiny_tokenizer, write_gguf
 from vestige.errors import UserError
-from vestige.models import checks, choose, gguf_file, hub, load
+from vestige.models import args as choose
+from vestige.models import checks, gguf_file, hub, load
 from vestige.models.load import LoadedModel, ModelArgs, load_model, load_tokenizer, wrap_model
 from vestige.models.tokenizer import tokenizer_facts
 

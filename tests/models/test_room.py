@@ -9,8 +9,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from vestige.collect.answering import InProcess
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost, InProcess
 from vestige.models import room
 from vestige.models.room import ELSEWHERE, Room, room_for_texts
 

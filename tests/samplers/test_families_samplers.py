@@ -91,7 +91,7 @@ def test_every_canvas_is_that_of_the_published_code(run: dict[str, Any]) -> None
 @pytest.mark.parametrize("run", RUNS, ids=label)
 def test_evidence_holds_the_same_canvases(run: dict[str, Any]) -> None:
     """What an evaluation collects and stores: the canvas before every pass, and the final one."""
-    from vestige.collect.cost import Cost
+    from vestige.collect.answering import Cost
     from vestige.collect.tree import Limits
 
     predictor = loaded(run["model"]).diffusion

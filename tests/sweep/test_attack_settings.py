@@ -13,7 +13,7 @@ from conftest import GOLDEN, LAB
 from sweep_tools import METRIC, started, write_plan
 from vestige.cli import main
 from vestige.models import four_bit
-from vestige.models.four_bit import compute_dtype
+from vestige.models.args import compute_dtype
 from vestige.models.load import ModelArgs, load_model
 
 UNLEARNED, RETAIN, FULL = (str(LAB / "models" / name) for name in ("unlearned", "retain", "full"))

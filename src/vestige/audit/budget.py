@@ -18,7 +18,7 @@ from vestige.costs.served import ServedPlan, plan_of
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import how_to_install
-from vestige.models.diffusion import NO_DEPTH
+from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion
 from vestige.show.tables import table
 from vestige.stress.ask import NO_WEIGHTS

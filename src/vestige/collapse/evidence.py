@@ -16,11 +16,11 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, model_scorer
 from vestige.collapse.reasoning import Trajectory
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.cross import CrossLogProbs, CrossScorer, TokenIds
 from vestige.engine.handles import ModelHandle
 from vestige.errors import reraise_ours
-from vestige.models.identity import COLLECTED
+from vestige.models.fingerprint import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.trust import Settling

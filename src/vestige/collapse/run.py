@@ -16,7 +16,7 @@ from vestige.collapse.evidence import Crossing, step_key
 from vestige.collapse.files import RESULTS, RolloutRows, write
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import Loaded, load_rollouts
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name

@@ -12,16 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.forward import score_packed, score_plain
-from vestige.collect.memory import Halving, free_memory, out_of_memory
-from vestige.collect.noise import allowed, batch_noise
-from vestige.collect.positions import check_fit, check_tokens
+from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, free_memory, out_of_memory
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, reraise_ours
 from vestige.types import Target, TokenStats
@@ -38,7 +37,7 @@ def vocabulary(model: Any) -> int:
 def default_limits(vocab: int, on_gpu: bool, tokens: int | None = None) -> Limits:
     """Budgets that suit the machine: logits of a batch stay below 1 GB (GPU) or 256 MB (CPU) in float32.
 
-    On a CPU a batch is one long row: its attention skips what is masked (collect/sparse.py), and what lies between
+    On a CPU a batch is one long row: its attention skips what is masked (collect/forward.py), and what lies between
     the layers still fits a cache.
     """
     return Limits(
@@ -53,9 +52,8 @@ Planned = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One forward: its number in the plan, its cost in tokens, the targets it answers."""
+    """One forward: its cost in tokens, the targets it answers, and how to run it."""
 
-    number: int
     tokens: int
     targets: tuple[int, ...]
     run: Callable[[], Mapping[int, TokenStats]]
@@ -76,15 +74,15 @@ def in_order(targets: Sequence[Target]) -> list[Target]:
     return sorted(targets, key=lambda t: (t.sorting, t.start, t.hidden))
 
 
+@dataclass
 class AnswerCollector:
     """Runs the jobs of one model. `run` yields each job's result as it is made, so that a caller can keep it."""
 
-    def __init__(self, model: Any, vocab: int, limits: Limits, cost: Cost, plain: bool = False) -> None:
-        self.model = model
-        self.vocab = vocab
-        self.limits = limits
-        self.cost = cost
-        self.plain = plain
+    model: Any
+    vocab: int
+    limits: Limits
+    cost: Cost
+    plain: bool = False  # one padded row per answer
 
     def run(
         self, targets: Sequence[Target], done: frozenset[str] = frozenset(), planned: Planned = lambda tokens: None
@@ -95,15 +93,17 @@ class AnswerCollector:
         `planned` is told how many tokens are left to push.
         """
         ordered = in_order(targets)
-        if all(t.key in done for t in ordered):
+        unique = distinct(ordered)
+        if done.issuperset(map(attrgetter("key"), unique)):
             return
-        check_fit(self.model, max(len(t.ids) for t in ordered) - 1, "A prompt with its answer")
-        check_tokens(self.model, (t.ids for t in ordered))
-        if not self.plain and max(len(t.ids) for t in ordered) > LONGEST_PACKED:
+        longest = len(unique[0].ids)
+        check_fit(self.model, longest - 1, "A prompt with its answer")
+        check_tokens(self.model, map(attrgetter("ids"), unique))
+        if not self.plain and longest > LONGEST_PACKED:
             self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
             self.cost.notes.append(f"answers of over {LONGEST_PACKED} tokens: one padded row per answer, slower")
         if not self.plain:
-            self.verify(distinct(ordered))  # every time: later targets may be longer than those checked before
+            self.verify(unique)  # every time: later targets may be longer than those checked before
         limits, left, finished = self.limits, ordered, set(done)
         for attempt in Halving():
             if attempt.again:
@@ -113,8 +113,10 @@ class AnswerCollector:
                 self.cost.say(f"out of memory: {words}")
             with attempt:
                 attempt.size = limits.tokens
-                jobs = [j for j in self.jobs(left, limits) if any(left[t].key not in done for t in j.targets)]
-                planned(sum(j.tokens for j in jobs))
+                jobs = list(self.jobs(left, limits))
+                if done:
+                    jobs = [job for job in jobs if any(left[t].key not in done for t in job.targets)]
+                planned(sum(map(attrgetter("tokens"), jobs)))
                 for job in jobs:
                     result = {left[t].key: s for t, s in job.run().items()}
                     self.cost.score_tokens += job.tokens
@@ -124,45 +126,37 @@ class AnswerCollector:
 
     def jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
         if self.plain:
-            yield from self._plain_jobs(targets, limits)
+            for members, tokens in plain_batches(targets, limits, self.vocab):
+                yield Job(tokens, members, partial(self._run_plain, targets, members))
             return
         packing = pack(targets, limits, self.vocab)
-        for number, batch in enumerate(packing.batches):
-            members = tuple(t for row in batch.targets for t in row)
-            yield Job(number, batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
+        for batch in packing.batches:
+            members = tuple(chain.from_iterable(batch.targets))
+            yield Job(batch.tokens, members, partial(score_packed, self.model, packing.tree, batch))
 
-    def _plain_jobs(self, targets: Sequence[Target], limits: Limits) -> Iterator[Job]:
-        for number, (members, tokens) in enumerate(plain_batches(targets, limits, self.vocab)):
-            yield Job(number, tokens, members, self._plain_runner(targets, members))
-
-    def _plain_runner(
-        self, targets: Sequence[Target], members: Sequence[int]
-    ) -> Callable[[], Mapping[int, TokenStats]]:
-        def run() -> Mapping[int, TokenStats]:
-            result = score_plain(self.model, [targets[m] for m in members])
-            return {members[i]: s for i, s in result.items()}
-
-        return run
+    def _run_plain(self, targets: Sequence[Target], members: Sequence[int]) -> dict[int, TokenStats]:
+        result = score_plain(self.model, [targets[m] for m in members])
+        return {members[i]: s for i, s in result.items()}
 
     def verify(self, targets: Sequence[Target]) -> None:
         """Compares the packed and the plain way on the longest target and a few others; falls back on a mismatch."""
         sample = _sample(targets)
         if not sample:
             return
-        plain = {}
-        for i, target in enumerate(sample):
-            plain[i] = score_plain(self.model, [target])[0]
+        alone = []
+        for target in sample:
+            alone.append(score_plain(self.model, [target])[0].logprob)
             self.cost.score_tokens += len(target.ids) - 1
         problem = ""
         try:
             packing = pack(sample, Limits(10**9, 10**12, 10**9), self.vocab)
             packed = score_packed(self.model, packing.tree, packing.batches[0])
             self.cost.score_tokens += packing.tokens
-            noise = batch_noise(self.model, sample, [plain[i].logprob for i in plain])
-            broken = any(np.isnan(s.logprob).any() for s in plain.values())  # NaN models: nothing to compare
-            for i, stats in plain.items():
-                gap = float(np.mean(np.abs(packed[i].logprob - stats.logprob)))
-                if not broken and not gap <= allowed(self.model, noise, len(stats.logprob)):
+            noise = batch_noise(self.model, sample, alone)
+            broken = np.isnan(np.concatenate(alone)).any()  # NaN models: nothing to compare
+            for i, plain in enumerate(alone):
+                gap = float(np.mean(np.abs(packed[i].logprob - plain)))
+                if not broken and not gap <= allowed(self.model, noise, len(plain)):
                     problem = f"log-probabilities differ by {gap:.2g} on average"
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
             reraise_ours(error)

@@ -17,17 +17,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.forward import causal_stats
-from vestige.collect.memory import Halving
-from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.safety import Halving, check_fit, check_tokens
 from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.models.canvas import NO_LIKELIHOOD, CanvasPredictor
+from vestige.models.calling import send
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
+from vestige.models.families import NO_LIKELIHOOD
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats, content_key
 
 DRAWS = 32

@@ -21,17 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from vestige.collect.answering import Cost
 from vestige.collect.answers import default_limits
-from vestige.collect.cost import Cost
 from vestige.collect.forward import logits_at, score_plain
-from vestige.collect.memory import Halving, out_of_memory
-from vestige.collect.noise import allowed, batch_noise, exact
-from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.prompts import PromptCache, PromptStretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
+from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, exact, out_of_memory
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, reraise_ours
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import Array, Target
 
 TokenIds = tuple[int, ...]

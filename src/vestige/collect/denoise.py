@@ -19,18 +19,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from vestige.collect.cost import Cost
-from vestige.collect.memory import Halving
-from vestige.collect.positions import check_fit, check_tokens
+from vestige.collect.answering import Cost
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.safety import Halving, check_fit, check_tokens
 from vestige.collect.together import verify_padding
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, reraise_ours
 from vestige.guard import check_zip
-from vestige.models.attention import without_copies
+from vestige.models.calling import send, without_copies
 from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
 from vestige.samplers import Pass, Sampled, canvas_width, sample
 from vestige.samplers.schedule import block_size
 from vestige.types import IGNORE, Array, Trace

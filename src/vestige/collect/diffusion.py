@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError
-from vestige.models.canvas import CanvasPredictor
-from vestige.models.diffusion import MaskPredictor, need_predictor
 from vestige.types import BROKEN, Target, Text, TokenStats, Trace
 from vestige.wants import DenoiseWant, Request
 
 if TYPE_CHECKING:
-    from vestige.collect.cost import Cost
+    from vestige.collect.answering import Cost
+    from vestige.models.diffusion import MaskPredictor
     from vestige.models.load import LoadedModel
 
 BOUND_NOTE = (
@@ -34,6 +33,8 @@ CANVAS_NOTE = (
 
 def predictor_of(loaded: LoadedModel) -> MaskPredictor:
     """The mask predictor of a model, or the reason why there is none."""
+    from vestige.models.diffusion import need_predictor
+
     return need_predictor(loaded.diffusion, loaded.name)
 
 
@@ -114,6 +115,8 @@ def texts(
 ) -> Iterator[dict[str, Text]]:
     """Texts as a sampler writes them, cut at the first end token and the first stop word."""
     predictor = predictor_of(loaded)
+    from vestige.models.canvas import CanvasPredictor
+
     canvases = predictor.canvases if isinstance(predictor, CanvasPredictor) else None
     own = canvases.for_texts if canvases else {}
     if canvases is not None and CANVAS_NOTE not in cost.notes:
@@ -147,7 +150,7 @@ def _fitting(loaded: LoadedModel, requests: Sequence[Request], cost: Cost) -> li
 
     A prompt that leaves no room at all is left as it is: collecting it says so.
     """
-    from vestige.collect.positions import learned_positions
+    from vestige.collect.safety import learned_positions
 
     positions = learned_positions(loaded.model)
     if positions is None:

@@ -14,8 +14,8 @@ import torch
 
 from vestige.errors import UserError, first_line
 from vestige.models.args import ModelArgs
-from vestige.models.fingerprint import fingerprint
-from vestige.models.identity import library, tokenizer_files
+from vestige.models.fingerprint import fingerprint, library
+from vestige.models.tokenizer import tokenizer_files
 from vestige.types import content_key
 from vestige.wants import ClassifierWant
 

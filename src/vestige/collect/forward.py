@@ -3,37 +3,92 @@
 Both hand `reduce_logits` the logits of scored positions only: a hook narrows what reaches the output layer, so
 that the vocabulary axis is never made for positions nobody asked about.
 
-In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Caller: collect/answers.py; `logits_at` and
-the masks are also used by everything else in this room that runs a model.
+Packed rows are attended to without the cells nobody looks at. In depth-first order a stretch of queries looks at itself
+and at a few ancestors before it; the rest of the row is other questions. Attending stretch by stretch to just those
+keys makes a row's cost grow with its length instead of with the square of it, so rows can be as long as a batch and the
+shared beginning of all prompts is pushed once per batch. The model's own attention function does the arithmetic, with
+fewer keys; a model that does not use the library's attention interface never calls this and sees the whole mask.
+
+In: one batch of a Packing, or some Targets. Out: TokenStats of each target. Callers: collect/answers.py and the checks
+of fast ways in this room; collect/prompts.py attends in the same way to rows that continue a cached prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
 from vestige.collect.reduce import reduce_logits
-from vestige.collect.sparse import tree_attention
-from vestige.collect.tree import Batch, Tree
+from vestige.collect.tree import Batch, PackedRow, Tree
 from vestige.models import flex
-from vestige.models.logits import additive, logits_at, send
+from vestige.models.calling import additive, attending, grouped, logits_at, send, shares_keys, without_copies
 from vestige.types import ARRAY_FIELDS, Array, Target, TokenStats
+
+# Queries at a time; a question with its answers is about this long. Longer stretches look at more keys of other
+# questions, shorter ones make more calls of a kernel that is then too small to be worth calling.
+STRETCH = 128
+
+Stretch = tuple[int, int, torch.Tensor]  # first query, end of queries, the keys they may look at
+
+
+def stretches(end: Array, width: int) -> list[Stretch]:
+    """The stretches of one row whose subtrees end at `end`; positions past the row (padding) see themselves."""
+    ends = np.concatenate([end, np.arange(len(end), width) + 1])
+    out = []
+    for first in range(0, width, STRETCH):
+        last = min(first + STRETCH, width)
+        # Some query of this stretch may look at key i only if the subtree of i reaches into the stretch. That is never
+        # too few; keys too many do no harm, because the mask is cut out with them and still decides cell by cell.
+        keys = np.flatnonzero(ends[:last] > first)
+        out.append((first, last, torch.from_numpy(keys)))
+    return out
+
+
+def tree_attention(model: Any, rows: Sequence[PackedRow], width: int) -> AbstractContextManager[None]:
+    """While open, the library's sdpa attention goes through packed rows in stretches.
+
+    On a CPU only: a GPU prefers one large kernel to many small ones. Only sdpa is replaced: eager attention would work
+    alike, but who asks for it wants the library's own path.
+    """
+    if width <= STRETCH or model.device.type != "cpu" or model.config._attn_implementation != "sdpa":
+        return without_copies(model)
+    plan = [stretches(row.end, width) for row in rows]
+    return attending(lambda whole: _by_stretches(grouped(whole) if shares_keys(model) else whole, plan, width))
+
+
+def _by_stretches(whole: Callable[..., Any], plan: Sequence[Sequence[Stretch]], width: int) -> Callable[..., Any]:
+    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
+        # A block that was given another mask than ours (sliding window, cross attention), or a bias that would have to
+        # be cut as well, gets the whole attention: slower, and right.
+        expected = (len(plan), 1, width, width)
+        if attention_mask is None or attention_mask.shape != expected or options.get("position_bias") is not None:
+            return whole(module, query, key, value, attention_mask, **options)
+        done = []
+        for r, row in enumerate(plan):  # row by row, since each has other keys; on a CPU a batch is mostly one row
+            parts = []
+            for first, last, keys in row:
+                few = [t[r : r + 1].index_select(2, keys) for t in (key, value)]
+                mask = attention_mask[r : r + 1, :, first:last].index_select(3, keys)
+                parts.append(whole(module, query[r : r + 1, :, first:last], *few, mask, **options)[0])
+            done.append(torch.cat(parts, dim=1))
+        return torch.cat(done), None
+
+    return attend
 
 
 @torch.inference_mode()
 def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
     """One forward over packed rows; the statistics of every target the batch answers."""
-    width, device = batch.width, model.device
-    ids = np.zeros((len(batch.rows), width), np.int64)
-    position = np.zeros((len(batch.rows), width), np.int64)
-    end = np.zeros((len(batch.rows), width), np.int64)
-    hidden = np.zeros((len(batch.rows), width), np.int64)
+    width = batch.width
+    ids, position, end, hidden = columns = np.zeros((4, len(batch.rows), width), np.int64)
     flat_index: list[Array] = []  # scored positions in the flattened batch
-    pairs: list[tuple[int, Array]] = []  # (target, its rows in the reduced logits)
-    labels: list[Array] = []
+    reads: list[Array] = []  # for each label, its row in the reduced logits
     offset = 0
     for r, (row, members) in enumerate(zip(batch.rows, batch.targets, strict=True)):
         nodes, n = row.nodes, len(row)
@@ -41,29 +96,30 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
         position[r, :n] = tree.depth[nodes]
         end[r, :n] = row.end
         hidden[r, :n] = tree.hidden[nodes]
-        wanted = [np.searchsorted(nodes, tree.predictors[t]) for t in members]
-        scored = np.unique(np.concatenate(wanted)) if wanted else np.zeros(0, np.int64)
+        # Answers that share an opening ask the same positions; each goes through the output layer once.
+        asked = np.concatenate([nodes[:0], *(tree.predictors[t] for t in members)])
+        scored, read = np.unique(np.searchsorted(nodes, asked), return_inverse=True)
         flat_index.append(scored + r * width)
-        for t, where in zip(members, wanted, strict=True):
-            pairs.append((t, np.searchsorted(scored, where) + offset))
-            labels.append(tree.labels[t])
+        reads.append(read + offset)
         offset += len(scored)
-    tokens, positions, ends, unseen = send(np.stack([ids, position, end, hidden]), device)
-    by_rule = flex.wanted(model)
-    with flex.flexing() if by_rule else tree_attention(model, [row.end for row in batch.rows], width):
+    targets = tuple(chain.from_iterable(batch.targets))
+    if not targets:
+        return {}
+    tokens, positions, ends, unseen = send(columns, model.device)
+    by_rule = flex.TREES and model.config._attn_implementation == "sdpa"
+    with flex.flexing() if by_rule else tree_attention(model, batch.rows, width):
+        seen = (ends, unseen.bool())
         logits = logits_at(
             model,
             torch.from_numpy(np.concatenate(flat_index)),
             input_ids=tokens,
             position_ids=positions,
-            attention_mask=flex.tree_blocks(ends, unseen.bool()) if by_rule else _dense(model, ends, unseen.bool()),
+            attention_mask=flex.tree_blocks(*seen) if by_rule else additive(tree_mask(*seen), model.dtype),
             use_cache=False,
         )
-    return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
-
-
-def _dense(model: Any, end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-    return additive(tree_mask(end, hidden), model.dtype)
+    labels = list(map(tree.labels.__getitem__, targets))
+    pairs = send(np.stack([np.concatenate(reads), np.concatenate(labels)]).astype(np.int64), logits.device)
+    return _per_target(reduce_logits(logits, *pairs), targets, labels)
 
 
 def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
@@ -82,45 +138,28 @@ def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
     """Padded rows with the ordinary two-dimensional mask: what everyone else runs, and our yardstick."""
-    width = max(len(t.ids) for t in targets) - 1
-    ids = np.zeros((len(targets), width), np.int64)
-    mask = np.zeros((len(targets), width), np.int64)
-    index, pairs, labels, offset = [], [], [], 0
+    width = max(map(len, map(attrgetter("ids"), targets))) - 1
+    ids, mask = columns = np.zeros((2, len(targets), width), np.int64)
+    index, labels = [], []
     for r, target in enumerate(targets):
-        n = len(target.ids) - 1
+        n, hidden = len(target.ids) - 1, np.asarray(target.hidden, np.int64)
         ids[r, :n] = target.ids[:-1]
         mask[r, :n] = 1
-        mask[r, [h for h in target.hidden if h < n]] = 0
-        count = len(target.labels)
+        mask[r, hidden[hidden < n]] = 0
         index.append(np.arange(target.start - 1, n) + r * width)
-        pairs.append((r, np.arange(count) + offset))
-        labels.append(np.asarray(target.labels))
-        offset += count
-    logits = logits_at(
-        model,
-        torch.from_numpy(np.concatenate(index)),
-        input_ids=send(ids, model.device),
-        attention_mask=send(mask, model.device),
-        use_cache=False,
-    )
-    return _per_target(reduce_logits(logits, *_places(logits.device, pairs, labels)), pairs) if pairs else {}
+        labels.append(np.asarray(target.labels, np.int64))
+    sent, flat = send(columns, model.device), np.concatenate(index)
+    logits = logits_at(model, torch.from_numpy(flat), input_ids=sent[0], attention_mask=sent[1], use_cache=False)
+    pairs = send(np.stack([np.arange(len(flat)), np.concatenate(labels)]), logits.device)
+    return _per_target(reduce_logits(logits, *pairs), range(len(targets)), labels)
 
 
-def _places(
-    device: torch.device, pairs: Sequence[tuple[int, Array]], labels: Sequence[Array]
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Which row of the logits is read for each label, and the labels, on the logits' device."""
-    where = np.concatenate([w for _, w in pairs])
-    both = send(np.stack([where, np.concatenate(labels)]).astype(np.int64), device)
-    return both[0], both[1]
-
-
-def _per_target(reduced: Mapping[str, Array], pairs: Sequence[tuple[int, Array]]) -> dict[int, TokenStats]:
+def _per_target(reduced: Mapping[str, Array], targets: Iterable[int], labels: Iterable[Array]) -> dict[int, TokenStats]:
     out, at = {}, 0
-    for target, rows in pairs:
-        n = len(rows)
-        out[target] = causal_stats({name: reduced[name][at : at + n] for name in ARRAY_FIELDS})
-        at += n
+    for target, label in zip(targets, labels, strict=True):
+        here = slice(at, at + len(label))
+        out[target] = causal_stats({name: reduced[name][here] for name in ARRAY_FIELDS})
+        at = here.stop
     return out
 
 

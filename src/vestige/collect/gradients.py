@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from vestige.collect.cost import Cost
-from vestige.collect.positions import check_fit, check_tokens
+from vestige.collect.answering import Cost
+from vestige.collect.safety import check_fit, check_tokens
 from vestige.errors import UserError
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import Target
 
 NORMS = {"1": 1.0, "2": 2.0, "inf": float("inf")}

@@ -21,13 +21,12 @@ import numpy as np
 import torch
 
 from vestige.collect.forward import logits_at
-from vestige.collect.noise import allowed, exact
-from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.safety import allowed, check_fit, check_tokens, exact
 from vestige.errors import UserError, unknown_name
+from vestige.models.args import precision
 from vestige.models.blocks import Site, find_sites
-from vestige.models.four_bit import precision
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant
 
@@ -185,12 +184,6 @@ def padded(wants: Sequence[PatchWant], device: Any) -> dict[str, torch.Tensor]:
     return {"input_ids": sent[0], "attention_mask": sent[1]}
 
 
-def patched_at(wants: Sequence[PatchWant]) -> torch.Tensor:
-    """The patched positions in the flattened (batch x time) of `padded`."""
-    width = max(w.width for w in wants)
-    return torch.cat([torch.arange(w.first, w.end) + r * width for r, w in enumerate(wants)])
-
-
 @torch.inference_mode()
 def source_states(
     model: Any, wants: Sequence[PatchWant], plan: PatchPlan, to_host: bool = False
@@ -198,7 +191,9 @@ def source_states(
     """The states of one batch at the patched positions, layer by layer. Nothing else is kept of the forward."""
     sites = dict(enumerate(find_sites(model, plan.component)))
     last = len(sites) - 1
-    index = patched_at(wants)
+    width = max(w.width for w in wants)
+    # The patched positions in the flattened (batch x time) of `padded`.
+    index = torch.cat([torch.arange(w.first, w.end) + r * width for r, w in enumerate(wants)])
     kept: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, hidden: torch.Tensor) -> None:

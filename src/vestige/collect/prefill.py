@@ -18,12 +18,10 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.collect.forward import logits_at, tree_mask
-from vestige.collect.sparse import tree_attention
+from vestige.collect.forward import logits_at, tree_attention, tree_mask
 from vestige.collect.text_row import TextRow
 from vestige.collect.tree import Batch, Limits, Tree, pack
-from vestige.models.attention import without_copies
-from vestige.models.logits import additive, send
+from vestige.models.calling import additive, send, without_copies
 from vestige.types import Array
 
 
@@ -49,11 +47,8 @@ def packed(model: Any, rows: Sequence[TextRow], limits: Limits, vocab: int) -> I
 
 
 def _packed_batch(model: Any, rows: Sequence[TextRow], tree: Tree, batch: Batch) -> Filled:
-    width, device = batch.width, model.device
-    ids = np.zeros((len(batch.rows), width), np.int64)
-    position = np.zeros((len(batch.rows), width), np.int64)
-    end = np.zeros((len(batch.rows), width), np.int64)
-    hidden = np.zeros((len(batch.rows), width), np.int64)
+    width = batch.width
+    ids, position, end, hidden = columns = np.zeros((4, len(batch.rows), width), np.int64)
     members: list[int] = []
     places: list[Array] = []
     for r, (row, here) in enumerate(zip(batch.rows, batch.targets, strict=True)):
@@ -69,8 +64,8 @@ def _packed_batch(model: Any, rows: Sequence[TextRow], tree: Tree, batch: Batch)
     reads = [place[rows[t].begin - 1 :] for t, place in zip(members, places, strict=True)]
     index, flat = np.unique(np.concatenate(reads), return_inverse=True)
     keys = Cache(layer_class_to_replicate=DynamicLayer)
-    sent = send(np.stack([ids, position, end, hidden]), device)
-    with tree_attention(model, [row.end for row in batch.rows], width):
+    sent = send(columns, model.device)
+    with tree_attention(model, batch.rows, width):
         logits = logits_at(
             model, torch.from_numpy(index), input_ids=sent[0], position_ids=sent[1],
             attention_mask=additive(tree_mask(sent[2], sent[3].bool()), model.dtype), past_key_values=keys,

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.collect.forward import logits_at, tree_mask
-from vestige.collect.sparse import STRETCH
+from vestige.collect.forward import STRETCH, logits_at, tree_mask
 from vestige.collect.tree import PackedRow, Tree
-from vestige.models.attention import attending, without_copies
-from vestige.models.logits import additive, send
+from vestige.models.calling import additive, attending, send, without_copies
 from vestige.types import Array
 
 SHORT = STRETCH // 2  # a stretch shorter than this costs more in calls than it saves in keys
@@ -156,17 +154,13 @@ def continue_prompt(
     cache.grow(False)
     before, width = len(cache.ids), len(row.nodes)
     ids, depth, end = send(np.stack([tree.token[row.nodes], tree.depth[row.nodes], row.end]), model.device)
-    skipping = _skips(model)
+    # As in forward.py: a CPU gains by leaving masked cells out, a GPU prefers one large kernel.
+    skipping = model.device.type == "cpu" and model.config._attn_implementation == "sdpa"
     with attending(lambda whole: _attend(whole, plan, before, width)) if skipping else nullcontext():
         return logits_at(
             model, torch.tensor(scored), input_ids=ids[None], position_ids=(depth + before)[None],
             past_key_values=cache, use_cache=True, attention_mask=_mask(end, before, model, skipping),
         )  # fmt: skip
-
-
-def _skips(model: Any) -> bool:
-    """As in sparse.py: a CPU gains by leaving masked cells out, a GPU prefers one large kernel."""
-    return bool(model.device.type == "cpu" and model.config._attn_implementation == "sdpa")
 
 
 def _mask(end: torch.Tensor, before: int, model: Any, skipping: bool) -> torch.Tensor:
@@ -176,10 +170,6 @@ def _mask(end: torch.Tensor, before: int, model: Any, skipping: bool) -> torch.T
         return torch.zeros((), dtype=model.dtype).expand(1, 1, width, before + width)
     row = tree_mask(end[None], torch.zeros_like(end, dtype=torch.bool)[None])
     return additive(torch.nn.functional.pad(row, (before, 0), value=True), model.dtype)
-
-
-def _additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(allowed.shape, dtype=dtype).masked_fill_(~allowed, torch.finfo(dtype).min)
 
 
 class _NoGroups:
@@ -225,4 +215,4 @@ def _attend(whole: Callable[..., Any], plan: Sequence[PromptStretch], before: in
 def _stretch_mask(s: PromptStretch, before: int, sharers: int, dtype: torch.dtype) -> torch.Tensor:
     """All of the prompt and some of the row, once for each query head that shares the keys."""
     free = torch.ones((s.last - s.first, before), dtype=torch.bool)
-    return _additive(torch.cat([free, s.allowed], dim=1), dtype).repeat(sharers, 1)[None, None]
+    return additive(torch.cat([free, s.allowed], dim=1)[None], dtype).repeat(1, 1, sharers, 1)

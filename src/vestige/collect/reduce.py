@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import Array
 
 # Cells of logits reduced at once. On a CPU the float32 copies should stay in its cache (measured: 2.7 times faster
@@ -31,8 +31,8 @@ def reduce_logits(logits: torch.Tensor, where: torch.Tensor, label: torch.Tensor
     """
     cells = CHUNK_CELLS.get(logits.device.type, CHUNK_CELLS_ELSEWHERE)
     rows = max(1, cells // max(1, logits.shape[-1]))
-    parts = [_reduce_chunk(logits[i : i + rows]) for i in range(0, logits.shape[0], rows)]
-    lse, top1, mean, std = (torch.cat([p[k] for p in parts]) for k in range(4))
+    parts = map(_reduce_chunk, logits.split(rows))
+    lse, top1, mean, std = map(torch.cat, zip(*parts, strict=True))
     logprob = logits[where, label].float() - lse[where]
     whole = torch.stack([label, top1[where]]).to(torch.int32)
     numbers = torch.stack([logprob, mean[where], std[where]])

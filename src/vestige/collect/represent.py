@@ -18,7 +18,7 @@ import torch
 from vestige.collect.patch import States, decode_states
 from vestige.errors import UserError
 from vestige.models.blocks import find_blocks
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import Array
 from vestige.wants import PatchWant
 

@@ -27,9 +27,8 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicCache
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import Halving, free_memory, out_of_memory
 from vestige.collect.patch import (
     PatchPlan,
     States,
@@ -41,13 +40,12 @@ from vestige.collect.patch import (
     reading,
     with_hidden,
 )  # fmt: skip
-from vestige.collect.positions import check_fit, check_tokens
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory, out_of_memory
 from vestige.errors import named, reraise_ours
-from vestige.models.attention import without_copies
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.models.cache import held
-from vestige.models.logits import additive, send
+from vestige.models.calling import additive, send, without_copies
 from vestige.models.stair_attention import PrefixLayer, can_part, rows_apart
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant

@@ -17,23 +17,21 @@ from typing import Any
 
 import torch
 
+from vestige.collect.answering import Cost
 from vestige.collect.answers import default_limits, vocabulary
-from vestige.collect.cost import Cost
 from vestige.collect.ending import Detokenise, Ending
 from vestige.collect.forward import logits_at
-from vestige.collect.memory import Halving, out_of_memory
 from vestige.collect.pick import Chooser, choose
-from vestige.collect.positions import check_fit, check_tokens, learned_positions
 from vestige.collect.prefill import Filled, packed, padded
 from vestige.collect.reduce import chosen_logprob
+from vestige.collect.safety import Halving, check_fit, check_tokens, learned_positions, out_of_memory
 from vestige.collect.text_row import TextRow
 from vestige.collect.tree import Limits
 from vestige.errors import UserError, named, reraise_ours
-from vestige.models.attention import across, decoding
+from vestige.models.args import precision
 from vestige.models.cache import SlotCache
-from vestige.models.config_checks import check_penalty
-from vestige.models.four_bit import precision
-from vestige.models.logits import padding_mask, send
+from vestige.models.calling import across, decoding, padding_mask, send
+from vestige.models.checks import check_penalty
 from vestige.models.room import ELSEWHERE
 from vestige.types import Text
 from vestige.wants import Decoding, Request

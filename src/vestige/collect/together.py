@@ -16,11 +16,11 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from vestige.collect.cost import Cost
-from vestige.collect.noise import tolerance
+from vestige.collect.answering import Cost
 from vestige.collect.reduce import reduce_logits
+from vestige.collect.safety import tolerance
+from vestige.models.calling import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
 from vestige.types import Array
 
 LivingRow = Sequence[int]

@@ -13,6 +13,8 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
+from operator import attrgetter
 
 import numpy as np
 
@@ -40,10 +42,10 @@ class Sample:
 
     def __post_init__(self) -> None:
         order = sorted(range(len(self.rows)), key=lambda i: _by_number(self.rows[i]))
-        object.__setattr__(self, "rows", tuple(self.rows[i] for i in order))
+        object.__setattr__(self, "rows", tuple(map(self.rows.__getitem__, order)))
         object.__setattr__(self, "values", np.asarray(self.values)[order])
         if self.clusters is not None:
-            object.__setattr__(self, "clusters", tuple(self.clusters[i] for i in order))
+            object.__setattr__(self, "clusters", tuple(map(self.clusters.__getitem__, order)))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -146,10 +148,14 @@ def strata(samples: Sequence[Sample]) -> list[Stratum]:
         known = rows.setdefault(s.group, {})
         for row, cluster in zip(s.rows, s.clusters or [None] * len(s), strict=True):
             known[row] = cluster if cluster is not None else known.get(row)
-    plain = {g: r for g, r in rows.items() if not any(c is not None for c in r.values())}
-    # Sorted by number, so that it does not matter which metric came first.
-    out = [Stratum(g, {g: _numbered(r)}, len(r), clustered=False) for g, r in plain.items()]
-    for groups in _sharing({g: r for g, r in rows.items() if g not in plain}):
+    out, hanging = [], {}
+    for group, known in rows.items():
+        if set(known.values()) <= {None}:
+            # Sorted by number, so that it does not matter which metric came first.
+            out.append(Stratum(group, {group: _numbered(known)}, len(known), clustered=False))
+        else:
+            hanging[group] = known
+    for groups in _sharing(hanging) if hanging else ():
         labels = {g: {row: _label(g, row, c) for row, c in rows[g].items()} for g in groups}
         unit = _numbered(dict.fromkeys(label for r in labels.values() for label in r.values()))
         columns = {g: {row: unit[label] for row, label in r.items()} for g, r in labels.items()}
@@ -158,7 +164,7 @@ def strata(samples: Sequence[Sample]) -> list[Stratum]:
 
 
 def _numbered(names: Mapping[str, object]) -> dict[str, int]:
-    return {name: c for c, name in enumerate(sorted(names, key=_by_number))}
+    return dict(zip(sorted(names, key=_by_number), count(), strict=False))
 
 
 def _label(group: str, row: str, cluster: str | None) -> str:
@@ -188,7 +194,9 @@ class Resampler:
         self.resamples = resamples
         self.seed = seed
         self.strata = strata(samples)
-        self.stratum = {g: s for s in self.strata for g in s.columns}
+        self.stratum: dict[str, Stratum] = {}  # by data set
+        for stratum in self.strata:
+            self.stratum |= dict.fromkeys(stratum.columns, stratum)
 
     def chunks(self) -> Iterator[Counts]:
         """Counts for all resamplings, as many at a time as memory allows. The split does not change what is drawn."""
@@ -208,6 +216,12 @@ class Resampler:
         self, statistics: Mapping[str, Statistic], done: Callable[[int], object] = lambda count: None
     ) -> dict[str, Array]:
         """Every statistic under the same resamplings; `done` is told how many more of them were computed."""
+        if self.strata and max(map(attrgetter("units"), self.strata)) == 1:  # what is drawn is always the data itself
+            alike = {}
+            for name, statistic in statistics.items():
+                alike[name] = np.repeat(statistic(once), self.resamples)
+                done(self.resamples)
+            return alike
         parts: dict[str, list[Array]] = {name: [] for name in statistics}
         for counts in self.chunks():
             for name, statistic in statistics.items():

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.handles import ModelHandle
-from vestige.models.canvas import VISION, has_pictures
-from vestige.models.choose import needed_bytes
+from vestige.models.args import needed_bytes
+from vestige.models.canvas import VISION
+from vestige.models.families import has_pictures
 from vestige.models.gguf_file import gguf_parameters
 from vestige.models.load import ModelArgs, empty_model
 from vestige.models.locate import Place, locate, weight_names

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig, RunConfig

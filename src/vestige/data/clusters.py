@@ -40,23 +40,20 @@ def grouping(
     if column == NONE:
         return None
     for name in COLUMNS if column == AUTO else (column,):
-        found = {str(i): _label(row[name], i, name, source) for i, row in enumerate(rows) if row.get(name) is not None}
+        found = {}
+        for i, row in enumerate(rows):
+            value = row.get(name)
+            if isinstance(value, bool) or not isinstance(value, (str, int, type(None))):
+                raise UserError(
+                    f"{source} row {i} (counting from 0): '{name}' must be text or a whole number to name a cluster, "
+                    f"it is {type(value).__name__}; name another column with --cluster, or none."
+                )
+            if value is not None:
+                found[str(i)] = str(value)
         if found and len(set(found.values())) < len(found):
             return Grouping(name, found)
-    return _tofu(rows, str(hf_args.get("name") or "")) if column == AUTO else None
-
-
-def _label(value: Any, number: int, column: str, source: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, (str, int)):
-        raise UserError(
-            f"{source} row {number} (counting from 0): '{column}' must be text or a whole number to name a cluster, it "
-            f"is {type(value).__name__}; name another column with --cluster, or none."
-        )
-    return str(value)
-
-
-def _tofu(rows: Sequence[object], name: str) -> Grouping | None:
-    if COMPLETE.get(name) != len(rows):
+    name = str(hf_args.get("name") or "")
+    if column != AUTO or COMPLETE.get(name) != len(rows):
         return None
     split = name.removesuffix("_perturbed")  # the same authors, in the same order
     return Grouping(f"every {PER_AUTHOR} rows", {str(i): f"{split} {i // PER_AUTHOR}" for i in range(len(rows))})

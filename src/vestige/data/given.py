@@ -3,7 +3,7 @@
     {"forget": Dataset, "retain": DataFrame} --GivenRows--> "memory:KEY", a path that load_rows understands
 
 In: objects. Out: plain rows, named by their content: other rows, another path, other fingerprints. Callers: the rooms
-api and watch make them, data/rows.py and engine/friendly.py read them. They are forgotten with the object that holds
+api and watch make them, data/rows.py reads them. They are forgotten with the object that holds
 them, and nothing is written.
 """
 
@@ -15,13 +15,11 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 from vestige.data.clusters import rows_fingerprint
+from vestige.data.rows import GIVEN, Row
 from vestige.errors import UserError, unknown_name
 
 if TYPE_CHECKING:  # protocols, for signatures only
     from vestige.given import Place, RowsInMemory, RowTables
-
-Row = dict[str, Any]
-SCHEME = "memory:"
 
 
 class GivenRows:
@@ -35,7 +33,7 @@ class GivenRows:
             self.kinds[str(name)] = type(rows).__name__
         if not self.tables:
             raise UserError('data is an empty mapping; give at least {"forget": rows}.')
-        self.path = f"{SCHEME}{rows_fingerprint([self.tables])}"
+        self.path = f"{GIVEN}{rows_fingerprint([self.tables])}"
         _HELD[self.path] = self
 
     def check_names(self, known: Iterable[str]) -> None:
@@ -52,10 +50,6 @@ class GivenRows:
 
 
 _HELD: WeakValueDictionary[str, GivenRows] = WeakValueDictionary()
-
-
-def is_given(path: str) -> bool:
-    return path.startswith(SCHEME)
 
 
 def given_rows(path: str) -> GivenRows:

@@ -1,7 +1,10 @@
 """Rows from wherever they live: a JSONL/JSON/Parquet file, a directory, or a hub id.
 
 One function, `load_rows`, takes the `hf_args` of a data-set config (path, name, split, data_files, ...).
-Local files are read here; only hub ids and unusual layouts go through `datasets`.
+Local files are read here; only hub ids and unusual layouts go through `datasets` (data/hub.py).
+
+What a suite says of its files and the folder that --data names become the mapping `local` of a RunConfig (`local_data`,
+called by engine/friendly.py and unlearn/flags.py); readers of rows follow it with `redirect`.
 """
 
 from __future__ import annotations
@@ -10,19 +13,14 @@ import csv
 import io
 import json
 import re
-import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from glob import has_magic
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
-from vestige.data.given import given_rows, is_given
-from vestige.errors import UserError, reraise_ours
-from vestige.guard import TwiceError, most_bytes, parse_json, read_text, unique_names
+from vestige.errors import UserError
+from vestige.guard import TwiceError, is_there, most_bytes, parse_json, read_text, unique_names
 from vestige.secrets import hide
 
 Row = dict[str, Any]
@@ -30,6 +28,7 @@ Row = dict[str, Any]
 SUFFIXES = (".jsonl", ".json", ".parquet", ".jsonl.gz", ".json.gz", ".csv", ".txt")
 # Formats that plug-ins bring, by suffix (".toml"): a file in, its rows out.
 READERS: dict[str, Callable[[Path], list[Row]]] = {}
+GIVEN = "memory:"  # begins the path of rows that are in memory (data/given.py)
 # `datasets` spells "these local files" as path=<format> with data_files.
 FILE_FORMATS = {"json", "parquet", "csv", "text"}
 _SLICE = re.compile(r"^(?P<split>[^\[\]]+)(?:\[(?P<low>-?\d*%?):(?P<high>-?\d*%?)\])?$")
@@ -56,19 +55,30 @@ def load_rows(hf_args: Mapping[str, Any], limit: int | None = None) -> tuple[lis
     path = str(args.get("path", ""))
     if not path:
         raise UserError("A data set needs hf_args.path (a file, a directory or a hub id); it is empty.")
-    split, low, high = _parse_split(str(args.get("split", "train")))
-    name = str(args.get("name") or "forget")
-    found = given_rows(path).read(name) if is_given(path) else _from_files(path, args, split)
+    split = _SLICE.match(str(args.get("split", "train")))
+    if not split:
+        raise UserError(f"Cannot read the split '{args['split']}'; write train, train[:100] or train[10%:20%].")
+    found = _from_memory(path, args) if path.startswith(GIVEN) else _from_files(path, args, split["split"])
     if found is None:
-        rows, source = _from_datasets(path, args)
+        from vestige.data.hub import rows_of_hub
+
+        rows, source = rows_of_hub(path, args)
     else:
-        (rows, source), count = found, len(found[0])
-        rows = rows[_bound(low, count, 0) : _bound(high, count, count)]
-        if count and not rows:
+        rows, source = found
+    if found and rows and (split["low"] or split["high"]):
+        count = len(rows)
+        rows = rows[_bound(split["low"], count, 0) : _bound(split["high"], count, count)]
+        if not rows:
             raise UserError(f"{source} has {count} rows, of which the split '{args['split']}' keeps none; widen it.")
     if not rows:
         raise UserError(f"{source} holds no rows; give a file with at least one row.")
     return (rows if limit is None else rows[:limit]), hide(source)
+
+
+def _from_memory(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
+    from vestige.data.given import given_rows
+
+    return given_rows(path).read(str(args.get("name") or "forget"))
 
 
 def _from_files(path: str, args: Mapping[str, Any], split: str) -> tuple[list[Row], str] | None:
@@ -79,7 +89,7 @@ def _from_files(path: str, args: Mapping[str, Any], split: str) -> tuple[list[Ro
         raise UserError(
             f"Data set {path}: its files cannot be looked for ({error}); check path and data_files."
         ) from None
-    return None if files is None else ([r for f in files for r in read_file(f)], ", ".join(map(str, files)))
+    return None if files is None else (list(chain.from_iterable(map(read_file, files))), ", ".join(map(str, files)))
 
 
 def _check_args(args: Mapping[str, Any]) -> None:
@@ -96,14 +106,7 @@ def _check_args(args: Mapping[str, Any]) -> None:
             raise UserError("hf_args.data_files must be a file name, a list of them, or a mapping of splits to them.")
 
 
-def _parse_split(split: str) -> tuple[str, str, str]:
-    found = _SLICE.match(split)
-    if not found:
-        raise UserError(f"Cannot read the split '{split}'; write train, train[:100] or train[10%:20%].")
-    return found["split"], found["low"] or "", found["high"] or ""
-
-
-def _bound(text: str, count: int, default: int) -> int:
+def _bound(text: str | None, count: int, default: int) -> int:
     if not text:
         return default
     return round(count * int(text[:-1]) / 100) if text.endswith("%") else int(text)
@@ -178,7 +181,10 @@ def find_in_directory(root: Path, name: str | None, split: str) -> list[Path]:
 def _shards(stem: Path) -> list[Path]:
     """The files STEM-00000-of-00002.parquet, ...: all of them, and nothing that merely begins alike."""
     named = re.compile(re.escape(stem.name) + r"-\d+-of-(\d+)\.parquet")
-    found = {p: match for p in stem.parent.glob("*.parquet") if (match := named.fullmatch(p.name))}
+    found = {}
+    for path in stem.parent.glob("*.parquet"):
+        if match := named.fullmatch(path.name):
+            found[path] = match
     for match in found.values():
         if int(match[1]) != len(found):
             raise MissingData(
@@ -302,69 +308,58 @@ def second_line(text: str, key: str) -> int:
         return 1
 
 
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Without a network, answer from the cache at once: `datasets` would retry for half a minute first."""
-    import datasets
-    from huggingface_hub import constants
-
-    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
-    if not _hub_reachable(constants.ENDPOINT):
-        constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+# ---- a folder of the user's, or rows in memory, in the place of a hub's data set ---------------------------------
 
 
-def _hub_reachable(endpoint: str) -> bool:
-    if getproxies():  # then we do not reach the hub ourselves, and cannot tell
-        return True
-    place = urlsplit(endpoint)
-    try:
-        port = place.port or (80 if place.scheme == "http" else 443)
-        socket.create_connection((place.hostname or "", port), timeout=5).close()
-    except OSError:
-        return False
-    return True
+def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a data set, with the place that `local` gives for its hub id."""
+    place = local.get(str(hf_args.get("path")))
+    if not place:
+        return hf_args
+    if "files" in place:  # single files, each under a name of its own
+        file = place["files"].get(hf_args.get("name"))
+        if file is None:
+            raise MissingData(f"no {hf_args.get('name')} rows were given")
+        return {"path": str(Path(str(file)).expanduser())}
+    name, names = hf_args.get("name"), place.get("names") or {}
+    if str(place["path"]).startswith(GIVEN):
+        from vestige.data.given import given_rows
+
+        tables = given_rows(str(place["path"])).tables
+        name = name if name in tables else names.get(name, name)
+        if name not in tables:
+            raise MissingData(f"no {name} rows were given")
+        return {**hf_args, "path": str(place["path"]), "name": name}
+    root = Path(str(place["path"])).expanduser()
+    if not root.is_dir():
+        raise UserError(f"Data directory {root} does not exist; check --data.")
+    split = str(hf_args.get("split", "train")).split("[")[0]
+    if not find_in_directory(root, name, split):  # the hub's own name for a file comes first
+        name = names.get(name, name)
+    return {**hf_args, "path": str(root), "name": name}
 
 
-def _from_datasets(path: str, args: Mapping[str, Any]) -> tuple[list[Row], str]:
-    """Rows of a hub data set (or a local directory with a data card), through `datasets`."""
-    import datasets
+def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
+    """Where a suite's data sets are in a folder. `layout` is what its YAML says under `local_data`."""
+    if not layout:
+        raise UserError(f"The suite '{suite}' does not say how a folder stands in for its data; use data.local=...")
+    pairs = [(str(f["name"]), str(f["file"])) for f in layout["files"]]
+    hub = str(layout["hub"])
+    if data.startswith(GIVEN):
+        from vestige.data.given import given_rows
 
-    datasets.disable_progress_bars()
-    label = " / ".join(str(args[k]) for k in ("path", "name", "split") if k in args)
-    options = {"split": "train", **args}
-    try:
-        with _no_waiting():
-            loaded = datasets.load_dataset(**options)
-    except Exception as error:  # datasets names many causes: the hub, the network, the files, their script
-        reraise_ours(error)
-        raise _explain(path, label, error) from None
-    return [dict(row) for row in loaded], label
-
-
-def _explain(path: str, label: str, error: Exception) -> UserError:
-    kind, text = type(error).__name__, " ".join(str(error).split())
-    if "gated" in text.lower() or kind == "GatedRepoError":
-        return UserError(f"Data set {path} is gated: accept its terms on its hub page, then run `hf auth login`.")
-    if "BuilderConfig" in text or "Unknown split" in text:
-        return MissingData(f"Data set {label}: {text} (check hf_args.name and hf_args.split).")
-    if kind in {
-        "ConnectionError",
-        "OfflineModeIsEnabled",
-        "LocalEntryNotFoundError",
-        "ConnectTimeout",
-        "ConnectError",
-    }:
-        return UserError(
-            f"The hub could not be reached for data set {path}; go online, or give a local directory "
-            "with the same files (--data DIR)."
+        given_rows(data).check_names(file for pair in pairs for file in pair)
+        return {hub: {"path": data, "names": dict(pairs)}}
+    root = Path(data).expanduser()
+    if not is_there(root):
+        raise UserError(
+            f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
         )
-    if kind in {"DatasetNotFoundError", "RepositoryNotFoundError", "FileNotFoundError"}:
-        return UserError(
-            f"Data set {path} was not found, neither as a local directory nor on the hub "
-            "(or the hub could not be reached); check the name, or give a local directory."
-        )
-    return UserError(f"Data set {label} could not be loaded ({kind}): {text[:300]}")
+    if not root.is_dir():
+        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
+    stems = dict.fromkeys(chain.from_iterable(pairs))
+    if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
+        have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
+        wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))
+        raise UserError(f"{root} has none of {wanted}; it holds: {have}.")
+    return {hub: {"path": str(root), "names": dict(pairs)}}

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.depth.ask import DepthAsk
 from vestige.depth.contexts import check_tokenizers, make_contexts
 from vestige.depth.files import FILES, record, write_run
@@ -28,7 +28,7 @@ from vestige.engine.handles import ModelHandle, versions_of
 from vestige.engine.patches import Patching, PatchSettings, PatchSource, bank_identity, patched_bank
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
-from vestige.models.diffusion import NO_DEPTH
+from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
 from vestige.ownership import keep_apart
 from vestige.store.checksums import begin, seal

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.data.local import local_data
+from vestige.data.rows import local_data
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, compose_runs
 from vestige.errors import UserError, unknown_name
 from vestige.flags import settings_of

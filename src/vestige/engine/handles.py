@@ -12,25 +12,29 @@ import time
 import weakref
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
-from vestige.models.canvas import Canvases
-from vestige.models.config_checks import context_length
+from vestige.models.checks import context_length
 from vestige.models.fingerprint import (
+    LIBRARIES,
     VOLATILE_BEFORE,
     FileWatch,
     changed_meanwhile,
     fingerprint_module,
     fingerprint_place,
+    held,
+    libraries,
 )
 from vestige.models.four_bit import RULE
 from vestige.models.gguf_file import gguf_context_length
-from vestige.models.identity import LIBRARIES, held, libraries
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
 from vestige.store.results import versions
 from vestige.types import content_key
+
+if TYPE_CHECKING:
+    from vestige.models.canvas import Canvases
 
 log = logging.getLogger("vestige.engine")
 
@@ -67,7 +71,7 @@ class ModelHandle:
 
     @property
     def identity(self) -> str:
-        """Weights and everything else about the model that changes its numbers beyond rounding: models/identity.py."""
+        """Weights and everything else about the model that changes its numbers (models/fingerprint.py)."""
         if not self._identity:
             if self.args is None:
                 assert self._loaded is not None
@@ -196,7 +200,7 @@ class ModelHandle:
     def free(self) -> None:
         """Gives the memory back; a model the caller owns is left alone."""
         if self.args is not None and self._loaded is not None:
-            from vestige.collect.memory import free_memory
+            from vestige.collect.safety import free_memory
 
             model = weakref.ref(self._loaded.model)
             self._loaded = None

@@ -21,8 +21,9 @@ from vestige.data.chat import Encoder
 from vestige.engine.handles import ModelHandle, unquantised
 from vestige.engine.team import Team
 from vestige.errors import UserError
-from vestige.models.identity import COLLECTED, pipeline_key, special_ids
+from vestige.models.fingerprint import COLLECTED
 from vestige.models.load import LoadedModel
+from vestige.models.tokenizer import pipeline_key, special_ids
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.laid_out import Joined
@@ -66,7 +67,7 @@ class Collector:
         self, directory: Path, encoder: Encoder, batch_tokens: int | None, max_rows: int | None, progress: bool,
         team: Team,
     ) -> None:  # fmt: skip
-        from vestige.collect.cost import Cost
+        from vestige.collect.answering import Cost
 
         self.directory = directory
         self.team = team
@@ -213,7 +214,7 @@ class Collector:
         return Bank(place, kind, model.identity, self._head(kind, model))
 
     def _head(self, kind: str, model: ModelHandle) -> dict[str, Any]:
-        """What a bank says of its evidence besides whose it is; models/identity.py has the table."""
+        """What a bank says of its evidence besides whose it is; models/fingerprint.py has the table."""
         out: dict[str, Any] = {"version": COLLECTED[kind], **({"how": dict(model.made)} if model.made else {})}
         if kind == "texts" or model.is_diffusion:
             out["tokens"] = special_ids(self.encoder.tokenizer)

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost
 from vestige.engine.handles import ModelHandle
 from vestige.engine.team import Team
 from vestige.errors import UserError
-from vestige.models.identity import COLLECTED
+from vestige.models.fingerprint import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.results import versions

@@ -11,23 +11,24 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vestige.data.chat import decode_texts, make_template
 from vestige.data.context import Context
 from vestige.data.datasets import build_rows, make_context
-from vestige.data.local import redirect
-from vestige.data.rows import MissingData
+from vestige.data.rows import MissingData, redirect
 from vestige.engine.config import AnyConfig, RunConfig
 from vestige.metrics.dialects import Dialect, get_dialect
-from vestige.models.canvas import NO_LIKELIHOOD, SAMPLER, Canvases
-from vestige.models.choose import choose_device
-from vestige.models.diffusion import NO_DEPTH
+from vestige.models.args import choose_device
+from vestige.models.families import CANVAS, NO_DEPTH, NO_LIKELIHOOD
 from vestige.models.load import ModelArgs
 from vestige.suites.registry import HANDLERS, TRAJECTORY, Handler, Words
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
+
+if TYPE_CHECKING:
+    from vestige.models.canvas import Canvases
 
 log = logging.getLogger("vestige.engine")
 Lacking = Callable[[Handler, Wants], str]  # why a metric is out of a model's reach; empty: it is not
@@ -116,7 +117,7 @@ def _filled(spec: MetricSpec, canvases: Canvases) -> MetricSpec:
     if spec.handler != TRAJECTORY or not isinstance(given, dict):
         return spec
     said = {k: v for k, v in dict(given.get("sampler_kwargs") or {}).items() if v is not None}
-    own: dict[str, Any] = {"sampler": SAMPLER, **canvases.sampling}
+    own: dict[str, Any] = {"sampler": CANVAS, **canvases.sampling}
     if "steps" in said:  # a number of passes for the whole window is shared by its canvases
         own.pop("steps_per_block")
     body = {**given, "sampler_kwargs": {**own, **said}}

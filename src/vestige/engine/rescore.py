@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.data.clusters import AUTO, NONE, no_such_column, rows_fingerprint, with_clusters
-from vestige.data.local import redirect
-from vestige.data.rows import load_rows
+from vestige.data.rows import load_rows, redirect
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads

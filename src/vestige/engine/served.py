@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vestige.collect.answering import end_words
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost, end_words
 from vestige.collect.ending import Ending
 from vestige.data.chat import Encoder, Template
 from vestige.engine.config import AnyConfig
@@ -22,7 +21,7 @@ from vestige.engine.handles import ModelHandle, handle_of
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import ServedSubject
-from vestige.models.config_checks import check_penalty
+from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
 from vestige.servers.checks import TOLERANCE

@@ -16,14 +16,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from vestige.collect.answering import Answerer
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Answerer, Cost
 from vestige.errors import UserError, how_to_install, unknown_name
 from vestige.integrations.lm_eval_kept import AnswerPlace, KeptAnswers
 from vestige.integrations.lm_eval_results import blank, read_results
 from vestige.integrations.lm_eval_tasks import Tasks, load_tasks
 from vestige.models.load import LoadedModel
-from vestige.models.quiet import first_line, quiet
+from vestige.models.reading import first_line, quiet
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.types import BAD_LOGITS
 

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from vestige.collect.answering import Cost
 from vestige.collect.answers import default_limits
 from vestige.collect.bound import DRAWS, BoundCollector
-from vestige.collect.cost import Cost
 from vestige.collect.denoise import DenoiseCollector
-from vestige.collect.positions import learned_positions
+from vestige.collect.safety import learned_positions
 from vestige.collect.tree import Limits
 from vestige.collect.windows import text_want, until_end
 from vestige.errors import UserError, unknown_name

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
-from vestige.models.quiet import first_line
+from vestige.models.reading import first_line
 
 WRAPPER = "vestige_overrides"  # the name of a group that exists for a moment, see _over_known
 

@@ -1,10 +1,12 @@
-"""What a metric handler means, on one card: formula, ends, reading, dialect points, panel, example.
+"""What is known about each metric besides its formula. A registry is a dict.
 
-    CARDS   handler -> Card; `vestige explain`, result tables, the report's glossary and meta-evaluation read it
+    METRICS   formula -> MetricFacts, which `@metric(knows=, source=)` records of a function
+    CARDS     handler -> Card: formula, ends, reading, dialect points, panel, example; `vestige explain`, result tables,
+              the report's glossary and meta-evaluation read it
     reading(handler, value)   the value in words: what it says about whether the model still knows
 
 A handler of ours has its card in explanations.py, a plug-in's hands one to `handler(..., card=Card(...))`. What a
-formula's function records of itself (`@metric(knows=, source=)`) is not repeated on the card.
+formula's function records of itself is not repeated on the card.
 
 Notation: an answer has tokens y_1..y_n; lp_t is the log-probability of y_t, a_t the model's first choice there.
 """
@@ -12,9 +14,13 @@ Notation: an answer has tokens y_1..y_n; lp_t is the log-probability of y_t, a_t
 from __future__ import annotations
 
 import math
+import pkgutil
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from importlib import import_module
+from operator import itemgetter
+from typing import Any, TypeVar
 
 Reading = Callable[[float], str]  # a value in words: one short clause
 # The good end of a metric.
@@ -33,7 +39,7 @@ class Bands:
         return self.bands[self.place(value)][1]
 
     def place(self, value: float) -> int:
-        return next(i for i, (top, _) in enumerate(self.bands) if value <= top)
+        return bisect_left(self.bands, value, key=itemgetter(0))
 
 
 def bands(*bands: tuple[float, str]) -> Bands:
@@ -155,3 +161,37 @@ def _between(read: Bands, low: float, high: float) -> str:
     if last - first < 2:
         return words[0] if first == last else f"{words[0]}, or {words[1]}"
     return f"not decided by these rows: from '{words[0]}' to '{words[1]}'"
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class MetricFacts:
+    name: str
+    knows: str  # which end means "the model still knows": high, low, one (near 1) or half (away from 0.5)
+    source: str
+    doc: str  # the first line of the docstring
+
+
+METRICS: dict[str, MetricFacts] = {}  # of the modules imported so far
+
+
+def facts_of(name: str) -> MetricFacts | None:
+    """What a formula's function records of itself. A run imports the formulas it uses, so others are imported now."""
+    if name not in METRICS:
+        package = import_module("vestige.metrics")
+        for module in pkgutil.iter_modules(package.__path__, "vestige.metrics."):
+            import_module(module.name)
+    return METRICS.get(name)
+
+
+def metric(knows: str, source: str) -> Callable[[F], F]:
+    """Records facts about a metric; the function stays a plain function."""
+
+    def record(function: F) -> F:
+        first = (function.__doc__ or "").strip().splitlines()[0]
+        METRICS[function.__name__] = MetricFacts(function.__name__, knows, source, first)
+        return function
+
+    return record

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vestige.metrics.registry import metric
+from vestige.metrics.cards import metric
 from vestige.sums import total
 from vestige.types import Array, TokenStats
 

@@ -10,8 +10,8 @@ import zlib
 
 import numpy as np
 
+from vestige.metrics.cards import metric
 from vestige.metrics.memorisation import loss
-from vestige.metrics.registry import metric
 from vestige.types import Array, TokenStats
 
 

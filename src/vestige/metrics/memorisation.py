@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vestige.metrics.registry import metric
+from vestige.metrics.cards import metric
 from vestige.types import Array, TokenStats
 
 PUBLISHED_FLOOR = 1e-12  # what published code adds to a probability before taking its logarithm

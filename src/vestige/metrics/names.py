@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vestige.errors import UserError
-from vestige.metrics.cards import card_of
-from vestige.metrics.registry import facts_of
+from vestige.metrics.cards import card_of, facts_of
 
 CHAT = "chat"  # rows as turns of a chat template
 ENTITY = "entity"  # raw "Question: ... Answer: ..." rows, of which the entity's tokens count

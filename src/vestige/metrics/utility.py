@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from vestige.metrics.registry import metric
+from vestige.metrics.cards import metric
 from vestige.types import Array
 
 EPSILON = 1e-10  # in every published formula; keeps a zero from dividing

@@ -11,10 +11,10 @@ import re
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.models.families import Family, native_name, published_name, renamings
+from vestige.models.families import Family
 from vestige.models.locate import Place
-from vestige.models.quiet import quiet
-from vestige.models.tensors import refuse_gaps, some
+from vestige.models.native import native_name, published_name, renamings
+from vestige.models.reading import quiet, refuse_gaps, some
 
 # Settings of adapters that name modules in ways which are not translated.
 UNTRANSLATED = ("target_parameters", "layer_replication", "trainable_token_indices", "megatron_config")
@@ -28,7 +28,8 @@ def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[s
     with quiet():
         saved = load_peft_weights(str(place.directory), device="cpu")
         more: dict[str, Any] = {}
-        if family is not None and _speaks_published(family, saved):
+        # An adapter that was trained on the native model does not carry the published names.
+        if family is not None and any(native_name(family, _plain(key)) != _plain(key) for key in saved):
             more = {"config": _translated(model, place, family), "key_mapping": renamings(family)}
             saved = load_peft_weights(str(place.directory), device="cpu", key_mapping=renamings(family))
         names = set(saved)
@@ -48,11 +49,6 @@ def attach(model: Any, place: Place, family: Family | None) -> tuple[Any, list[s
 
 def _plain(key: str) -> str:
     return key.removeprefix("base_model.model.").replace(".base_layer.", ".")
-
-
-def _speaks_published(family: Family, saved: dict[str, Any]) -> bool:
-    """Whether an adapter's tensors carry the published names; one trained on the native model does not."""
-    return any(native_name(family, _plain(key)) != _plain(key) for key in saved)
 
 
 def _translated(model: Any, place: Place, family: Family) -> Any:

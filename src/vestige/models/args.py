@@ -1,13 +1,17 @@
-"""What a user may say about a model: one small record, read by every file of this room."""
+"""What a user may say about a model, what `auto` means on this machine, and in which precision a model computes.
+
+In: ModelArgs, one small record that every file of this room reads. Out: device, precision, attention and quantisation
+as they are handed to transformers. Callers: this room; the flags of every verb that loads a model make the record.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import UserError, unknown_name
-from vestige.models.diffusion import KINDS
+from vestige.models.families import KINDS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 ATTENTIONS = ("auto", "eager", "sdpa", "flash_attention_2")
@@ -50,7 +54,7 @@ class ModelArgs:
 
     @property
     def diffusion(self) -> str | None:
-        """What kind of mask predictor the user says this is; None leaves it to the config (models/diffusion.py)."""
+        """What kind of mask predictor the user says this is; None leaves it to the config (models/families.py)."""
         return self.extra.get("diffusion")
 
     @property
@@ -61,19 +65,114 @@ class ModelArgs:
 
 def check_names(args: ModelArgs) -> None:
     """A misspelt choice is reported before anything is read."""
-    _check("dtype", args.dtype, DTYPES)
-    _check("attention", args.attention, ATTENTIONS)
-    if args.quantization is not None:
-        _check("quantization", args.quantization, QUANTIZATIONS)
-    if args.compute_dtype is not None:
-        _check("compute_dtype", args.compute_dtype, COMPUTE_DTYPES)
-        if args.quantization != "4bit":
-            said = f"quantization is {args.quantization}" if args.quantization else "no quantization is asked for"
-            raise UserError(f"compute_dtype is what 4-bit layers multiply in, and {said}; leave it out.")
-    if args.diffusion is not None:
-        _check("diffusion", args.diffusion, KINDS)
+    optional = {"quantization": QUANTIZATIONS, "compute_dtype": COMPUTE_DTYPES, "diffusion": KINDS}
+    for kind, known in {"dtype": DTYPES, "attention": ATTENTIONS, **optional}.items():
+        name = getattr(args, kind)
+        if name not in known and not (name is None and kind in optional):
+            raise unknown_name(kind, str(name), known)
+    if args.compute_dtype is not None and args.quantization != "4bit":
+        said = f"quantization is {args.quantization}" if args.quantization else "no quantization is asked for"
+        raise UserError(f"compute_dtype is what 4-bit layers multiply in, and {said}; leave it out.")
 
 
-def _check(kind: str, name: str, known: Iterable[str]) -> None:
-    if name not in known:
-        raise unknown_name(kind, str(name), known)
+def choose_device(name: str) -> str:
+    """The device asked for, or the fastest there is."""
+    import torch
+
+    if name == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"Unknown device '{name}'; use auto, cpu, mps, cuda or cuda:1.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"device={name} was asked for, but torch sees {torch.cuda.device_count()} CUDA devices here; "
+            "leave --device out, or write --device cpu."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise UserError("device=mps was asked for, but torch sees no Apple GPU here; leave it out.")
+    return name
+
+
+def choose_dtype(name: str, device: str) -> Any:
+    """float32 on CPU (half precision is slower there, and coarser); the checkpoint's own dtype elsewhere."""
+    import torch
+
+    if name != "auto":
+        return getattr(torch, name)
+    return torch.float32 if device == "cpu" else "auto"
+
+
+def choose_attention(name: str) -> tuple[str | None, list[str]]:
+    """None leaves it to transformers: sdpa, or eager for the few models without it."""
+    if name == "auto":
+        return None, []
+    if name != "flash_attention_2":
+        return name, []
+    from transformers.utils import is_flash_attn_2_available
+
+    if is_flash_attn_2_available():
+        return name, []
+    return "sdpa", ["flash_attention_2 is not available here (it needs flash-attn and a GPU); used sdpa."]
+
+
+def choose_device_map(args: ModelArgs, device: str, needed: int) -> tuple[Any, list[str]]:
+    """One device, unless the user says otherwise or `needed` bytes outgrow it and there are several."""
+    import torch
+
+    if args.device_map is not None:
+        if str(args.device_map).partition(":")[0] == "cuda" and not torch.cuda.is_available():
+            # Config files of others say so for every machine; --device cuda is a wish, and an error where it fails.
+            return {"": device}, [
+                f"device_map={args.device_map} was asked for and torch sees no CUDA device; used {device}."
+            ]
+        return args.device_map, []
+    # "cuda:1" is a wish for that very device; only plain "cuda" may spread.
+    if device == "cuda" and torch.cuda.device_count() > 1:
+        free = torch.cuda.mem_get_info()[0]
+        if needed > free:
+            sizes = f"{needed / 2**30:.0f} GB of weights, {free / 2**30:.0f} GB free on one GPU"
+            return "auto", [f"spread over all GPUs ({sizes})."]
+    return {"": device}, []
+
+
+def needed_bytes(stored: int, config: dict[str, Any], args: ModelArgs) -> int:
+    """Roughly what `stored` bytes of weight files will take in memory."""
+    if args.quantization:
+        # Linear layers shrink, embeddings and the head do not.
+        return int(stored * (0.4 if args.quantization == "4bit" else 0.6))
+    half = str(config.get("dtype") or config.get("torch_dtype") or "").endswith("16")
+    if half and args.dtype == "float32":
+        return 2 * stored
+    if not half and args.dtype in ("float16", "bfloat16"):
+        return stored // 2
+    return stored
+
+
+NF4 = {"quant_type": "nf4", "use_double_quant": False}  # as bitsandbytes names them, without its bnb_4bit_
+
+
+def quantization_config(args: ModelArgs) -> Any:
+    """bitsandbytes' settings: NF4 without double quantisation, or LLM.int8()."""
+    from transformers import BitsAndBytesConfig
+
+    if args.quantization == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    settings = {f"bnb_4bit_{key}": value for key, value in NF4.items()}
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype=args.computes_in, **settings)
+
+
+def compute_dtype(model: Any) -> str | None:
+    """What the 4-bit layers of a model multiply in; None for a model without any."""
+    for layer in model.modules():
+        if (dtype := getattr(layer, "compute_dtype", None)) is not None:
+            return str(dtype).removeprefix("torch.")
+    return None
+
+
+def precision(model: Any) -> str:
+    """What a model's products are rounded to: its own type, or that of its 4-bit layers."""
+    return compute_dtype(model) or str(model.dtype).removeprefix("torch.")

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.models.logits import send
+from vestige.models.calling import send
 from vestige.types import Array
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.models.diffusion import MaskPredictor
+from vestige.models.families import CANVAS
 
-SAMPLER = "diffusion_gemma"
 NO_MASK = -1  # no token is "nothing decided yet"
 VISION = ("vision_tower.", "embed_vision.")
 CANVAS_LENGTH = 256  # where a config.json says nothing
@@ -22,10 +22,6 @@ DEFAULTS = {
     "steps_per_block": 48, "entropy_bound": 0.1, "t_max": 0.8, "t_min": 0.4,
     "stability_threshold": 1, "confidence_threshold": 0.005,
 }  # fmt: skip
-NO_LIKELIHOOD = (
-    "DiffusionGemma starts from uniformly drawn tokens and has no mask token, so the masked likelihood bound is not "
-    "defined for it; its likelihoods are read along its denoising path (vestige eval trajectory-eval)"
-)
 
 
 @dataclass(frozen=True)
@@ -38,7 +34,7 @@ class Canvases:
     @property
     def for_texts(self) -> dict[str, Any]:
         """How a text is asked of it: by its own sampler, whatever a metric says of greedy decoding."""
-        return {"sampler": SAMPLER, "temperature": 0.0, **self.sampling}
+        return {"sampler": CANVAS, "temperature": 0.0, **self.sampling}
 
 
 @dataclass
@@ -95,17 +91,13 @@ def canvas_predictor(model: Any, tokenizer: Any) -> CanvasPredictor:
         eos_ids=eos,
         pad_id=int(next(p for p in pads if p is not None)),
         bos_id=getattr(tokenizer, "bos_token_id", None),
-        kind=SAMPLER,
+        kind=CANVAS,
         checked=True,  # the look that compares padded rows with single ones needs a mask token; tests do it here
         canvas=int(config.canvas_length),
         after_end=generation.pad_token_id,
         picture_ids=frozenset(int(p) for p in pictures if p is not None),
         sampling=own_sampling(generation.to_dict()),
     )
-
-
-def has_pictures(config: Mapping[str, Any]) -> bool:
-    return config.get("model_type") == "diffusion_gemma" and bool(config.get("vision_config"))
 
 
 def refuse_copy(loaded: Any) -> None:

@@ -1,6 +1,6 @@
 """Mask predictors: models that guess hidden tokens from both sides, and how each family wants to be asked.
 
-    config --diffusion_kind--> kind --mask_predictor--> MaskPredictor --logits--> same-position logits
+    kind (models/families.py) --mask_predictor--> MaskPredictor --logits--> same-position logits
 
 Row l of what a MaskPredictor returns is about token l, for every family: those that guess one place to the right
 (Dream) are shifted here and nowhere else.
@@ -8,88 +8,20 @@ Row l of what a MaskPredictor returns is about token l, for every family: those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.models import families
+from vestige.models.families import CANVAS, KINDS
 
-if TYPE_CHECKING:  # the command line asks diffusion_kind and should not wait for torch
+if TYPE_CHECKING:
     import torch
 
 # What a predictor's attention masks may look like.
 EITHER = "either"  # rows of 0/1 mean "both sides", and 4-D masks are taken as they are (BERT)
 ROWS = "rows"  # only rows of 0/1 (LLaDA's own code)
 FULL = "full"  # only 4-D masks: rows of 0/1 would mean "left to right" (causal models), or nothing (Dream)
-
-# Words and kinds that plug-ins enter in the form before records (families.register_family); looked at first.
-FAMILIES: list[tuple[str, str]] = []
-NO_DEPTH = (
-    "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
-    "at tokens that are hidden: the score would not say what it knows, so it is not computed for one"
-)
-KINDS = ("masked", "llada", "dream", "adapted", "diffusion_gemma")
-
-
-def diffusion_kind(config: Mapping[str, Any]) -> str | None:
-    """Which kind of mask predictor a config.json describes; None for any other model.
-
-    `other` is a diffusion model that nothing here can sample from. A causal model counts as adapted when its config
-    says so: by its architecture's name, or by a `mask_token_id`.
-
-    >>> diffusion_kind({"model_type": "bert", "architectures": ["BertForMaskedLM"]})
-    'masked'
-    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}) is None
-    True
-    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": 4})
-    'adapted'
-    """
-    heads = [str(head) for head in config.get("architectures") or []]
-    names = _names(config)
-    for family in (*_of_plugins(), *families.FAMILIES):
-        if families.marked(family, names):
-            return family.kind
-    if config.get("is_encoder_decoder"):
-        return None
-    if heads and all(head.endswith("MaskedLM") for head in heads):
-        return "masked"
-    causal = not heads or any(head.endswith(("CausalLM", "LMHeadModel")) for head in heads)
-    return "adapted" if causal and config.get("mask_token_id") is not None else None
-
-
-def _names(config: Mapping[str, Any]) -> list[str]:
-    heads = [str(head) for head in config.get("architectures") or []]
-    return [name.lower() for name in (str(config.get("model_type") or ""), *heads)]
-
-
-def _of_plugins() -> list[families.Family]:
-    return [families.Family(word, words=(word,), kind=kind) for word, kind in FAMILIES]
-
-
-def plugged_family(config: Mapping[str, Any]) -> str:
-    """What a plug-in says of a model, as a part of the model's name; "" where no plug-in has a say.
-
-    Without it, evidence made under one definition of a family would be taken for evidence under another.
-    """
-    theirs = [*_of_plugins(), *(f for f in families.FAMILIES if f not in families.OURS)]
-    if not theirs:
-        return ""
-    type_ = str(config.get("model_type", "")).lower()
-    met = [f for f in theirs if families.marked(f, _names(config)) or (f.model_type and f.model_type.lower() == type_)]
-    return families.described(met[0]) if met else ""
-
-
-def auto_class(kind: str | None, config: Mapping[str, Any]) -> str:
-    """The transformers class that loads a kind."""
-    if kind == "masked":
-        return "AutoModelForMaskedLM"
-    if kind == "diffusion_gemma":
-        return "AutoModelForImageTextToText"
-    code = config.get("auto_map") or {}
-    if kind in ("llada", "dream", "adapted") and "AutoModelForCausalLM" not in code and "AutoModel" in code:
-        return "AutoModel"
-    return "AutoModelForCausalLM"
 
 
 @dataclass
@@ -139,7 +71,7 @@ class MaskPredictor:
             positions = torch.arange(ids.shape[1], device=ids.device).expand(ids.shape[0], -1)
             return self.forward(ids, where, allowed=allowed, positions=positions)
         self._count(ids)
-        from vestige.models.logits import logits_at, padding_mask
+        from vestige.models.calling import logits_at, padding_mask
 
         mask = keep.long()
         if self.masks == EITHER and (whole := padding_mask(keep, self.model)).ndim == 4:
@@ -159,7 +91,7 @@ class MaskPredictor:
 
         With a cache the keys are what it holds, then `ids`; it is extended by them.
         """
-        from vestige.models.logits import additive, logits_at
+        from vestige.models.calling import additive, logits_at
 
         if self.masks == ROWS:
             raise UserError(
@@ -206,7 +138,7 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
             "predictor known here; give LLaDA, Dream, DiffusionGemma, a masked language model or an adapted causal "
             "model."
         )
-    if kind == "diffusion_gemma":
+    if kind == CANVAS:
         from vestige.models.canvas import canvas_predictor  # it builds on this file
 
         return canvas_predictor(model, tokenizer)

@@ -1,42 +1,34 @@
-"""Diffusion families: how each is recognised and asked, and how the published ones become a model of transformers'.
+"""Diffusion families: how each is recognised, and how it wants to be asked. `FAMILIES` is the one table.
 
     config.json --diffusion_kind--> how it wants to be asked (models/diffusion.py)
-    config.json --find_family--> Family --native_config--> a config of transformers' own class
-    tensors of the files --renamings--> its parameters (while they are read: no tensor is copied)
+    config.json --find_family--> Family, whose files are read into transformers' own class (models/native.py)
 
-`FAMILIES` is the one table. A published family that is one of transformers' architectures under other names loads
-without its authors' code, which newer versions of transformers no longer run; one that is a renamed Llama is one entry.
-What an entry does not cover is refused by name, because a model with a setting that was passed over would compute other
-numbers without a word.
+A published family that is one of transformers' architectures under other names loads without its authors' code, which
+newer versions of transformers no longer run; one that is a renamed Llama is one entry. No model is built here, and
+torch is not needed: the command line asks this file what a checkpoint is.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.models.quiet import first_line
 
 FamilyConfig = Mapping[str, Any]
-# Settings of a published config that say nothing of what the model computes, or that would call for its code.
-NOT_OURS = ("model_type", "architectures", "auto_map", "transformers_version", "torch_dtype", "_name_or_path")
-# Settings that both sides call by the same name where a family has names of its own for the rest.
-COMMON = ("eos_token_id", "bos_token_id", "pad_token_id", "mask_token_id", "use_cache", "quantization_config")
-# What must be a whole number above zero, by transformers' names; a negative depth would build an empty model.
-SIZES = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "max_position_embeddings",
+CANVAS = "diffusion_gemma"  # the kind, and the sampler, of models that refine whole canvases (models/canvas.py)
+KINDS = ("masked", "llada", "dream", "adapted", CANVAS)  # how a model wants to be asked
+# What is not computed for such models, and why.
+NO_DEPTH = (
+    "a depth score patches states of an answer that is read from left to right, and a diffusion model looks both ways "
+    "at tokens that are hidden: the score would not say what it knows, so it is not computed for one"
+)
+NO_LIKELIHOOD = (
+    "DiffusionGemma starts from uniformly drawn tokens and has no mask token, so the masked likelihood bound is not "
+    "defined for it; its likelihoods are read along its denoising path (vestige eval trajectory-eval)"
 )
 
 
@@ -49,13 +41,17 @@ class Family:
     architecture: str = ""  # in config.json; a config that names another one is another family
     native: str = ""  # the model_type of transformers that it is
     words: tuple[str, ...] = ()  # in model_type or architectures, lower case: what else marks a model of this kind
-    kind: str = ""  # how it wants to be asked: one of diffusion.KINDS, or `other` for none of them
+    kind: str = ""  # how it wants to be asked: one of KINDS, or `other` for none of them
     mask_id: int | None = None  # its mask token, where tokenizers do not name one
     tokenizers: Mapping[str, str] = field(default_factory=dict)  # classes that folders bring as code -> transformers'
     settings: Mapping[str, str] = field(default_factory=dict)  # transformers' name -> published name; empty: the same
     derive: Callable[[FamilyConfig], dict[str, Any]] | None = None  # settings that follow from several published ones
     modules: Mapping[str, str] = field(default_factory=dict)  # published module -> transformers' ({n} is a block)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of a setting that are covered
+
+
+def _or(value: Any, other: Any) -> Any:
+    return other if value is None else value
 
 
 def _llada(config: FamilyConfig) -> dict[str, Any]:
@@ -80,7 +76,7 @@ NO_WINDOW = {"use_sliding_window": (False, None)}
 
 # By words, the first match wins.
 FAMILIES = [
-    Family("DiffusionGemma", words=("diffusion_gemma", "diffusiongemma"), kind="diffusion_gemma"),
+    Family("DiffusionGemma", words=("diffusion_gemma", "diffusiongemma"), kind=CANVAS),
     Family("SDAR", words=("sdar",), kind="other"),
     Family("MDLM", words=("mdlm",), kind="other"),
     Family(
@@ -160,16 +156,6 @@ def register_family(family: Family) -> Family:
     return family
 
 
-def tokenizer_class(said: str, default: str) -> str:
-    """The class of transformers that a tokenizer class of a published family is."""
-    return next((f.tokenizers[said] for f in FAMILIES if said in f.tokenizers), default)
-
-
-def marked(family: Family, names: Iterable[str]) -> bool:
-    """Do model_type and architectures (lower case) say that a model is of this kind?"""
-    return any(word in name for name in names for word in family.words)
-
-
 def described(family: Family) -> str:
     """All that a record says, for the name of what is computed with it; functions by their source."""
     said = {f.name: getattr(family, f.name) for f in fields(family)}
@@ -193,115 +179,72 @@ def find_family(config: FamilyConfig) -> Family | None:
     return None
 
 
-def native_settings(family: Family, config: FamilyConfig, name: str) -> dict[str, Any]:
-    """The config of transformers' own class, as a dict; what the mapping does not cover is refused."""
-    for setting, covered in family.only.items():
-        if config.get(setting) not in covered:
-            raise _not_covered(family, setting, config, covered, name)
-    if family.settings:
-        needed = [p for p in family.settings.values() if p not in config and p != "attention_dropout"]
-        if needed:
-            raise UserError(f"The config.json of '{name}' lacks {', '.join(needed)}; copy or download it again.")
-        out = {ours: config[theirs] for ours, theirs in family.settings.items() if theirs in config}
-        out |= {key: config[key] for key in COMMON if key in config}
-        out.setdefault("bos_token_id", None)  # otherwise Llama's own, which is some other token here
-    else:
-        out = {key: value for key, value in config.items() if key not in NOT_OURS}
-    out |= {"model_type": family.native} | (family.derive(config) if family.derive else {})
-    out["dtype"] = config.get("dtype") or config.get("torch_dtype")
-    _check_sizes(family, out, name)
-    return out
+def tokenizer_class(said: str, default: str) -> str:
+    """The class of transformers that a tokenizer class of a published family is."""
+    for family in FAMILIES:
+        if said in family.tokenizers:
+            return family.tokenizers[said]
+    return default
 
 
-def understood(config: FamilyConfig, name: str = "") -> FamilyConfig:
-    """A config.json by transformers' names, whatever its family calls them."""
-    family = find_family(config)
-    return native_settings(family, config, name) if family else config
+def marked(family: Family, config: FamilyConfig) -> bool:
+    """Do model_type or architectures say that a model is of this kind, in any case?"""
+    names = "\n".join([str(config.get("model_type") or ""), *map(str, config.get("architectures") or [])]).lower()
+    return any(map(names.__contains__, family.words))
 
 
-def native_config(family: Family, config: FamilyConfig, name: str) -> Any:
-    """The same as an object of transformers' class."""
-    import transformers
-    from huggingface_hub.errors import StrictDataclassError
+def diffusion_kind(config: FamilyConfig) -> str | None:
+    """Which kind of mask predictor a config.json describes; None for any other model.
 
-    settings = native_settings(family, config, name)
-    kind = settings.pop("model_type")
-    try:
-        return transformers.AutoConfig.for_model(kind, **settings)
-    except (StrictDataclassError, AttributeError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise UserError(f"The config.json of '{name}' ({family.title}) cannot be used: {first_line(error)}") from None
+    `other` is a diffusion model that nothing here can sample from. A causal model counts as adapted when its config
+    says so: by its architecture's name, or by a `mask_token_id`.
 
-
-def _check_sizes(family: Family, settings: dict[str, Any], name: str) -> None:
-    for key in SIZES:
-        value = settings.get(key)
-        if value is None and key in ("num_key_value_heads", "max_position_embeddings"):
-            continue
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            theirs = family.settings.get(key, key)
-            raise UserError(
-                f"The config.json of '{name}' gives {theirs} as {value!r}, where a whole number above 0 should be; "
-                "copy or download it again."
-            )
-    heads, shared = settings["num_attention_heads"], settings.get("num_key_value_heads") or 1
-    if heads % shared:
-        raise UserError(
-            f"The config.json of '{name}' shares {shared} key/value heads among {heads} heads, which does not come "
-            "out even; copy or download it again."
-        )
-
-
-def _not_covered(family: Family, setting: str, config: FamilyConfig, covered: tuple[Any, ...], name: str) -> UserError:
-    value = repr(config[setting]) if setting in config else "missing"
-    wanted = ", ".join(repr(v) for v in covered if v is not None) or "null"
-    return UserError(
-        f"'{name}' is a {family.title} model whose {setting} is {value} in its config.json; only {wanted} is "
-        f"covered by loading it as {family.native}, so its numbers would be wrong."
-    )
-
-
-# ---- names of tensors -------------------------------------------------------------------------------------------
-
-
-def renamings(family: Family) -> dict[str, str] | None:
-    """Patterns of published tensor names and what replaces them, as from_pretrained takes them (key_mapping).
-
-    >>> renamings(find_family({"model_type": "llada"}))["^model\\\\.transformer\\\\.ff_out"]
-    'lm_head'
+    >>> diffusion_kind({"model_type": "bert", "architectures": ["BertForMaskedLM"]})
+    'masked'
+    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}) is None
+    True
+    >>> diffusion_kind({"model_type": "llama", "architectures": ["LlamaForCausalLM"], "mask_token_id": 4})
+    'adapted'
     """
-    return {_pattern(a): b.replace("{n}", r"\1") for a, b in family.modules.items()} or None
+    heads = list(map(str, config.get("architectures") or []))
+    for family in FAMILIES:
+        if marked(family, config):
+            return family.kind
+    if config.get("is_encoder_decoder"):
+        return None
+    ends = set()
+    for head in heads:
+        causal = head.endswith(("CausalLM", "LMHeadModel"))
+        ends.add("masked" if head.endswith("MaskedLM") else "causal" if causal else "other")
+    if ends == {"masked"}:
+        return "masked"
+    return "adapted" if (not heads or "causal" in ends) and config.get("mask_token_id") is not None else None
 
 
-def native_name(family: Family, name: str) -> str:
-    """transformers' name of a published tensor or module; names that the table lacks stay as they are."""
-    return _renamed(name, tuple(family.modules.items()))
+def plugged_family(config: FamilyConfig) -> str:
+    """What a plug-in says of a model, as a part of the model's name; "" where no plug-in has a say.
 
-
-def published_name(family: Family, name: str) -> str:
-    """The published name of a tensor or module of the loaded model.
-
-    >>> published_name(find_family({"model_type": "llada"}), "model.layers.3.mlp.down_proj.weight")
-    'model.transformer.blocks.3.ff_out.weight'
+    Without it, evidence made under one definition of a family would be taken for evidence under another.
     """
-    return _renamed(name, tuple((b, a) for a, b in family.modules.items()))
+    type_ = str(config.get("model_type", "")).lower()
+    for family in FAMILIES:
+        named = family.model_type and family.model_type.lower() == type_
+        if family not in OURS and (named or marked(family, config)):
+            return described(family)
+    return ""
 
 
-def _renamed(name: str, pairs: Iterable[tuple[str, str]]) -> str:
-    for source, target in pairs:
-        found = _compiled(source).match(name)
-        if found:
-            return found.expand(target.replace("{n}", r"\1")) + name[found.end() :]
-    return name
+def auto_class(kind: str | None, config: FamilyConfig) -> str:
+    """The transformers class that loads a kind."""
+    if kind == "masked":
+        return "AutoModelForMaskedLM"
+    if kind == CANVAS:
+        return "AutoModelForImageTextToText"
+    code = config.get("auto_map") or {}
+    if kind in ("llada", "dream", "adapted") and "AutoModelForCausalLM" not in code and "AutoModel" in code:
+        return "AutoModel"
+    return "AutoModelForCausalLM"
 
 
-@cache
-def _compiled(source: str) -> re.Pattern[str]:
-    return re.compile(_pattern(source) + r"(?!\w)")
-
-
-def _pattern(source: str) -> str:
-    return "^" + r"(\d+)".join(re.escape(part) for part in source.split("{n}"))
-
-
-def _or(value: Any, other: Any) -> Any:
-    return other if value is None else value
+def has_pictures(config: FamilyConfig) -> bool:
+    return config.get("model_type") == CANVAS and bool(config.get("vision_config"))

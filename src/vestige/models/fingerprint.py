@@ -1,16 +1,31 @@
-"""A name for a model's weights: equal weights, equal name; one number changed, another name.
+"""What evidence depends on, in one place: it is read again only where all of this is the same.
 
-Every cache is keyed by it, so it must never be stale and should rarely be slow. Files are hashed in
-threads, and each file's digest is remembered by its path, size, times and inode. That rests on the file system:
-whatever writes to a file or renames another over it moves its change time, which no user can set.
+    what                                   how it is known                               where it counts
+    weights, config, generation config     fingerprint                                   name of the bank
+    adapter, quantisation, code it brings  fingerprint                                   name of the bank
+    precision, attention, kind of device   as they are resolved here, not as asked       name of the bank
+    torch, transformers, peft, ...         their versions (LIBRARIES)                    name of the bank
+    our own way of collecting              a number for each kind (COLLECTED)            head of the bank
+    the tokenizer's end and mask tokens    their ids                                     head of the bank
+    prompts, answers, chat template,       token ids of what is asked: another           key of each entry
+      system prompt, date, pre-tokeniser     prompt is another entry
+    decoding, seeds, sampler settings      in the want itself                            key of each entry
+    the tokenizer's decoder                texts are kept as ids and decoded again       not at all
+    metrics, dialects, plug-ins, rows      scores are made of evidence each time         not at all
 
-A fingerprint says what the weights are, not how they are held: precision and attention are not in it
-(LoadedModel names them), quantisation is, because it changes the weights.
+A sweep also skips scoring, so its key knows the rest too: `tokenizer_files`, data, plug-ins (sweep/keys.py).
+
+A fingerprint is a name for a model's weights: equal weights, equal name; one number changed, another name. Every cache
+is keyed by it, so it must never be stale and should rarely be slow. Files are hashed in threads, and each file's digest
+is remembered by its path, size, times and inode. That rests on the file system: whatever writes to a file or renames
+another over it moves its change time, which no user can set. Precision and attention are not in it (LoadedModel names
+them), quantisation is, because it changes the weights.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -18,20 +33,43 @@ import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.models.args import HUB_KEYS, ModelArgs
+from vestige.models.args import HUB_KEYS, ModelArgs, choose_attention, choose_device
 from vestige.models.checks import check_weights
-from vestige.models.diffusion import plugged_family
-from vestige.models.families import find_family
+from vestige.models.families import find_family, plugged_family
 from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.tensors import ALLOW_UNUSED
+from vestige.models.reading import ALLOW_UNUSED
 from vestige.ownership import adopt
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
+
+# Library -> the models whose numbers another version of it can change. tokenizers is not here: which tokens it makes is
+# in the key of every entry, and texts are decoded again when they are read.
+LIBRARIES = {
+    "torch": "all",  # kernels; what it was built for is told by the device
+    "transformers": "all",  # the model's code, generation
+    "peft": "adapter",
+    "bitsandbytes": "quantised",
+    "gguf": "gguf",
+}
+
+# How each kind of evidence is collected. A number goes up only when values can change beyond rounding for the same
+# weights and wants: a mask, a position, which token is scored, a sampler's order. Not for speed, batching or notes.
+COLLECTED = {
+    "answers": 1,
+    "visible": 1,
+    "errors": 1,
+    "denoised": 1,
+    "texts": 1,
+    "gradients": 1,
+    "patched": 1,
+    "classified": 1,
+    "cross": 1,
+}
 
 # Keys that say who wrote a config, when and from where, and not what the model computes.
 VOLATILE = {
@@ -60,43 +98,40 @@ def fingerprint(args: ModelArgs) -> str:
 
 def fingerprint_place(place: Place, args: ModelArgs, volatile: AbstractSet[str] = VOLATILE) -> str:
     """As `fingerprint`, for files already located. The quantisation asked for is appended: `...-4bit`."""
-    parts = _place_parts(place, args, volatile)
+    parts: list[str] = []
+    for part in (place, place.base) if place.base else (place,):
+        if part.gguf:
+            parts += ["gguf", *digests([part.gguf])]
+            continue
+        check_weights(part, args)
+        parts.append(part.kind)
+        for file in _settings_files(part):
+            parts += [file.name, json.dumps(stable(read_json(file), volatile), sort_keys=True)]
+        files = _content_files(part, args)
+        for file, digest in zip(files, digests(files), strict=True):
+            parts += [file.name, digest]
     whole = place.base or place
     if said := "" if whole.gguf else plugged_family(whole.config):
         parts.append(said)
-    options = {k: v for k, v in args.extra.items() if k not in (*HUB_KEYS, "use_safetensors", ALLOW_UNUSED)}
-    if options:
+    if options := args.extra.keys() - {*HUB_KEYS, "use_safetensors", ALLOW_UNUSED}:
         # Other from_pretrained arguments can override the config, and so change the model.
-        parts.append(json.dumps(options, sort_keys=True, default=repr))
-    key = content_key(*(part.encode() for part in parts))
+        parts.append(json.dumps({name: args.extra[name] for name in options}, sort_keys=True, default=repr))
+    key = content_key(*map(str.encode, parts))
     return f"{key}-{args.quantization}" if args.quantization else key
-
-
-def _place_parts(place: Place, args: ModelArgs, volatile: AbstractSet[str]) -> list[str]:
-    if place.gguf:
-        return ["gguf", *digests([place.gguf])]
-    check_weights(place, args)
-    parts = [place.kind]
-    for file in _settings_files(place):
-        parts += [file.name, json.dumps(stable(read_json(file), volatile), sort_keys=True)]
-    files = _content_files(place, args)
-    for file, digest in zip(files, digests(files), strict=True):
-        parts += [file.name, digest]
-    return parts + (_place_parts(place.base, args, volatile) if place.base else [])
 
 
 def _settings_files(place: Place) -> list[Path]:
     """The files of which only what matters counts."""
     names = ("adapter_config.json",) if place.kind == "adapter" else ("config.json", "generation_config.json")
-    return [place.directory / name for name in names if (place.directory / name).is_file()]
+    return list(filter(Path.is_file, map(place.directory.joinpath, names)))
 
 
 def _content_files(place: Place, args: ModelArgs) -> list[Path]:
     """The files of which every byte counts: weights, and code that they bring."""
-    files = [place.directory / name for name in weight_names(place.directory, place.kind == "adapter", args)]
+    names = weight_names(place.directory, place.kind == "adapter", args)
     # A published family never runs the code beside it: the same weights have the same name with and without trust.
     runs = args.trust_remote_code and (place.kind == "adapter" or find_family(place.config) is None)
-    return files + (sorted(place.directory.glob("*.py")) if runs else [])
+    return [*map(place.directory.joinpath, names), *(sorted(place.directory.glob("*.py")) if runs else [])]
 
 
 class FileWatch:
@@ -108,19 +143,17 @@ class FileWatch:
 
     def __init__(self, place: Place, args: ModelArgs) -> None:
         self.place, self.args = place, args
-        self.stamps = {file: _stamp(file) for file in self._files()}
+        self.stamps = self._stamped()
 
-    def _files(self) -> list[Path]:
-        out: list[Path] = []
+    def _stamped(self) -> dict[Path, str]:
+        out: dict[Path, str] = {}
         place: Place | None = self.place
         while place is not None:
-            out += [place.gguf] if place.gguf else [*_settings_files(place), *_content_files(place, self.args)]
+            for file in [place.gguf] if place.gguf else [*_settings_files(place), *_content_files(place, self.args)]:
+                if file.is_file():
+                    out[file] = _stamp(file)
             place = place.base
-        return [file for file in out if file.is_file()]
-
-    def changed(self) -> Path | None:
-        """A file that is not the one it was; one that has gone was read whole, and does not count."""
-        return next((f for f, stamp in self.stamps.items() if f.is_file() and _stamp(f) != stamp), None)
+        return out
 
     def fingerprint(self) -> str:
         """The fingerprint of what was there all the time since this began."""
@@ -130,13 +163,13 @@ class FileWatch:
 
     def check(self, known: str = "") -> None:
         """Refuses to go on when a file changed; `known` is a fingerprint with which a change of times only passes."""
-        file = self.changed()
-        if file is None:
-            return
-        if known and fingerprint_place(self.place, self.args) == known:
-            self.stamps = {file: _stamp(file) for file in self._files()}
-            return
-        raise changed_meanwhile(self.place.name, file)
+        for file, stamp in self.stamps.items():
+            if not file.is_file() or _stamp(file) == stamp:  # one that has gone was read whole, and does not count
+                continue
+            if known and fingerprint_place(self.place, self.args) == known:
+                self.stamps = self._stamped()
+                return
+            raise changed_meanwhile(self.place.name, file)
 
 
 def changed_meanwhile(name: str, file: Path | None = None) -> UserError:
@@ -162,22 +195,24 @@ def stable(config: Any, volatile: AbstractSet[str] = VOLATILE) -> Any:
 
 def digests(files: Iterable[Path]) -> list[str]:
     """The content digest of each file, from memory where the file has not changed."""
-    paths = [Path(file).resolve() for file in files]
-    known = _read_cache()
-    stamps = {path: _stamp(path) for path in paths}
-    found = {path: known[str(path)][1] for path in paths if known.get(str(path), [None])[0] == stamps[path]}
-    todo = sorted(set(paths) - set(found))
+    paths, known = list(map(Path.resolve, files)), _read_cache()
+    stamps, found = dict(zip(paths, map(_stamp, paths), strict=True)), {}
+    for path, stamp in stamps.items():
+        remembered, digest = known.get(str(path), ("", ""))
+        if remembered == stamp:
+            found[path] = digest
+    todo = sorted(stamps.keys() - found.keys())
     if todo:
         with ThreadPoolExecutor(min(len(todo), os.cpu_count() or 1)) as pool:
             found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
         settled = time.time() - SETTLED_SECONDS
         _remember({str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled})
-    return [found[path] for path in paths]
+    return list(map(found.__getitem__, paths))
 
 
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16)).hexdigest()
+        return hashlib.file_digest(file, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
 
 
 def _stamp(path: Path) -> str:
@@ -268,3 +303,60 @@ def _module_config(model: Any, volatile: AbstractSet[str]) -> Any:
         parts += [name, settings]
     active = getattr(model, "active_adapters", None) if len(parts) > 1 else None
     return [parts, list(active) if isinstance(active, list | tuple) else None]
+
+
+# ---- besides the weights ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def library(name: str) -> str:
+    """A library's version without what it was built for (`+cpu`); nothing is imported."""
+    try:
+        return version(name).partition("+")[0]
+    except PackageNotFoundError:
+        return ""
+
+
+def libraries(kind: str, quantised: bool) -> dict[str, str]:
+    """The versions that count for one model; `kind` as in Place."""
+    met = {"all", kind, *(["quantised"] if quantised else [])}
+    return {name: library(name) for name, whose in LIBRARIES.items() if whose in met}
+
+
+def held(args: ModelArgs) -> dict[str, str]:
+    """How the weights are held when they are loaded as asked, with `auto` resolved: known without loading them.
+
+    (Which of sdpa and eager transformers takes by itself follows from the architecture and its version.)
+    """
+    device = choose_device(args.device)
+    kind = device.split(":")[0]
+    dtype = args.dtype if args.dtype != "auto" else ("float32" if device == "cpu" else stored_dtype(args))
+    return {"dtype": dtype, "attention": choose_attention(args.attention)[0] or "sdpa", "device": kind}
+
+
+def stored_dtype(args: ModelArgs) -> str:
+    """The checkpoint's own precision, as transformers' `auto` reads it: from its config, else its first tensor."""
+    place = locate(args)
+    place = place.base or place
+    if place.gguf:
+        return "auto"  # unpacked to what transformers chooses for it
+    config = place.config
+    inner = config.get("text_config") if isinstance(config.get("text_config"), dict) else {}
+    for body in (config, inner or {}):
+        if name := body.get("dtype") or body.get("torch_dtype"):
+            return str(name).removeprefix("torch.")
+    return _first_tensor(place, args)
+
+
+PRECISIONS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors writes them
+
+
+def _first_tensor(place: Place, args: ModelArgs) -> str:
+    from safetensors import safe_open
+
+    file = place.directory / weight_names(place.directory, False, args)[0]
+    if file.suffix != ".safetensors" or not file.is_file():
+        return "auto"
+    with safe_open(file, "numpy") as tensors:
+        kinds = (str(tensors.get_slice(key).get_dtype()) for key in tensors.keys())  # noqa: SIM118 - not a mapping
+        return next((PRECISIONS[k] for k in kinds if k in PRECISIONS), "auto")

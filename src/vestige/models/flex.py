@@ -16,13 +16,9 @@ from typing import Any
 
 import torch
 
-from vestige.models.attention import Attention, attending
+from vestige.models.calling import Attention, attending
 
-TREES = False
-
-
-def wanted(model: Any) -> bool:
-    return TREES and getattr(model.config, "_attn_implementation", None) == "sdpa"
+TREES = False  # only for models with sdpa attention
 
 
 def tree_blocks(end: torch.Tensor, hidden: torch.Tensor) -> Any:

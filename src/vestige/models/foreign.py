@@ -35,9 +35,10 @@ def foreign_code(name: str, doing: str, files: str = "") -> Iterator[None]:
 def explain_foreign(error: BaseException, name: str, doing: str, files: str = "") -> UserError | None:
     """The sentence; None if neither foreign code nor a library it was handed to raised the error."""
     import transformers
+    from transformers.dynamic_module_utils import HF_MODULES_CACHE
 
     frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if _from_checkpoint(f.filename)]
+    own = [f for f in frames if f.filename.startswith(str(HF_MODULES_CACHE))]
     mine = [i for i, f in enumerate(frames) if f.filename.startswith(OURS)]
     if not files and (not own or (mine and frames.index(own[-1]) < mine[-1])):
         return None  # a hook of ours that the foreign code called
@@ -72,12 +73,6 @@ def code_files(config: dict[str, Any]) -> str:
     named_there = (config.get("auto_map") or {}).values()
     classes = [c for v in named_there for c in (v if isinstance(v, list | tuple) else [v]) if isinstance(c, str)]
     return ", ".join(dict.fromkeys(c.rsplit("--", 1)[-1].split(".")[0] + ".py" for c in classes))
-
-
-def _from_checkpoint(file: str) -> bool:
-    from transformers.dynamic_module_utils import HF_MODULES_CACHE
-
-    return file.startswith(str(HF_MODULES_CACHE))
 
 
 def _memory(error: BaseException) -> bool:

@@ -16,19 +16,6 @@ from typing import Any
 RULE = "4-bit, rule 3"  # part of what evidence is kept under: it changes when the same files would be read otherwise
 
 
-def compute_dtype(model: Any) -> str | None:
-    """What the 4-bit layers of a model multiply in; None for a model without any."""
-    for layer in model.modules():
-        if (dtype := getattr(layer, "compute_dtype", None)) is not None:
-            return str(dtype).removeprefix("torch.")
-    return None
-
-
-def precision(model: Any) -> str:
-    """What a model's products are rounded to: its own type, or that of its 4-bit layers."""
-    return compute_dtype(model) or str(model.dtype).removeprefix("torch.")
-
-
 def repair(model: Any) -> list[str]:
     """Replaces the 4-bit layers of a model that would compute with other weights; returns their names."""
     import torch
@@ -45,6 +32,17 @@ def repair(model: Any) -> list[str]:
         parent, _, leaf = name.rpartition(".")
         setattr(model.get_submodule(parent), leaf, _plain(weight, layer.bias, layer.compute_dtype))
     return sorted(broken)
+
+
+def without_fast_path(model: Any) -> None:
+    """4-bit layers multiply in the type that was asked for, on every CPU alike.
+
+    On CPUs with bfloat16 instructions bitsandbytes packs weights in its own way and computes in bfloat16, whatever its
+    compute type: logits move by tenths, and a number would depend on the machine.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
 
 
 def one_row(weight: Any, state: Any) -> Any:

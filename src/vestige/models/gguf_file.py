@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
-from vestige.models.quiet import first_line
+from vestige.models.reading import first_line
 
 # The file parsed last (by name, and by what changes when it is written again), kept from the tokenizer to the weights.
 _kept: dict[tuple[Any, ...], Any] = {}

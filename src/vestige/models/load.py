@@ -18,24 +18,33 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError, named, reraise_ours
-from vestige.models import choose
 from vestige.models.adapters import attach
-from vestige.models.args import HUB_KEYS, OWN_KEYS, ModelArgs, check_names
-from vestige.models.canvas import CANVAS_LENGTH, Canvases, drop_vision, has_pictures, own_sampling, without_vision
-from vestige.models.canvas import SAMPLER as CANVAS_SAMPLER
+from vestige.models.args import (
+    HUB_KEYS,
+    OWN_KEYS,
+    ModelArgs,
+    check_names,
+    choose_attention,
+    choose_device,
+    choose_device_map,
+    choose_dtype,
+    compute_dtype,
+    needed_bytes,
+    quantization_config,
+)
 from vestige.models.checks import check_architecture, check_place, tensor_names
-from vestige.models.diffusion import MaskPredictor, auto_class, diffusion_kind, mask_predictor
-from vestige.models.families import Family, find_family, native_config, native_name, published_name, renamings
+from vestige.models.families import CANVAS, Family, auto_class, diffusion_kind, find_family, has_pictures
 from vestige.models.fingerprint import FileWatch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
-from vestige.models.four_bit import compute_dtype, repair
 from vestige.models.gguf_file import forget_parsed, parsed_once
 from vestige.models.locate import Place, locate, read_json, weight_names
-from vestige.models.quiet import first_line, quiet
-from vestige.models.tensors import ALLOW_UNUSED, check_report, own_memory, refuse_doubles, some
+from vestige.models.native import native_config, native_name, published_name, renamings
+from vestige.models.reading import ALLOW_UNUSED, check_report, first_line, own_memory, quiet, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # most models are not diffusion models
+    from vestige.models.canvas import Canvases
+    from vestige.models.diffusion import MaskPredictor
     from vestige.models.publish import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
@@ -63,7 +72,7 @@ class LoadedModel:
 def load_model(args: ModelArgs) -> LoadedModel:
     """Load a checkpoint of any kind: a directory, a hub id, a PEFT adapter, a GGUF file."""
     check_names(args)
-    device = choose.choose_device(args.device)
+    device = choose_device(args.device)
     place = locate(args)
     check_place(place, args)
     watch = FileWatch(place, args)
@@ -73,7 +82,9 @@ def load_model(args: ModelArgs) -> LoadedModel:
     settings, more = _settings(whole, args, device)
     notes += more
     try:
-        model, more = _load_weights(whole, args, _native(whole, args, settings), kind)
+        if family or (not whole.gguf and has_pictures(whole.config)):
+            settings = _native(whole, args, settings, family)
+        model, more = _load_weights(whole, args, settings, kind)
         notes += more
         if place.kind == "adapter":
             model, more = attach(model, place, family)
@@ -89,7 +100,10 @@ def load_model(args: ModelArgs) -> LoadedModel:
     notes += _vocabulary_note(model, tokenizer)
     loaded = _describe(model.eval(), tokenizer, watch.fingerprint(), args.path)
     loaded.notes, loaded.watch = notes, watch
-    loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
+    if kind:
+        from vestige.models.diffusion import mask_predictor
+
+        loaded.diffusion = mask_predictor(model, tokenizer, kind)
     if family:
         from vestige.models.publish import Origin
 
@@ -100,13 +114,16 @@ def load_model(args: ModelArgs) -> LoadedModel:
 def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffusion: str | None = None) -> LoadedModel:
     """A model that is already in memory, put in evaluation mode and named by its tensors.
 
-    `diffusion` says that it is a mask predictor (one of the kinds in models/diffusion.py) where its config does not.
+    `diffusion` says that it is a mask predictor (one of the kinds in models/families.py) where its config does not.
     """
     loaded = _describe(model.eval(), tokenizer, fingerprint_module(model), name)
     config: Any = getattr(model, "config", None)
     known = config.to_dict() if hasattr(config, "to_dict") else {}
     kind = diffusion or diffusion_kind({**known, "architectures": [type(model).__name__]})
-    loaded.diffusion = mask_predictor(model, tokenizer, kind) if kind else None
+    if kind:
+        from vestige.models.diffusion import mask_predictor
+
+        loaded.diffusion = mask_predictor(model, tokenizer, kind)
     return loaded
 
 
@@ -142,8 +159,10 @@ def canvases_of(args: ModelArgs) -> Canvases | None:
     """How a DiffusionGemma wants to be sampled, from its files; None for other models. No weights are read."""
     place = locate(args, weights=False)
     place = place.base or place
-    if _diffusion(place, args) != CANVAS_SAMPLER:
+    if _diffusion(place, args) != CANVAS:
         return None
+    from vestige.models.canvas import CANVAS_LENGTH, Canvases, own_sampling
+
     said = place.directory / "generation_config.json"
     sampling = own_sampling(read_json(said) if said.is_file() else {})
     return Canvases(int(place.config.get("canvas_length") or CANVAS_LENGTH), sampling)
@@ -158,6 +177,13 @@ def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> Loaded
     """What the model itself says of how it is held, which is surer than what was asked for."""
     first = next(iter(model.parameters()), None)
     config = getattr(model, "config", None)
+    quantization = None
+    if stored := getattr(config, "quantization_config", None):
+        method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
+        quantization = str(getattr(method, "value", method))
+    for mode in ("8bit", "4bit"):  # surer than what the config stores
+        if getattr(model, f"is_loaded_in_{mode}", False):
+            quantization = mode
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
@@ -166,30 +192,20 @@ def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> Loaded
         dtype=str(getattr(model, "dtype", None) or getattr(first, "dtype", "")).removeprefix("torch."),
         device=str(getattr(model, "device", None) or getattr(first, "device", "cpu")),
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
-        quantization=_quantization(model, config),
+        quantization=quantization,
         compute_dtype=compute_dtype(model),
     )
 
 
-def _quantization(model: Any, config: Any) -> str | None:
-    for mode in ("4bit", "8bit"):
-        if getattr(model, f"is_loaded_in_{mode}", False):
-            return mode
-    stored = getattr(config, "quantization_config", None)
-    if not stored:
-        return None
-    method = stored.get("quant_method") if isinstance(stored, dict) else getattr(stored, "quant_method", "unknown")
-    return str(getattr(method, "value", method))
-
-
 def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any], list[str]]:
     """The arguments of from_pretrained. The files are local by now, so no hub ones are among them."""
-    dtype = choose.choose_dtype(args.dtype, device)
-    attention, notes = choose.choose_attention(args.attention)
-    files = weight_files(place, args)
+    dtype = choose_dtype(args.dtype, device)
+    attention, notes = choose_attention(args.attention)
     config = {} if place.gguf else place.config
-    needed = choose.needed_bytes(sum(f.stat().st_size for f in files), config, args)
-    device_map, more = choose.choose_device_map(args, device, needed)
+    # Only plain "cuda" may spread over several devices, so only there is it asked what the weights take.
+    spreads = device == "cuda" and args.device_map is None
+    needed = needed_bytes(sum(f.stat().st_size for f in weight_files(place, args)), config, args) if spreads else 0
+    device_map, more = choose_device_map(args, device, needed)
     settings: dict[str, Any] = {
         "dtype": dtype,
         "device_map": device_map,
@@ -199,11 +215,12 @@ def _settings(place: Place, args: ModelArgs, device: str) -> tuple[dict[str, Any
     if attention:
         settings["attn_implementation"] = attention
     if args.quantization:
-        settings["quantization_config"] = choose.quantization_config(args)
+        settings["quantization_config"] = quantization_config(args)
     if place.gguf:
         # The whole path, because transformers looks for a bare name in the current directory first.
         settings |= {"gguf_file": str(place.gguf), **_unpack_gguf()}
-    settings |= {key: value for key, value in args.extra.items() if key not in (*HUB_KEYS, *OWN_KEYS)}
+    for key in args.extra.keys() - {*HUB_KEYS, *OWN_KEYS}:
+        settings[key] = args.extra[key]
     return settings, notes + more
 
 
@@ -237,30 +254,38 @@ def _load_weights(place: Place, args: ModelArgs, settings: dict[str, Any], kind:
             str(place.directory), output_loading_info=True, **{"ignore_mismatched_sizes": True, **settings}
         )
     model, report = both
-    sighted = has_pictures(config)
-    report = drop_vision(model, report) if sighted else report
+    if sighted := has_pictures(config):
+        from vestige.models.canvas import drop_vision
+
+        report = drop_vision(model, report)
     theirs = partial(published_name, family) if family else str
     notes = check_report(place.name, report, theirs, bool(args.extra.get(ALLOW_UNUSED)))
     notes += ["its vision part was not loaded: only text is used."] if sighted else []
     notes += _check_head(place.name, model, family)
     if trusted and is_foreign(model):
         watch_forward(model, place.name)
-    if getattr(model, "is_loaded_in_4bit", False) and (repaired := repair(model)):
-        notes.append(f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}.")
-    if settings["dtype"] is torch.float32:
-        _without_fast_path(model)
+    if getattr(model, "is_loaded_in_4bit", False):
+        from vestige.models.four_bit import repair, without_fast_path
+
+        if repaired := repair(model):
+            notes.append(
+                f"4-bit layers that bitsandbytes would read back wrongly hold plain weights: {some(repaired)}."
+            )
+        if settings["dtype"] is torch.float32:
+            without_fast_path(model)
     if place.gguf:
         _forget_packing(model)
         notes.append(f"the GGUF weights of '{place.gguf.name}' were unpacked to {model.dtype}.")
     return model, notes
 
 
-def _native(place: Place, args: ModelArgs, settings: dict[str, Any]) -> dict[str, Any]:
-    """What from_pretrained needs to read a published family into transformers' own class."""
-    config = {} if place.gguf else place.config
-    family = find_family(config)
+def _native(place: Place, args: ModelArgs, settings: dict[str, Any], family: Family | None) -> dict[str, Any]:
+    """What from_pretrained needs to read a published family into transformers' own class, or a model without eyes."""
     if family is None:
-        return without_vision(str(place.directory), settings) if has_pictures(config) else settings
+        from vestige.models.canvas import without_vision
+
+        return without_vision(str(place.directory), settings)
+    config = place.config
     # As for other models, settings of the configuration may be given by hand.
     said = {key: settings.pop(key) for key in list(settings) if key in config and key != "dtype"}
     stored = [n for file in weight_files(place, args) for n in tensor_names(file)]
@@ -285,17 +310,6 @@ def _check_head(name: str, model: Any, family: Family | None) -> list[str]:
         f"'{name}' holds a head of its own ({published_name(family, 'lm_head.weight')}), though its config.json ties "
         "it to the embeddings; correct its config.json."
     )
-
-
-def _without_fast_path(model: Any) -> None:
-    """4-bit layers multiply in the type that was asked for, on every CPU alike.
-
-    On CPUs with bfloat16 instructions bitsandbytes packs weights in its own way and computes in bfloat16, whatever its
-    compute type: logits move by tenths, and a number would depend on the machine.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
 
 
 def _forget_packing(model: Any) -> None:

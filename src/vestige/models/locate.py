@@ -11,7 +11,6 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -75,8 +74,8 @@ def locate(args: ModelArgs, weights: bool = True) -> Place:
     if not directory.is_dir():
         raise UserError(f"'{args.path}' has no subfolder '{args.subfolder}'; it holds: {listing(root)}.")
     adapter = (directory / "adapter_config.json").is_file()
-    if not adapter:
-        _need_config(directory, args)
+    if not adapter and not (directory / "config.json").is_file():
+        raise _no_config(directory, args)
     if fetched and weights:
         _fetch_weights(path, root, directory, adapter, args)
     place = Place("adapter" if adapter else "model", args.path, directory, root)
@@ -143,9 +142,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def _need_config(directory: Path, args: ModelArgs) -> None:
-    if (directory / "config.json").is_file():
-        return
+def _no_config(directory: Path, args: ModelArgs) -> UserError:
     inside = [p for p in directory.glob("*/config.json") if p.is_file()]
     inside += [p for p in directory.glob("*/adapter_config.json") if p.is_file()]
     files = sorted(directory.glob("*.gguf"))
@@ -154,7 +151,7 @@ def _need_config(directory: Path, args: ModelArgs) -> None:
         hint = f" Did you mean '{files[0].resolve()}'?"
     elif inside:
         hint = f" Did you mean '{sorted(inside)[-1].parent.resolve()}'?"
-    raise UserError(f"'{args.path}' has no config.json; it holds: {listing(directory)}.{hint}")
+    return UserError(f"'{args.path}' has no config.json; it holds: {listing(directory)}.{hint}")
 
 
 def _locate_gguf(path: str, args: ModelArgs) -> Place:
@@ -184,20 +181,17 @@ def _fetch_weights(path: str, root: Path, directory: Path, adapter: bool, args: 
 def weight_names(directory: Path, adapter: bool, args: ModelArgs) -> list[str]:
     """The files that hold the weights, as transformers would choose them; whether they exist is not asked."""
     if adapter:
-        return _first(directory, ["adapter_model.safetensors"], ["adapter_model.bin"], args)
-    explicit = read_json(directory / "config.json").get("transformers_weights")
-    if explicit is not None:
-        explicit = guard.inside(str(explicit), f"transformers_weights of '{directory}'")
-    safe = [explicit] if explicit else _whole_or_shards(directory, "model", ".safetensors", args)
-    return _first(directory, safe, _whole_or_shards(directory, "pytorch_model", ".bin", args), args)
-
-
-def _first(directory: Path, safe: Sequence[str], pickled: Sequence[str], args: ModelArgs) -> list[str]:
+        safe = ["adapter_model.safetensors"]
+    elif (explicit := read_json(directory / "config.json").get("transformers_weights")) is not None:
+        safe = [guard.inside(str(explicit), f"transformers_weights of '{directory}'")]
+    else:
+        safe = _whole_or_shards(directory, "model", ".safetensors", args)
     if not args.pickle:
-        return list(safe)
+        return safe
     # use_safetensors=None means either will do, False means pickle.
-    either = args.extra.get("use_safetensors") is None
-    return list(safe if either and all((directory / n).is_file() for n in safe) else pickled)
+    if args.extra.get("use_safetensors") is None and all((directory / name).is_file() for name in safe):
+        return safe
+    return ["adapter_model.bin"] if adapter else _whole_or_shards(directory, "pytorch_model", ".bin", args)
 
 
 def _whole_or_shards(directory: Path, stem: str, suffix: str, args: ModelArgs) -> list[str]:

@@ -12,8 +12,9 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.installing import filling, save_pretrained
-from vestige.models.families import Family, published_name
+from vestige.models.families import Family
 from vestige.models.locate import SMALL_FILES
+from vestige.models.native import published_name
 from vestige.secrets import without_secrets
 from vestige.writing import copy_file, write_bytes
 

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, DynamicLayer
 
-from vestige.models.attention import attending
 from vestige.models.cache import Unfit
+from vestige.models.calling import attending
 
 
 class PrefixLayer(DynamicLayer):

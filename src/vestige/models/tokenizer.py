@@ -5,21 +5,39 @@ from __future__ import annotations
 import contextlib
 import json
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
 from vestige.models.args import ModelArgs
-from vestige.models.families import find_family, native_config, tokenizer_class
+from vestige.models.families import find_family, tokenizer_class
+from vestige.models.fingerprint import digests, stable
 from vestige.models.foreign import explain_foreign
 from vestige.models.gguf_file import damaged, parsed_once
-from vestige.models.identity import pipeline_key
 from vestige.models.locate import Place, find_directory, locate, read_json
-from vestige.models.quiet import first_line, quiet
+from vestige.models.native import native_config
+from vestige.models.reading import first_line, quiet
 from vestige.types import content_key
 
 # A tokenizer_config.json alone is not a tokenizer: transformers would build an empty one from it.
 VOCABULARIES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
+
+# Everything that a tokenizer may be read from.
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.*",
+    "merges.txt",
+    "tekken.json",
+    "spiece.model",
+    "*.bpe.model",
+    "*.tiktoken",
+    "tokenization_*.py",
+    "chat_template*",
+    "additional_chat_templates/*",
+)
 
 
 def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
@@ -34,7 +52,10 @@ def load_tokenizer(args: ModelArgs) -> tuple[Any, list[str]]:
     while place is not None:
         for directory in dict.fromkeys((place.directory, place.root)):
             if place.gguf or has_tokenizer(directory):
-                _check_config(place)
+                # transformers reads the model's config, too, and would blame the tokenizer for what is in it.
+                family = find_family(place.config) if place.kind == "model" else None
+                if family is not None:
+                    native_config(family, place.config, place.name)
                 return _read(directory, place.gguf, args)
         place = place.base
     if not args.base:
@@ -50,17 +71,10 @@ def tokenizer_in(directory: Path) -> Any:
 
 def has_tokenizer(directory: Path) -> bool:
     """Whether a directory holds a vocabulary, or a config that names code which brings one."""
-    if any((directory / name).is_file() for name in VOCABULARIES) or any(directory.glob("*.tiktoken")):
+    if any(map(Path.is_file, map(directory.joinpath, VOCABULARIES))) or any(directory.glob("*.tiktoken")):
         return True
     config = directory / "tokenizer_config.json"
     return config.is_file() and "auto_map" in read_json(config)
-
-
-def _check_config(place: Place) -> None:
-    """transformers reads the model's config for its tokenizer, too, and would blame the tokenizer for what is in it."""
-    family = find_family(place.config) if place.kind == "model" else None
-    if family is not None:
-        native_config(family, place.config, place.name)
 
 
 def _own(args: ModelArgs, path: str) -> tuple[Path, Path | None]:
@@ -81,7 +95,8 @@ def _read(directory: Path, gguf: Path | None, args: ModelArgs) -> tuple[Any, lis
 
     # The whole path, because transformers looks for a bare name in the current directory first.
     named = {"gguf_file": str(gguf)} if gguf else {}
-    said = _class_said(directory)
+    config = directory / "tokenizer_config.json"  # may ask for a class; else it is left to transformers
+    said = str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
     reader = getattr(transformers, tokenizer_class(said, "AutoTokenizer"))  # but for classes known by another name
     try:
         with quiet(), parsed_once() if gguf else contextlib.nullcontext():
@@ -123,9 +138,11 @@ def _by_files(tokenizer: Any, directory: Path, said: str) -> Any | None:
     plain = PreTrainedTokenizerFast.from_pretrained(str(directory))
     if tokenizer_class(said, said).removesuffix("Fast") == type(tokenizer).__name__:
         # The files name this class, so what it says of special tokens is theirs where they say nothing else.
-        missing = {k: v for k, v in tokenizer.special_tokens_map.items() if k not in plain.special_tokens_map}
-        known = plain.get_vocab()
-        plain.add_special_tokens({k: v for k, v in missing.items() if isinstance(v, str) and v in known})
+        known, missing = plain.get_vocab(), {}
+        for name, token in tokenizer.special_tokens_map.items():
+            if name not in plain.special_tokens_map and isinstance(token, str) and token in known:
+                missing[name] = token
+        plain.add_special_tokens(missing)
     return plain
 
 
@@ -141,17 +158,14 @@ def _prefer_files(tokenizer: Any, plain: Any) -> tuple[Any, list[str]]:
     return plain, [f"{said} {' and '.join(what)}."] if what else []
 
 
-def _rules(tokenizer: Any) -> dict[str, Any]:
+CUTS = itemgetter("normalizer", "pre_tokenizer", "post_processor", "added_tokens")
+
+
+def _rules(tokenizer: Any) -> tuple[Any, ...]:
     """What decides the ids of a text, vocabulary and merges apart: those are read from the file in any case."""
     whole = json.loads(tokenizer.backend_tokenizer.to_str())
     model = {k: v for k, v in whole.pop("model").items() if k not in ("vocab", "merges") and v not in (None, "", False)}
-    return {"model": model} | {k: whole[k] for k in ("normalizer", "pre_tokenizer", "post_processor", "added_tokens")}
-
-
-def _class_said(directory: Path) -> str:
-    """The tokenizer class that a folder's own files ask for; empty: they leave it to transformers."""
-    config = directory / "tokenizer_config.json"
-    return str(read_json(config).get("tokenizer_class") or "") if config.is_file() else ""
+    return model, *CUTS(whole)
 
 
 def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
@@ -170,3 +184,57 @@ def tokenizer_facts(tokenizer: Any) -> dict[str, Any]:
         "chat_template": content_key(json.dumps(template).encode()) if template else None,
     }
     return {"fingerprint": content_key(json.dumps(facts, sort_keys=True).encode()), **facts}
+
+
+def special_ids(tokenizer: Any) -> str:
+    """A name for the tokens that end or mask a text, by their ids: a model's own settings may leave them open."""
+    names = ("eos_token_id", "mask_token_id", "pad_token_id", "bos_token_id")
+    return content_key(json.dumps({n: getattr(tokenizer, n, None) for n in names}, default=str).encode())[:16]
+
+
+def pipeline_key(tokenizer: Any) -> str:
+    """A name for what cuts text into tokens and puts it together again: vocabulary, merges, pre-tokeniser, decoder.
+
+    Of the object that tokenises, since it may differ from the file it was read from (a tokenizer class can bring a
+    pre-tokeniser of its own). Padding and truncation are left out: every call sets them.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        whole = backend.to_str()
+        return content_key(whole[max(whole.find('"added_tokens"'), 0) :].encode())
+    facts = [type(tokenizer).__name__, sorted(tokenizer.get_vocab().items())]
+    settings = {k: repr(v) for k, v in getattr(tokenizer, "init_kwargs", {}).items() if k not in ("name_or_path",)}
+    return content_key(json.dumps([facts, settings], sort_keys=True, default=repr).encode())
+
+
+def tokenizer_files(args: ModelArgs) -> list[str]:
+    """Names and digests of the files that a checkpoint's tokenizer may be read from; where they are is left out."""
+    out = []
+    for directory in _tokenizer_places(args):
+        files = sorted({f for pattern in TOKENIZER_FILES for f in directory.glob(pattern) if f.is_file()})
+        out += [f"{file.name}={_file_key(file, digest)}" for file, digest in zip(files, digests(files), strict=True)]
+    return out
+
+
+def _tokenizer_places(args: ModelArgs) -> list[Path]:
+    """The local directories among those that `load_tokenizer` looks into."""
+    place: Place | None = locate(args, weights=False) if Path(args.path).expanduser().exists() else None
+    out: list[Path] = []
+    while place is not None:
+        out += [place.directory, place.root]
+        place = place.base
+    named = (Path(p).expanduser() for p in (args.tokenizer, args.base) if p)
+    out += [p.parent if p.is_file() else p for p in named if p.exists()]
+    return list(dict.fromkeys(p.resolve() for p in out))
+
+
+def _file_key(file: Path, digest: str) -> str:
+    """Of tokenizer_config.json only what matters: transformers writes its own version and the path into it."""
+    return json.dumps(stable(read_json(file)), sort_keys=True) if file.name == "tokenizer_config.json" else digest
+
+
+def says_today(args: ModelArgs) -> bool:
+    """Whether the chat template may print the day it is used on."""
+    names = ("chat_template*", "additional_chat_templates/*", "tokenizer_config.json")
+    files = [f for place in _tokenizer_places(args) for name in names for f in place.glob(name) if f.is_file()]
+    return any(b"strftime_now" in file.read_bytes() for file in files)

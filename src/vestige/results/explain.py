@@ -10,11 +10,10 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import unknown_name
-from vestige.metrics.cards import CARDS, reading
+from vestige.metrics.cards import CARDS, facts_of, reading
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
-from vestige.metrics.registry import facts_of
 from vestige.results.listing import metric_configs
 from vestige.results.worked import worked
 from vestige.results.worked_parts import worked_revocations

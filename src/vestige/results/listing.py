@@ -9,9 +9,9 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR, options
 from vestige.errors import unknown_name
+from vestige.metrics.cards import facts_of
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import KNOWN, short
-from vestige.metrics.registry import facts_of
 from vestige.suites.registry import HANDLERS
 
 

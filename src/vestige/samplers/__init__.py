@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from vestige.errors import UserError
-from vestige.models.canvas import SAMPLER, CanvasPredictor
+from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import MaskPredictor
+from vestige.models.families import CANVAS
 from vestige.samplers.bd3lm import run_bd3lm
 from vestige.samplers.choose import Pass, Recorder, SamplerRow, SamplerWatch, Sampling
 from vestige.samplers.gemma import canvases, resolved, run_gemma
@@ -190,7 +191,7 @@ def _target(streams: Sequence[Sequence[int]], denoising: Denoising) -> tuple[int
 
 def _check_tokens(predictor: MaskPredictor, denoising: Denoising) -> None:
     canvas = isinstance(predictor, CanvasPredictor)
-    if canvas != (denoising.sampler == SAMPLER):
+    if canvas != (denoising.sampler == CANVAS):
         why = "this model has no mask token to fill" if canvas else "this model fills masks, it has no canvas"
         raise UserError(f"sampler={denoising.sampler} does not fit: {why}; leave sampler_kwargs.sampler out.")
     vocab = predictor.vocab

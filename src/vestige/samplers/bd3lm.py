@@ -14,8 +14,8 @@ from typing import Any, Protocol
 
 import torch
 
+from vestige.models.calling import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
 from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
 from vestige.samplers.schedule import Move, block_size
 from vestige.wants import Denoising

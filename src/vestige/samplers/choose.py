@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
+from vestige.models.calling import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
 from vestige.samplers.noise import gumbel_choice
 from vestige.samplers.schedule import Move
 from vestige.types import IGNORE

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import torch
 
+from vestige.models.calling import send
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import send
 from vestige.samplers.choose import Places, SamplerRow, Sampling, decide, suppressed, with_guidance
 from vestige.samplers.schedule import Move
 from vestige.wants import Denoising

@@ -15,8 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from vestige.collect.answering import Known
-from vestige.collect.cost import Cost
+from vestige.collect.answering import Cost, Known
 from vestige.collect.ending import Ending
 from vestige.errors import UserError
 from vestige.servers import checks

@@ -1,6 +1,6 @@
 """Evidence on disk, by content key: what was collected is never collected again.
 
-A bank is one file per kind and identity (models/identity.py says what an identity knows). While collecting, each batch
+A bank is one file per kind and identity (models/fingerprint.py has the table). While collecting, each batch
 is a part file of its own beside a journal that lists what is being collected; a killed run finds both, packs the same
 batches again and runs only those without a part. When all is there the parts are folded into the bank.
 
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 # Parts of a head that must be as expected before what a bank holds is read while collecting. Scoring does not
-# ask for them: a finished run's evidence is scored as it was made. The table of what counts is in models/identity.py.
+# ask for them: a finished run's evidence is scored as it was made. models/fingerprint.py has the table.
 CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
            "decoder": "read by another decoder"}  # fmt: skip
 

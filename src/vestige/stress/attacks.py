@@ -95,10 +95,9 @@ register(
 
 def quantise(args: ModelArgs, bits: int = 4, compute_dtype: str | None = None) -> Attacked:
     """The same files, to be read in 4-bit NF4 or with LLM.int8(); nothing is written."""
-    from vestige.models.args import check_names
+    from vestige.models.args import check_names, quantization_config
     from vestige.models.checks import need_package
-    from vestige.models.choose import quantization_config
-    from vestige.models.identity import held
+    from vestige.models.fingerprint import held
 
     if bits not in BITS:
         raise unknown_name("number of bits", str(bits), [str(b) for b in BITS])

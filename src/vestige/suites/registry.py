@@ -25,11 +25,11 @@ class MissingEvidence(KeyError):  # noqa: N818 - named for what it means
     """A score needs evidence this run has not collected."""
 
 
+@dataclass(frozen=True, eq=False)
 class Found(Mapping[str, Any]):
     """A mapping that names what is lacking. What it is given is not copied."""
 
-    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
-        self._given = {} if given is None else given
+    _given: Mapping[str, Any] = field(default_factory=dict)
 
     def __getitem__(self, key: str) -> Any:
         if key not in self._given:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -126,12 +127,12 @@ class MetricConfigForm(TypedDict, total=False):
     trajectory_config: _SamplingForm | None
 
 
+@dataclass
 class _Reader:
-    def __init__(self, library: Library, settings: Mapping[str, Any]) -> None:
-        self.library = library
-        self.settings = settings  # eval.<suite>.metrics: a metric's settings hold wherever it is a parent
-        self.metrics: dict[str, MetricSpec] = {}
-        self.open: list[str] = []
+    library: Library
+    settings: Mapping[str, Any]  # eval.<suite>.metrics: a metric's settings hold wherever it is a parent
+    metrics: dict[str, MetricSpec] = field(default_factory=dict)
+    open: list[str] = field(default_factory=list)
 
     def read(self, name: str, given: MetricConfig | None) -> str:
         """Registers the metric `name` and, before it, its parents; returns the name it goes by."""
@@ -163,9 +164,9 @@ class _Reader:
         spec = MetricSpec(
             name=name,
             handler=handler,
-            datasets=tuple(self._dataset(k, v) for k, v in (config.get("datasets") or {}).items()),
+            datasets=tuple(starmap(self._dataset, (config.get("datasets") or {}).items())),
             parents=parents,
-            references=tuple(_reference(k, v) for k, v in (config.get("reference_logs") or {}).items()),
+            references=tuple(starmap(_reference, (config.get("reference_logs") or {}).items())),
             generation=dict(config.get("generation_args") or {}),
             collators=dict(config.get("collators") or {}),
             params=params,
@@ -213,9 +214,9 @@ class _Reader:
         return {name: said for name, said in own.items() if said["handler"] != TRAJECTORY}
 
     def _config(self, name: str, given: MetricConfig | None) -> MetricConfig:
-        if _bare(given) and TRAJECTORY in self.library.metric_names():
+        if given and given.get("handler") == TRAJECTORY and TRAJECTORY in self.library.metric_names():
             # Said to be a trajectory metric, and perhaps little else: the suite's own fills in metrics and data.
-            return merged(self.library.metric(TRAJECTORY) or {}, given or {})
+            return merged(self.library.metric(TRAJECTORY) or {}, given)
         if given and given.get("handler"):
             return given
         said = self.settings.get(name) or {}
@@ -245,10 +246,6 @@ def _check_data(spec: MetricSpec) -> None:
         f"Metric '{spec.name}' (handler {spec.handler}) names no data; add datasets: {{NAME: {{access_key: KEY}}}} to "
         f"it, NAME from data/datasets (`vestige ls datasets` lists them)."
     )
-
-
-def _bare(given: MetricConfig | None) -> bool:
-    return bool(given) and (given or {}).get("handler") == TRAJECTORY
 
 
 def _reference(name: str, given: MetricConfig | None) -> ReferenceSpec:
@@ -283,7 +280,7 @@ def read_suite(name: str, config: MetricConfig, library: Library, only: Iterable
     check_form(metrics, form, f"eval.{name}.metrics", "write a name and its settings for each metric")
     wanted = dict.fromkeys(only if only is not None else metrics)
     reader = _Reader(library, metrics)
-    top = tuple(reader.read(m, metrics.get(m)) for m in wanted)
+    top = tuple(map(reader.read, wanted, map(metrics.get, wanted)))
     if not top:
         raise UserError(f"eval.{name}.metrics is empty; name at least one metric.")
     said = str(config.get("postprocess") or "")

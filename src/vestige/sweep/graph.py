@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vestige.models.choose import NF4
+from vestige.models.args import NF4
 from vestige.sweep.attacks import PlannedAttack, teaching_data
 from vestige.sweep.plan import (
     TEACHING,

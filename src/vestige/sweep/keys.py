@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.models.args import ModelArgs
-from vestige.models.fingerprint import digests, fingerprint
+from vestige.models.fingerprint import COLLECTED, digests, fingerprint, libraries, library, stored_dtype
 from vestige.models.four_bit import RULE
-from vestige.models.identity import COLLECTED, libraries, library, says_today, stored_dtype, tokenizer_files
 from vestige.models.locate import locate
+from vestige.models.tokenizer import says_today, tokenizer_files
 
 
 def checkpoint_parts(args: ModelArgs, dated: bool = False) -> list[str]:

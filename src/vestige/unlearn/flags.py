@@ -193,7 +193,7 @@ def _with_alternates(data: dict[str, Any], alternate: str | None) -> dict[str, A
 
 def _with_folder(config: Any, folder: str) -> Any:
     """Evaluation while training reads the user's folder."""
-    from vestige.data.local import local_data
+    from vestige.data.rows import local_data
 
     run = config.evaluation
     local = local_data(run.suite.name, run.settings.get("local_data"), folder)

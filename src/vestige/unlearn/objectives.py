@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from vestige.errors import UserError
+from vestige.models.calling import logits_at
 from vestige.models.diffusion import MaskPredictor
-from vestige.models.logits import logits_at
 from vestige.unlearn import losses
 
 

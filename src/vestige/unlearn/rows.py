@@ -10,8 +10,7 @@ from typing import Any
 
 from vestige.data.context import Context
 from vestige.data.datasets import DATASETS, Examples, check_lengths, column
-from vestige.data.local import redirect
-from vestige.data.rows import load_rows, read_file
+from vestige.data.rows import load_rows, read_file, redirect
 from vestige.errors import UserError, unknown_name
 from vestige.types import content_key
 from vestige.unlearn.objectives import ChatRow

@@ -53,7 +53,7 @@ def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
     """One entry per row; with several answers per row, each field is the list over answers."""
     out: dict[str, Value] = {}
     for row in rows.examples:
-        values = [value(e) for e in row]
+        values = list(map(value, row))
         if rows.many:
             fields = dict.fromkeys(k for v in values for k in v if k != "reason")
             entry: Value = {k: [v.get(k) for v in values] for k in fields}

@@ -1,24 +1,71 @@
-"""The one promise about weights: a loaded model is the checkpoint, all of it and nothing else.
+"""A checkpoint read through transformers: without its chatter, into memory of this process, all of it and nothing else.
 
 A tensor that the checkpoint lacks would be random numbers; one that nobody read means that the configuration and the
 weights are not of the same model (a layer too few, say). Both are errors that name them.
+
+In: what transformers reports of a load. Out: notes, or one sentence. Callers: load.py, adapters.py and tokenizer.py of
+this room, and integrations/lm_eval.py, which keeps another library quiet.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import logging as std_logging
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vestige.errors import UserError
+
+
+@contextlib.contextmanager
+def quiet(bars: bool = True) -> Iterator[None]:
+    """No transformers log lines, no Python warnings, no progress bars, until the block ends.
+
+    Some bars (GGUF unpacking) have no switch; `bars=False` holds back standard error as well.
+    """
+    from transformers.utils import logging
+
+    # On import bitsandbytes complains of a CPU kernel that it can do without; peft imports it unasked.
+    bitsandbytes = std_logging.getLogger("bitsandbytes")
+    if bitsandbytes.level == std_logging.NOTSET:
+        bitsandbytes.setLevel(std_logging.ERROR)
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    hush = contextlib.nullcontext() if bars else contextlib.redirect_stderr(io.StringIO())
+    with warnings.catch_warnings(), hush:
+        warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            logging.set_verbosity(level)
+            if shown:
+                logging.enable_progress_bar()
+
+
+def first_line(error: BaseException) -> str:
+    """The gist of another library's error, as the end of a sentence."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = lines[0] if lines else type(error).__name__
+    if text.endswith(":") and len(lines) > 1:  # a heading; the matter is below it
+        text = f"{text} {lines[1]}"
+    return text if text.endswith((".", "!", "?")) else text + "."
+
 
 ALLOW_UNUSED = "allow_unused_tensors"
 
 
 def check_report(name: str, report: dict[str, Any], theirs: Callable[[str], str], allow: bool) -> list[str]:
     """Refuses gaps and left-overs in what from_pretrained reports, by the checkpoint's own names; returns notes."""
-    mismatched = [key[0] if isinstance(key, tuple) else key for key in report.get("mismatched_keys", ())]
-    refuse_gaps(name, map(theirs, report.get("missing_keys", ())), map(theirs, mismatched))
+    mismatched = []
+    for key in report.get("mismatched_keys", ()):  # with both shapes, or without
+        mismatched.append(theirs(key[0] if isinstance(key, tuple) else key))
+    refuse_gaps(name, map(theirs, report.get("missing_keys", ())), mismatched)
     unused = sorted(map(theirs, report.get("unexpected_keys", ())))
     if unused and not allow:
         raise UserError(
@@ -72,7 +119,7 @@ def own_memory() -> Iterator[None]:
 
     def opened(file: Any, *args: Any, **how: Any) -> Any:
         found = real(file, *args, **how)
-        return _Shard(found, lambda: real(file, *args, **how)) if how.get("device", "cpu") == "cpu" else found
+        return _Shard(found, partial(real, file, *args, **how)) if how.get("device", "cpu") == "cpu" else found
 
     modeling_utils.safe_open = opened
     try:
@@ -81,11 +128,12 @@ def own_memory() -> Iterator[None]:
         modeling_utils.safe_open = real
 
 
+@dataclass(eq=False)
 class _Shard:
     """An open weight file whose tensors do not hold on to it."""
 
-    def __init__(self, file: Any, again: Callable[[], Any]) -> None:
-        self.file, self.again = file, again
+    file: Any
+    again: Callable[[], Any]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.file, name)
@@ -101,11 +149,13 @@ class _Shard:
         return _Slice(self.file.get_slice(name), name, self.again)
 
 
+@dataclass(eq=False)
 class _Slice:
     """A tensor that is read when it is indexed, over a mapping of its own: its pages are given back at once."""
 
-    def __init__(self, slice: Any, name: str, again: Callable[[], Any]) -> None:
-        self.slice, self.name, self.again = slice, name, again
+    slice: Any
+    name: str
+    again: Callable[[], Any]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.slice, name)

@@ -1,14 +1,14 @@
-"""The library's attention, exchanged for a while.
+"""How a model is called here: attention without copies, masks by hand, logits of wanted positions only.
 
 `attending` puts another function in the place of transformers' sdpa attention and takes it out again. `without_copies`
 uses it for one thing: grouped-query models share each key head between several query heads, and transformers copies
 the keys for every one of them as soon as there is a mask, because CUDA's kernels want it so. On a CPU torch reads the
 shared keys where they are, with the same bits; the attention of a decoding step then takes a seventh of the time.
-`decoding` goes further for rows of one token.
+`decoding` goes further for rows of one token. The plain ways that fast ones are checked against use none of it, so
+those checks cover it.
 
-In: a model. Out: nothing; while a context is open, forwards cost less. Callers: sparse.py, prompts.py, texts.py,
-staircase.py and denoise.py of this room. The plain ways that fast ones are checked against do not use it, so those
-checks cover it.
+In: a model and what it is asked. Out: logits (positions, vocabulary), for reductions of the room collect; contexts in
+which forwards cost less. Callers: whatever runs a model in the rooms collect, samplers and unlearn.
 """
 
 from __future__ import annotations
@@ -18,8 +18,11 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from vestige.types import Array
 
 Attention = Callable[..., Any]
 
@@ -46,7 +49,7 @@ def without_copies(model: Any) -> AbstractContextManager[None]:
 def shares_keys(model: Any) -> bool:
     """Whether several query heads of this model share keys, on a CPU and in the library's sdpa attention."""
     config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    heads, kept = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, kept = getattr(config, "num_attention_heads", None), getattr(config, "num_key_value_heads", None)
     on_cpu = model.device.type == "cpu" and getattr(model.config, "_attn_implementation", None) == "sdpa"
     return bool(on_cpu and heads and kept and heads != kept and _reads_shared_keys(model.dtype))
 
@@ -55,8 +58,8 @@ def grouped(whole: Attention) -> Attention:
     """`whole`, less the copies: a masked call with fewer key heads than query heads goes to torch as it is."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        special = any(options.get(name) is not None for name in ("position_bias", "cache", "softcap"))
-        if attention_mask is None or special or key.shape[1] == query.shape[1] or torch.is_grad_enabled():
+        plain = options.get("position_bias") is options.get("cache") is options.get("softcap") is None
+        if attention_mask is None or not plain or key.shape[1] == query.shape[1] or torch.is_grad_enabled():
             # Without a mask transformers does not copy either. A bias, a paged cache, gradients: its own way is right.
             return whole(module, query, key, value, attention_mask, **options)
         out = scaled_dot_product_attention(
@@ -111,12 +114,88 @@ def _reads_shared_keys(dtype: torch.dtype) -> bool:
     if "enable_gqa" not in (scaled_dot_product_attention.__doc__ or ""):
         return False
     noise = torch.Generator().manual_seed(0)
-    query, key, value = (torch.randn((2, n, 5, 8), generator=noise).to(dtype) for n in (4, 2, 2))
+    query = torch.randn((2, 4, 5, 8), generator=noise).to(dtype)
+    key, value = torch.randn((2, 2, 2, 5, 8), generator=noise).to(dtype)
     mask = torch.zeros((2, 1, 5, 5), dtype=dtype)
     mask[..., 3:] = torch.finfo(dtype).min
-    keys, values = (t.repeat_interleave(2, dim=1) for t in (key, value))
+    keys, values = key.repeat_interleave(2, dim=1), value.repeat_interleave(2, dim=1)
     try:
         shared = scaled_dot_product_attention(query, key, value, attn_mask=mask, enable_gqa=True)
     except RuntimeError:  # no kernel for this dtype
         return False
     return torch.equal(shared, scaled_dot_product_attention(query, keys, values, attn_mask=mask))
+
+
+# ---- what goes to a device, and what comes out of the output layer ----------------------------------------------
+
+# Page-locked memory for what goes to a GPU: the copy then overlaps with work. Never run yet, so off (docs/gpu.md).
+PINNED = False
+
+
+def send(values: Array | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Host numbers on a device, without waiting for it. On a CPU they are what they were.
+
+    A plain `.to` to a GPU waits until all work before it is done: torch synchronises the stream after such a copy.
+    """
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else values
+    if device.type == "cpu" or tensor.device == device:
+        return tensor.to(device)
+    return (tensor.pin_memory() if PINNED and tensor.device.type == "cpu" else tensor).to(device, non_blocking=True)
+
+
+@contextmanager
+def only_positions(model: Any, index: torch.Tensor) -> Iterator[None]:
+    """While open, the output layer sees positions `index` of the flattened (batch x time) hidden states.
+
+    What follows the output layer (soft-capping, scaling) is elementwise, so the model's own code still applies.
+    """
+
+    def narrow(module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        hidden = args[0]
+        flat = hidden.reshape(-1, hidden.shape[-1])
+        return (flat.index_select(0, send(index, flat.device)).unsqueeze(0), *args[1:])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(narrow)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def logits_at(model: Any, index: torch.Tensor, **inputs: Any) -> torch.Tensor:
+    """The logits (positions, vocabulary) at flat positions `index` (ascending) of one forward."""
+    # Some models name their input table when both share a weight; a hook there would narrow the input.
+    layer = model.get_output_embeddings()
+    narrows = layer is not None and not isinstance(layer, torch.nn.Embedding)
+    with only_positions(model, index) if narrows else nullcontext():
+        logits = model(**inputs).logits
+    flat = logits.reshape(-1, logits.shape[-1])
+    if len(flat) == len(index):
+        return flat
+    # No output layer, or a model that multiplies by its weight without calling it: all positions were paid for.
+    return flat.index_select(0, send(index, flat.device))
+
+
+def is_local(config: Any) -> bool:
+    """Whether some layers look only so far: their masks are the library's matter, and a mask by hand would override
+    them."""
+    return any(getattr(config, name, None) for name in ("sliding_window", "local_attention", "attention_window"))
+
+
+def padding_mask(keep: torch.Tensor, model: Any) -> torch.Tensor:
+    """Which tokens of each row may be seen (rows, columns), in the form that costs least.
+
+    transformers asks of a row of 0/1 whether it is all ones, which makes a GPU wait in every step; a whole mask is
+    taken as it is. The two mean the same for one query per row, and for mask predictors, whose queries see alike.
+    """
+    library = getattr(model.config, "_attn_implementation", None) == "sdpa"  # others may make more of a mask than this
+    if keep.device.type == "cpu" or is_local(model.config) or not library:
+        return keep.long()
+    return additive(keep.bool()[:, None, :], model.dtype)
+
+
+def additive(allowed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A boolean (batch, query, key) mask as the additive 4-D tensor every attention implementation takes."""
+    out = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    out.masked_fill_(~allowed, torch.finfo(dtype).min)
+    return out[:, None]

@@ -83,7 +83,7 @@ def _texts(row: dict[str, Any]) -> list[str]:
 def run_eval(folder: Path, out: Path, words: int) -> Any:
     """A whole evaluation in memory; texts are as long as answers (a random model never ends by itself)."""
     from vestige.engine.evaluate import evaluate_config
-    from vestige.engine.friendly import EvalAsk, to_run
+    from vestige.engine.flags import EvalAsk, to_run
     from vestige.models.load import wrap_model
 
     read = tokenizer(folder)

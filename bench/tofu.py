@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import peer_loop
 from measure import Beside, save
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.models.load import LoadedModel, wrap_model
 
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")

@@ -65,7 +65,7 @@ def compose_once() -> None:
 
         return call
 
-    composed = (("engine.friendly", "to_run"), ("depth.ask", "compose_config"), ("collapse.run", "compose_config"))
+    composed = (("engine.flags", "to_run"), ("depth.ask", "compose_config"), ("collapse.run", "compose_config"))
     for name, function in composed:
         module = importlib.import_module(f"vestige.{name}")
         setattr(module, function, remembered(getattr(module, function)))

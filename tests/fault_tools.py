@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vestige.journal import JOURNAL
+from vestige.ownership import JOURNAL
 
 LIMIT = 150.0  # seconds after which a child is taken to hang
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -15,7 +15,7 @@ from golden_tools import eval_args
 from vestige.cli import VERBS, main, parser
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 
 FULL = LAB / "models" / "full"
 

@@ -16,7 +16,7 @@ from conftest import LAB, SYSTEM
 from vestige.cli import QUESTIONS, SYNONYMS, VERBS, main, parser
 from vestige.configs.compose import PACKAGE_DIR, compose_config, composing
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, FORMER, NEEDLESS, TABLE, flags_of, translated
 from vestige.metrics.dialects import DIALECTS
 from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS

@@ -12,7 +12,7 @@ from conftest import LAB, SYSTEM
 from vestige.cli import main
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
 from vestige.metrics.dialects import DIALECTS
 from vestige.metrics.names import ALIASES, KNOWN, full_name, short, unlike_published

@@ -294,9 +294,9 @@ MAY = {
     "suites/trajectory.py": "settings of the trajectory guide that name their metric",
     "suites/handlers/trajectory_scores.py": "what cannot be had at a step, with its reason",
     "suites/handlers/trajectory_results.py": "the shape of the published results",
-    "engine/statistics.py": "how an interval of a ratio of parents is resampled",
+    "engine/scores.py": "how the rows of a truth ratio are averaged for its interval",
+    "engine/references.py": "what compares with the retain model: its interval, and what cannot be computed without",
     "costs/estimate.py": "depth scores are planned from two more models",
-    "engine/evaluate.py": "what a run without retain logs cannot compute",
     "integrations/importers.py": "names in other people's logs",
 }
 

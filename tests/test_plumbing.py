@@ -30,10 +30,9 @@ from vestige.errors import UserError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.tokenizer import pipeline_key, special_ids
-from vestige.store import archive, checksums
+from vestige.store import archive, directories
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.examples import read_packed, write_packed
-from vestige.store.files import DamagedError
+from vestige.store.files import DamagedError, read_packed, write_packed
 from vestige.store.formats import FORMATS, Altered
 from vestige.store.trust import Settling, disagreement
 from vestige.sweep import keys as task_keys
@@ -155,11 +154,11 @@ def test_a_task_is_done_only_with_its_own_whole_run(tmp_path: Path) -> None:
     assert not is_done(task)
     results.write_bytes(good)
     assert is_done(task)
-    seal: Any = checksums.read_seal(out)
+    seal: Any = directories.read_seal(out)
     manifest = json.loads((out / "manifest.json").read_text())
     manifest["model"]["fingerprint"] = "0" * 32  # another model was evaluated there by hand meanwhile
     (out / "manifest.json").write_text(json.dumps(manifest))
-    checksums.seal(out, seal.kind, **seal.facts)
+    directories.seal(out, seal.kind, **seal.facts)
     assert not is_done(task)
 
 
@@ -342,29 +341,29 @@ def test_depth_names_that_nothing_explains_are_damage(depth: Path, change: str) 
 
 def test_a_seal_is_as_it_was_written(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{}")
-    made = checksums.seal(tmp_path, "eval", reads={"/x": "1"})
-    assert checksums.is_whole(tmp_path) and checksums.read_seal(tmp_path) == made
+    made = directories.seal(tmp_path, "eval", reads={"/x": "1"})
+    assert directories.is_whole(tmp_path) and directories.read_seal(tmp_path) == made
     assert replace(made, facts={"reads": {"/x": "2"}}).root != made.root
-    file = tmp_path / checksums.NAME
+    file = tmp_path / directories.SEAL
     file.write_bytes(file.read_bytes().replace(b'"/x": "1"', b'"/x": "2"'))
     with pytest.raises(ValueError, match="root hash"):
-        checksums.read_seal(tmp_path)
+        directories.read_seal(tmp_path)
 
 
 def test_files_more_or_fewer_than_sealed(tmp_path: Path) -> None:
     for name in ("a.json", "b.json"):
         write_bytes(tmp_path / name, b"{}")
-    made = checksums.seal(tmp_path, "eval")
+    made = directories.seal(tmp_path, "eval")
     (tmp_path / "c.json").write_text("{}")
-    assert [w for w in checksums.check(tmp_path, made) if "c.json was not there" in w]
+    assert [w for w in directories.check(tmp_path, made) if "c.json was not there" in w]
     (tmp_path / "c.json").unlink()
     (tmp_path / "a.json").unlink()
-    assert [w for w in checksums.check(tmp_path, made) if "a.json is missing" in w]
+    assert [w for w in directories.check(tmp_path, made) if "a.json is missing" in w]
 
 
 def test_a_run_that_was_only_begun_is_not_whole_and_not_packed(tmp_path: Path) -> None:
-    checksums.begin(tmp_path, "eval", [])
-    assert not checksums.is_whole(tmp_path)
+    directories.begin(tmp_path, "eval", [])
+    assert not directories.is_whole(tmp_path)
     with pytest.raises(UserError, match="is not finished"):
         archive.sealed_files(tmp_path)
 
@@ -384,8 +383,8 @@ def test_another_run_in_a_packed_runs_place_is_compared_with_its_own_logs(tmp_pa
     shutil.copytree(GOLDEN / "old_run" / "eval", run)
     (tmp_path / "references" / "r").mkdir(parents=True)
     (tmp_path / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
-    (run / checksums.NAME).unlink()
-    seal = checksums.seal(run, "eval", reads={logs: "0" * 64})
+    (run / directories.SEAL).unlink()
+    seal = directories.seal(run, "eval", reads={logs: "0" * 64})
     about = {"version": 1, "order": ["mine"], "references": {logs: "references/r/TOFU_EVAL.json"}}
     for root, found in ((seal.root, [logs]), ("0" * 64, [])):
         (tmp_path / archive.PACK).write_text(json.dumps({**about, "runs": {"mine": root}}))

@@ -282,7 +282,7 @@ def resealed(run: Path, change: Any) -> None:
     manifest = json.loads((run / "manifest.json").read_text())
     change(manifest)
     (run / "manifest.json").write_text(json.dumps(manifest))
-    from vestige.store.checksums import seal
+    from vestige.store.directories import seal
 
     seal(run, "eval", reads={})
 
@@ -368,7 +368,7 @@ def test_expand_is_the_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_value_in_the_environment_is_another_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     """Manifests show the expression; a sweep must still see that what is behind it changed."""
     from vestige.engine.config import compose_runs
-    from vestige.store.manifest import config_json
+    from vestige.store.directories import config_json
 
     words = ["task_name=t", "model=local", "model.model_args.pretrained_model_name_or_path=m"]
     found = []

@@ -27,11 +27,12 @@ from vestige.collapse.rollouts import load_rollouts
 from vestige.collapse.rollouts_pickle import SafeUnpickler, safe_load
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
-from vestige.journal import JOURNAL
+from vestige.ownership import JOURNAL
 from vestige.results.imports import import_file
+from vestige.store.directories import writing
 from vestige.store.evidence import discard_all
-from vestige.store.files import write_bytes, write_json
-from vestige.store.lock import writing
+from vestige.store.files import write_json
+from vestige.writing import write_bytes
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
 WORDS = ["model=local", "model.model_args.pretrained_model_name_or_path=m"]

@@ -548,7 +548,7 @@ def test_old_evidence_that_is_wrong_is_collected_again(tmp_path: Path) -> None:
 
 
 def test_old_depth_runs_are_checked_too(tmp_path: Path) -> None:
-    from vestige.store.results import versions
+    from vestige.store.files import versions
 
     run, models = tmp_path / "run", LAB / "models"
     shutil.copytree(GOLDEN / "old_run" / "depth", run)

@@ -10,15 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from vestige.errors import UserError
+from vestige.errors import UserError, WriteError
 from vestige.installing import install, place_new, save_pretrained, scratch
-from vestige.journal import JOURNAL, ForeignError, WriteError, session
-from vestige.ownership import adopt, beside, is_ours, keep_apart, note_beside, own_journal, permit, strangers
+from vestige.ownership import (
+    JOURNAL,
+    ForeignError,
+    adopt,
+    beside,
+    is_ours,
+    own_journal,
+    pass_over,
+    permit,
+    session,
+)
 from vestige.writing import (
     append_to,
     claim,
     copy_file,
     create_bytes,
+    keep_apart,
     lock_file,
     one_file,
     remove,
@@ -29,7 +39,7 @@ from vestige.writing import (
 )
 
 SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-OWNERS = {"writing.py", "installing.py", "ownership.py", "journal.py"}
+OWNERS = {"writing.py", "installing.py", "ownership.py"}
 
 # Calls by the name of the attribute, whatever they are called on.
 METHODS = {
@@ -468,8 +478,7 @@ def test_strangers_are_remembered(tmp_path: Path) -> None:
     claim(tmp_path)
     write_bytes(tmp_path / "a", b"1")
     (tmp_path / "b").write_text("theirs")
-    assert strangers(tmp_path, ["a", "b"]) == ["b"]
-    note_beside(tmp_path, ["b"])
+    assert pass_over(tmp_path, ["a", "b"]) == ["b"]
     assert beside(tmp_path) == {"b"}
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import vestige
 from vestige.cli import parser
-from vestige.flags import BY_ATTRIBUTE
+from vestige.flags import FLAGS
 
 API = Path(__file__).resolve().parent.parent / "src" / "vestige" / "api"
 VERBS = {
@@ -74,8 +74,7 @@ def lines_of(name: str) -> list[str]:
     out = []
     for keyword in inspect.signature(function).parameters:
         flag = FLAG_OF.get((name, keyword), keyword)
-        if flag in BY_ATTRIBUTE:
-            row = BY_ATTRIBUTE[flag]
+        if row := FLAGS.get(flag.replace("_", "-")):
             words = row.meaning
             words += f": {' | '.join(row.words)}" if row.words else ""
         elif keyword in OWN:

@@ -44,7 +44,7 @@ fault("identity without attention", "engine/handles.py",
       'parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]',
       'parts = [self.fingerprint, now["dtype"], now["device"]]', STALE + "test_eval[eager attention]")
 fault("identity without versions of libraries", "engine/handles.py",
-      "libraries(kind, bool(self._quantization)).items()]", "()]", STALE + "test_eval[another torch]")
+      "libraries(kind, bool(self._quantization)).items())", "())", STALE + "test_eval[another torch]")
 fault("a live model's generation config left out", "engine/handles.py",
       "parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device), _generation(m)]",
       "parts = [m.fingerprint, m.dtype, m.attention, device_kind(m.device)]",
@@ -57,7 +57,7 @@ fault("weights replaced before loading go unseen", "engine/handles.py",
 fault("a second run says today's versions", "engine/handles.py", 'made = model.made.get("versions") or {}', "made = {}",
       STALE + "test_a_second_run_says_how_its_evidence_was_made")
 fault("notes of loading do not reach the manifest", "engine/handles.py",
-      "notes += [note for note in self._loaded.notes if note not in notes]", "pass",
+      "notes[:] = dict.fromkeys([*notes, *self._loaded.notes])", "pass",
       "models/test_families.py::test_unused_tensors_and_notes_through_the_command_line")
 fault("identity without the 4-bit rule", "engine/handles.py",
       'parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []\n            parts +=',
@@ -232,20 +232,20 @@ fault("names in depth.json.gz that nothing explains", "depth/kept.py",
 
 # ---- seals, locks, archives -----------------------------------------------------------------------------------------
 
-fault("a seal's root hash is not compared", "store/checksums.py",
+fault("a seal's root hash is not compared", "store/directories.py",
       'if body.get("root") != made.root or data != sealed_bytes(made):', "if False:", HAND)
-fault("a root hash without facts", "store/checksums.py",
+fault("a root hash without facts", "store/directories.py",
       "body = [VERSION, self.kind, self.files, self.runs, self.facts]",
       "body = [VERSION, self.kind, self.files, self.runs]", HAND)
-fault("an unfinished run counts as sealed", "store/checksums.py",
+fault("an unfinished run counts as sealed", "store/directories.py",
       "return seal if seal is not None and seal.finished else None", "return seal", HAND)
-fault("files put beside a sealed run", "store/checksums.py", "elif name not in found.files:",
+fault("files put beside a sealed run", "store/directories.py", "elif name not in found.files:",
       "elif name not in found.files and False:", HAND)
-fault("files lost from a sealed run", "store/checksums.py",
+fault("files lost from a sealed run", "store/directories.py",
       "lost = [name for name in found.files if name not in files] +", "lost = [] +", HAND)
-fault("two writers in one directory", "store/lock.py", "lock.acquire(timeout=0)", "pass",
+fault("two writers in one directory", "store/directories.py", "lock.acquire(timeout=0)", "pass",
       "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")
-fault("a directory in use is a failure", "store/lock.py", "        raise HeldError(", "        raise UserError(",
+fault("a directory in use is a failure", "store/directories.py", "        raise HeldError(", "        raise UserError(",
       "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")
 fault("an archive writes outside", "store/archive.py", 'any(part in ("", ".", "..") for part in parts)',
       'any(part in ("", ".") for part in parts)', "results/test_verify.py::test_names_that_lead_out_are_refused")
@@ -254,7 +254,7 @@ fault("an archive with two files of one name", "store/archive.py",
 fault("links in an archive", "store/archive.py", "if e.is_dir() or kind not in (0, stat.S_IFREG) or", "if",
       "results/test_verify.py::test_links_bombs_and_rubbish_are_refused")
 fault("an archive that lacks a run", "store/archive.py",
-      'if not (place / "runs" / name / NAME).is_file():', "if False:",
+      'if not (place / "runs" / name / SEAL).is_file():', "if False:",
       "test_bad_checkpoints.py::test_an_archive_that_lacks_a_run_it_lists")
 fault("a stray pack.json redirects", "store/archive.py",
       "if not _unpacked(here.relative_to(top).parts, body):", "if False:",
@@ -330,8 +330,8 @@ fault("messages show secrets", "errors.py", "one_line(hide(message))", "one_line
 fault("a secret spelt otherwise is shown", "secrets.py",
       'return list(dict.fromkeys((*forms, quote(value, safe=""), quote(value))))',
       "return [value]", "test_secrets.py::test_shapes_and_spellings")
-fault("a longer secret leaves its tail", "secrets.py", "sorted(known, key=lambda pair: -len(pair[0]))",
-      "sorted(known, key=lambda pair: len(pair[0]))",
+fault("a longer secret leaves its tail", "secrets.py", "sorted(known.items(), key=lambda pair: -len(pair[0]))",
+      "sorted(known.items(), key=lambda pair: len(pair[0]))",
       "test_secrets.py::test_a_secret_inside_a_longer_one_and_one_after_a_flag")
 fault("a secret that is a plain word is shown", "secrets.py",
       'if is_secret_name(key) and data not in (None, "") and not isinstance(data, bool):', "if False:",

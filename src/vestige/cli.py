@@ -12,14 +12,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from itertools import chain
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from vestige import __version__
-from vestige.errors import UserError, one_line
+from vestige.errors import UserError, mishaps_said, one_line
 from vestige.flags import ALL, TABLE, add_flag, translated
 from vestige.internal import DEBUG, STATUS, internal_error
-from vestige.mishaps import mishaps_said
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.show.progress import bars
 
@@ -55,7 +56,7 @@ QUESTIONS: dict[str, dict[str, str]] = {
         "completion": HERE,
     },
 }
-VERBS = {verb: module for verbs in QUESTIONS.values() for verb, module in verbs.items()}
+VERBS = dict(chain.from_iterable(map(dict.items, QUESTIONS.values())))
 
 # What other tools call these verbs.
 SYNONYMS = {
@@ -111,7 +112,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        return [option for action in self.arguments for option in action.option_strings]
+        return list(chain.from_iterable(map(attrgetter("option_strings"), self.arguments)))
 
 
 class Verbs:
@@ -233,14 +234,14 @@ def debugging(asked: bool) -> Iterator[None]:
 @contextmanager
 def archives_opened(args: argparse.Namespace) -> Iterator[argparse.Namespace]:
     """The arguments with archives replaced by the runs in them (results/pack.py); free of cost where there are none."""
-    named = [v for value in vars(args).values() for v in (value if isinstance(value, list) else [value])]
-    if not any(isinstance(v, str) and v.endswith(".zip") for v in named):
-        yield args
-        return
-    from vestige.results.pack import archives_opened as opening
+    for value in vars(args).values():
+        if ".zip" in str(value):  # a name, or a list of them
+            from vestige.results.pack import archives_opened as opening
 
-    with opening(args) as opened:
-        yield opened
+            with opening(args) as opened:
+                yield opened
+            return
+    yield args
 
 
 def _file_trouble(error: OSError) -> str:
@@ -281,8 +282,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = top.parse_known_args(words)
     if argv[cut + 1 :]:
         args.command = list(argv[cut + 1 :])
-    late = [word for word in rest if not word.startswith("-")]
-    strange = [word for word in rest if word.startswith("-")]
+    late: list[str] = []
+    strange: list[str] = []
+    for word in rest:
+        (strange if word.startswith("-") else late).append(word)
     place: str | None = getattr(args, "late", None)
     if strange or (late and place is None):
         wrong = (strange or late)[0]

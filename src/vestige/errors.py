@@ -1,11 +1,18 @@
-"""The one exception a user should ever meet, and how to tell our own mistakes from everybody else's."""
+"""The one exception a user should ever meet, and how to tell our own mistakes from what the world does to a command.
+
+In: an exception. Out: one sentence for a disk that is full or closed and for memory that ran out (`mishaps_said`), and
+whether an error is a bug of ours (`is_ours`). Callers: every room. Imports nothing heavy.
+"""
 
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -100,6 +107,66 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name.lower(), list(lowered), n=1, cutoff=0.5)
     return f" Did you mean '{lowered[close[0]]}'?" if close else ""
 
+
+# ---- what the world does to a command: no room, no permission, no memory -------------------------------------------
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+CLOSED = (errno.EROFS, errno.EACCES, errno.EPERM)
+OTHERS = (errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENODEV, errno.ESTALE, errno.ENOTCONN)
+
+
+class WriteError(UserError):
+    """The disk would not take it. Never to be passed over: what follows would stand on files that are not there."""
+
+
+def write_error(error: OSError, path: str | Path) -> WriteError:
+    """The sentence for a disk that refuses."""
+    words = os.strerror(error.errno) if error.errno else str(error)
+    if error.errno in FULL:
+        return WriteError(f"Cannot write {path} ({words}); make room and run the same command again: it goes on.")
+    if error.errno in CLOSED:
+        return WriteError(f"Cannot write {path} ({words}); make the directory writable, or choose another --out.")
+    return WriteError(f"Cannot write {path} ({words}); when that is put right, run the same command again: it goes on.")
+
+
+@contextmanager
+def mishaps_said() -> Iterator[None]:
+    """Turns what is nobody's bug into a UserError; everything else goes on as it came."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno in (*FULL, *CLOSED, *OTHERS):
+            raise write_error(error, error.filename or "a file") from None
+        if error.errno == errno.ENOMEM:
+            raise _memory(error) from None
+        raise
+    except (MemoryError, RuntimeError) as error:
+        if out_of_memory(error):
+            raise _memory(error) from None
+        raise
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: Python's, or that of a device of torch's, if torch is at work at all."""
+    theirs = getattr(sys.modules.get("torch"), "OutOfMemoryError", MemoryError)
+    if isinstance(error, (MemoryError, theirs)):
+        return True
+    # The CPU allocator and MPS raise a plain RuntimeError; their texts are all there is to go by.
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+def _memory(error: BaseException) -> UserError:
+    words = first_line(error)[:160] or type(error).__name__
+    return UserError(
+        f"Memory ran out ({words}); close other programs or lower --batch-tokens, then run the same command again: "
+        "what was collected is kept."
+    )
+
+
+# ---- whose mistake it is ---------------------------------------------------------------------------------------------
 
 # What Python raises when a program is wrong. A ValueError is not among them: readers raise it about what they read.
 PROGRAMMING = (NameError, AttributeError, TypeError, LookupError, AssertionError, ZeroDivisionError)

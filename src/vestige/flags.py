@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -124,8 +125,7 @@ TABLE = (
     Flag("debug", "", "show the traceback of an internal error", ALL),
 )  # fmt: skip
 
-FLAGS = {flag.name: flag for flag in TABLE}
-BY_ATTRIBUTE = {flag.attribute: flag for flag in TABLE}
+FLAGS = dict(zip(map(attrgetter("name"), TABLE), TABLE, strict=True))
 
 
 def flags_of(verb: str) -> list[Flag]:
@@ -152,15 +152,13 @@ def add_flag(p: argparse.ArgumentParser, flag: Flag, own: Mapping[str, Any] | No
             facts = {"action": "append", "default": [], **facts}
     else:
         facts["action"] = "store_true"
-    says = facts.pop("says", "") or _default(facts.get("default"))
+    says, default = facts.pop("says", ""), facts.get("default")
+    if not says and default not in (None, False) and default != []:
+        says = f"default: {default}"
     listed = f": {' | '.join(flag.words)}" if flag.words else ""
     hidden = flag.meaning == argparse.SUPPRESS
     facts["help"] = argparse.SUPPRESS if hidden else f"{flag.meaning}{listed}{f' ({says})' if says else ''}"
     p.add_argument(*flag.spellings, **facts)
-
-
-def _default(value: Any) -> str:
-    return "" if value in (None, False) or value == [] else f"default: {value}"
 
 
 def settings_of(said: Mapping[str, Any], suite: str = "") -> dict[str, Any]:
@@ -169,12 +167,12 @@ def settings_of(said: Mapping[str, Any], suite: str = "") -> dict[str, Any]:
     >>> settings_of({"limit": 3, "dialect": None, "overwrite": True, "cfg": True}, "tofu")
     {'data.max_samples': 3, 'eval.tofu.overwrite': True}
     """
-    rows = [(BY_ATTRIBUTE.get(name), value) for name, value in said.items()]
-    return {
-        flag.key.format(suite=suite): value
-        for flag, value in rows
-        if flag is not None and flag.key and value is not None and value is not False
-    }
+    found = {}
+    for name, value in said.items():
+        flag = FLAGS.get(name.replace("_", "-"))
+        if flag is not None and flag.key and value is not None and value is not False:
+            found[flag.key.format(suite=suite)] = value
+    return found
 
 
 # ---- other spellings ----------------------------------------------------------------------------------------------
@@ -229,7 +227,9 @@ SAME: dict[str, str] = {
     "--overwrite": "force overwrite-output-dir no-resume",
     "--quiet": "silent no-progress disable-tqdm",
 }
-FOREIGN = {name: ours.split() for ours, names in SAME.items() for name in names.split()}
+FOREIGN: dict[str, list[str]] = {}
+for _ours, _names in SAME.items():
+    FOREIGN |= dict.fromkeys(_names.split(), _ours.split())
 
 # Flags of other tools that nothing here needs; they change nothing, and the note says why.
 NEEDLESS = {

@@ -211,7 +211,8 @@ def check_nodes(root: Any) -> None:
         open_.add(id(node))
         total = 1
         for part in node.value if isinstance(node.value, list) else ():
-            total += sum(size(p, depth + 1) for p in (part if isinstance(part, tuple) else (part,)))
+            for inner in part if isinstance(part, tuple) else (part,):  # a key and its value, or an item
+                total += size(inner, depth + 1)
             if total > MOST_NODES:
                 raise ValueError(f"with its aliases written out it has more than {MOST_NODES:,} values")
         open_.discard(id(node))
@@ -258,11 +259,11 @@ def inside(name: str, what: str) -> str:
     """
     parts = name.replace("\\", "/").split("/")
     wrong = ""
-    if any(part in ("", ".", "..") for part in parts):
+    if not {"", ".", ".."}.isdisjoint(parts):
         wrong = "leads out of the output directory" if ".." in parts or not parts[0] else "has an empty part"
-    elif any(ord(c) < 32 or ord(c) == 127 for c in name):
+    elif re.search(r"[\x00-\x1f\x7f]", name):
         wrong = "holds a control character"
-    elif max(len(part.encode("utf-8", "replace")) for part in parts) > LONGEST_NAME:
+    elif max(map(len, "/".join(parts).encode("utf-8", "replace").split(b"/"))) > LONGEST_NAME:
         wrong = f"is longer than {LONGEST_NAME} bytes"
     if wrong:
         raise UserError(f"The {what} '{name}' cannot name a folder: it {wrong}; use a plain name such as tofu_npo.")

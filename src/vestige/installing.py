@@ -8,21 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from vestige.journal import (
+from vestige.errors import write_error
+from vestige.ownership import (
     JOURNAL,
     Journal,
-    not_ours,
-    open_scratch,
-    session,
-    write_error,
-)
-from vestige.ownership import (
     absolute,
     is_plain,
     journal_of,
     name_in,
+    not_ours,
+    open_scratch,
     ours_below,
     permit,
+    session,
 )
 from vestige.writing import delete, finish_install, make_directory, move_whole
 

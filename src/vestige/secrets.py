@@ -14,8 +14,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 from urllib.parse import quote
 
@@ -97,7 +99,7 @@ def note_tree(data: Any) -> None:
             else:
                 note_tree(value)
     elif isinstance(data, (list, tuple)):
-        note_words(x for x in data if isinstance(x, str))
+        note_words(data)
         for value in data:
             note_tree(value)
 
@@ -124,8 +126,11 @@ def hide(text: str, environment: bool = True) -> str:
     >>> hide("https://ada:lovelace@example.org/x?token=abc")
     'https://<secret>@example.org/x?token=<secret>'
     """
-    known = [*_secrets.items(), *((v, e) for v, e in _environment.items() if environment and _distinctive(v))]
-    for value, shown in sorted(known, key=lambda pair: -len(pair[0])):  # the longer one may hold the shorter
+    known = dict(_secrets)
+    for value, shown in _environment.items() if environment else ():
+        if _distinctive(value):
+            known.setdefault(value, shown)
+    for value, shown in sorted(known.items(), key=lambda pair: -len(pair[0])):  # the longer one may hold the shorter
         for spelt in _spellings(value):
             if spelt in text:
                 text = text.replace(spelt, shown)
@@ -162,9 +167,9 @@ KEPT = ("handler", "access_key")  # settings that name things of ours
 def masked(data: Any, key: str = "") -> Any:
     """A configuration as a manifest may hold it: secrets replaced, the environment's values as expressions."""
     if isinstance(data, Mapping):
-        return {k: masked(v, str(k)) for k, v in data.items()}
+        return dict(zip(data, map(masked, data.values(), map(str, data)), strict=True))
     if isinstance(data, (list, tuple)):
-        return [masked(v, key) for v in data]
+        return list(map(masked, data, repeat(key)))
     if is_secret_name(key) and data not in (None, "") and not isinstance(data, bool):
         note(data)
         return (
@@ -181,9 +186,9 @@ def without_secrets(data: Any, key: str = "") -> Any:
     """Settings of a checkpoint for its copy: values under a secret's name and tokens are replaced, paths stay, since
     they must work. What is not plain data is left alone."""
     if type(data) is dict:
-        return {k: without_secrets(v, str(k)) for k, v in data.items()}
+        return dict(zip(data, map(without_secrets, data.values(), map(str, data)), strict=True))
     if type(data) is list:
-        return [without_secrets(v, key) for v in data]
+        return list(map(without_secrets, data, repeat(key)))
     if not isinstance(data, str) or type(data) is not str:
         return data
     return HIDDEN if is_secret_name(key) and data else hide(data, environment=False)
@@ -241,10 +246,8 @@ class Hiding:
 def hiding_streams() -> Iterator[None]:
     """While a command runs, what it prints has no secrets in it. Paths from the environment are shown: they are to be
     copied."""
-    import sys
-
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (Hiding(s, environment=False) for s in before)
+    sys.stdout, sys.stderr = Hiding(sys.stdout, environment=False), Hiding(sys.stderr, environment=False)
     try:
         yield
     finally:

@@ -1,8 +1,9 @@
-"""Sums that do not depend on the order of what is added.
+"""Numbers: sums that do not depend on the order of what is added, and numbers as people read them.
 
 Floating-point addition rounds after every step, so the same numbers in another order give other last bits: a run scored
 again from a manifest with sorted keys, or on another processor, would differ from the first. These round once, at the
-end. Whatever ends in a file and is a sum over rows, models, layers or parents is added here.
+end. Whatever ends in a file and is a sum over rows, models, layers or parents is added here. A number is written the
+same in tables, verdicts and pictures.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ def total(values: Iterable[float] | Array) -> float:
     >>> total([1e16, 1.0, -1e16]), total([1.0, 1e16, -1e16])
     (1.0, 1.0)
     """
-    given = [float(v) for v in values]
+    given = list(map(float, values))
     try:
         return math.fsum(given)
     except (OverflowError, ValueError):  # too large for a float, or both infinities: what IEEE addition would say
@@ -59,3 +60,45 @@ def means(values: Array) -> Array:
         return np.asarray(values[..., 0])
     lists = values.reshape(-1, values.shape[-1]).tolist()
     return np.reshape([mean(v for v in row if v == v) for row in lists], values.shape[:-1])
+
+
+# ---- for people ----------------------------------------------------------------------------------------------------
+
+
+def number(value: float | None) -> str:
+    """Four digits that mean something.
+
+    >>> number(0.95163), number(1.9e-5), number(-99.99999), number(None)
+    ('0.9516', '1.9e-05', '-100.00', '-')
+    """
+    if value is None:
+        return "-"
+    if value != 0 and abs(value) < 1e-3:
+        return f"{value:.1e}"
+    return f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"
+
+
+def with_interval(value: float | None, lo: float | None = None, hi: float | None = None) -> str:
+    """A number and, where there is one, its interval.
+
+    >>> with_interval(0.25, 0.2, 0.3), with_interval(0.25)
+    ('0.2500 (0.2000 to 0.3000)', '0.2500')
+    """
+    return number(value) if lo is None or hi is None else f"{number(value)} ({number(lo)} to {number(hi)})"
+
+
+def percent(share: float) -> str:
+    """A share in whole percents.
+
+    >>> percent(0.264), percent(-0.1)
+    ('26 %', '-10 %')
+    """
+    return f"{100 * share:.0f} %"
+
+
+def counted(n: int, noun: str) -> str:
+    """
+    >>> counted(1, "cluster"), counted(3, "cluster")
+    ('1 cluster', '3 clusters')
+    """
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"

@@ -1,6 +1,6 @@
 """Every write, replacement and removal of files. Nothing else in the source does any of them (tests/test_writing.py).
 
-vestige removes and replaces only what its journal in that directory lists (vestige/journal.py); whatever else is there
+vestige removes and replaces only what its journal in that directory lists (ownership.py); whatever else is there
 is left alone, and a command that would have to write over it refuses. What replaces something is whole first: it is
 written beside under a temporary name and then moved. Links are never followed: below the directory that has the
 journal, a link in the way is somebody else's.
@@ -19,35 +19,31 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from vestige.errors import UserError
-from vestige.journal import (
+from vestige.errors import UserError, WriteError, write_error
+from vestige.ownership import (
     JOURNAL,
     TEMPORARY,
     ForeignError,
     Journal,
-    WriteError,
-    is_over,
-    not_ours,
-    open_scratch,
-    session,
-    write_error,
-)
-from vestige.ownership import (
     absolute,
     adopt,
     adopt_file,
     has_journal,
     is_ours,
+    is_over,
     is_plain,
     journal_of,
     name_in,
+    not_ours,
+    open_scratch,
     ours_below,
     own_journal,
     permit,
+    session,
 )
 
 LOCK, HOLDER = ".lock", ".holder.json"
@@ -72,11 +68,14 @@ def claim(directory: Path, alone: bool = False) -> None:
     make_directory(directory)
     journal, us = own_journal(directory), session()
     us.begin(journal)
-    others = {t: who for t, who in journal.tokens.items() if t != us.token}
-    over = {t for t, who in others.items() if alone or is_over(t, *who)}
-    for said in [p for half, p in journal.pending.items() if _token(half) in over]:
-        finish_install(journal, said)
+    over = set()  # tokens of writers that are dead
+    for token, who in journal.tokens.items():
+        if token != us.token and (alone or is_over(token, *who)):
+            over.add(token)
     if over:
+        for name, said in list(journal.pending.items()):
+            if _token(name) in over:
+                finish_install(journal, said)
         for path in list(_leftovers(journal.home, over)):
             delete(path)
         if alone or len(over) > 50:
@@ -113,6 +112,32 @@ def lock_file(directory: Path) -> Path:
     if LOCK not in journal.files:
         journal.add({"file": LOCK})
     return path
+
+
+# ---- inputs -------------------------------------------------------------------------------------------------------
+
+
+def keep_apart(out: Path, inputs: Mapping[str, Any], replaced: Sequence[str] = ("",)) -> None:
+    """Refuses an input at or below what a command replaces in its output directory. Before anything is touched.
+
+    `inputs`: what the user calls them -> where they are; names of the hub and None are passed over.
+    """
+    for said, path in inputs.items():
+        try:
+            place = None if path is None else Path(path).expanduser().resolve()
+            if place is None or not place.exists():
+                continue
+        except (OSError, ValueError, RuntimeError):  # not a path; who reads it says so
+            continue
+        if is_plain(place) and not is_ours(place):
+            continue  # it is not written over; if it is in the way, an error names it
+        for name in replaced:
+            target = (out / name).resolve()
+            if place == target or target in place.parents:
+                where = out / name if name else out
+                raise UserError(
+                    f"{said} {path} is in {where}, which this command writes; choose another place (--out)."
+                )
 
 
 # ---- files -------------------------------------------------------------------------------------------------------
@@ -283,11 +308,6 @@ def temporary() -> Iterator[Path]:
             open_scratch.discard(place)
 
 
-def lasting() -> Path:
-    """A new folder where the system keeps temporary things; it stays."""
-    return Path(tempfile.mkdtemp(prefix="vestige-"))
-
-
 def finish_install(journal: Journal, said: Mapping[str, Any]) -> None:
     """Every step may be done already, by the process that was killed or by another that finishes the same."""
     start = str(said["to"])
@@ -312,30 +332,27 @@ def finish_install(journal: Journal, said: Mapping[str, Any]) -> None:
 
 def remove(*paths: Path) -> int:
     """Removes what is ours of some files, then the directories that this left empty. Returns how many files went."""
-    gone: dict[Path, list[str]] = {}
-    removed: list[Path] = []
+    gone: dict[Path, list[dict[str, Any]]] = {}  # home of a journal -> its new lines
+    emptied: set[Path] = set()
+    count = 0
     for path in sorted(paths, key=lambda p: p.name == JOURNAL):  # a journal last: it says whose the others are
         journal = journal_of(path)
         if not is_ours(path):
             continue
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
-            removed.append(absolute(path))
+            emptied.add(absolute(path).parent)
+            count += 1
         if journal is not None and path.name != JOURNAL:
-            gone.setdefault(journal.home, []).append(name_in(journal, path))
-    for home, names in gone.items():
+            gone.setdefault(journal.home, []).append({"gone": name_in(journal, path)})
+    for home, lines in gone.items():
         if has_journal(home):
-            own_journal(home).add(*({"gone": name} for name in names))
-    for place in {path.parent for path in removed}:
-        _remove_empty_up(place)
-    return len(removed)
-
-
-def _remove_empty_up(place: Path) -> None:
-    """A directory that holds nothing any more, and those above it; never the one that has or had the journal."""
-    journal = journal_of(place / JOURNAL)
-    while journal is not None and journal.home in place.parents and remove_empty(place):
-        place = place.parent
+            own_journal(home).add(*lines)
+    for place in emptied:  # those that are empty now, and those above; never the one that has or had the journal
+        journal = journal_of(place / JOURNAL)
+        while journal is not None and journal.home in place.parents and remove_empty(place):
+            place = place.parent
+    return count
 
 
 def remove_empty(place: Path) -> bool:

@@ -17,7 +17,7 @@ import pytest
 import vestige
 from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
-from vestige.engine.friendly import EvalAsk
+from vestige.engine.flags import EvalAsk
 from vestige.flags import flags_of
 from vestige.report.assemble import PageAsk
 from vestige.stress.ask import SETTINGS

@@ -21,7 +21,7 @@ from vestige.depth.run import depth_run, short_names
 from vestige.engine import patches as patching
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.types import stats
 
 torch.set_num_threads(1)

@@ -16,10 +16,10 @@ from vestige.cli import main
 from vestige.compare.clusters import cluster_mean
 from vestige.data.clusters import COMPLETE, grouping
 from vestige.engine.references import load_references
-from vestige.engine.statistics import Run, intervals
+from vestige.engine.scores import Run, intervals
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
-from vestige.store.manifest import read_manifest
+from vestige.store.kinds import read_manifest
 from vestige.types import Score
 
 METRICS = "forget_Q_A_Prob,forget_quality,privleak,mia_min_k,model_utility"

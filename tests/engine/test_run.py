@@ -16,8 +16,8 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args, reference_args
 from vestige.cli import main
-from vestige.journal import JOURNAL
-from vestige.store.lock import writing
+from vestige.ownership import JOURNAL
+from vestige.store.directories import writing
 
 DEFAULT = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_gradnorm")
 

@@ -12,11 +12,11 @@ import pytest
 from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
-from vestige.engine import statistics
+from vestige.engine import scores as scoring
 from vestige.engine.references import load_references
-from vestige.engine.statistics import Run, intervals
+from vestige.engine.scores import Run, intervals
 from vestige.engine.stored import suite_from_manifest
-from vestige.store.manifest import read_manifest
+from vestige.store.kinds import read_manifest
 from vestige.types import Score
 
 METRICS = (
@@ -119,7 +119,7 @@ def test_intervals_can_be_off_and_a_bug_in_them_is_not_silent(
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("oh")
 
-    monkeypatch.setattr(statistics, "intervals", broken)
+    monkeypatch.setattr(scoring, "intervals", broken)
     assert main(args) == 70  # a bug of ours is called one; the numbers it did not concern are there
     assert "internal error: ZeroDivisionError" in capsys.readouterr().err
     assert (tmp_path / "TOFU_EVAL.json").is_file() and main(["verify", str(tmp_path)]) == 1

@@ -18,7 +18,7 @@ from vestige.integrations.offline import generated_windows, save_windows
 from vestige.metrics.trajectory import sigma
 from vestige.models.args import ModelArgs
 from vestige.models.load import load_model
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 
 KEY = "eval.trajectory_test.metrics.trajectory_metrics"
 CONFIG = f"{KEY}.trajectory_config"
@@ -236,10 +236,10 @@ def test_a_causal_plugin_reads_a_diffusion_model_in_its_place(bert: Path, rows: 
 
 
 def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Path) -> None:
-    from vestige.engine.evaluate import _no_retain_logs
-    from vestige.engine.friendly import EvalAsk, to_run
+    from vestige.engine.flags import EvalAsk, to_run
+    from vestige.engine.references import no_retain_logs
 
-    said = {suite: _no_retain_logs(to_run(EvalAsk(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
+    said = {suite: no_retain_logs(to_run(EvalAsk(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
     assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
     assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
 

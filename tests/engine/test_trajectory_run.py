@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, BertForMaskedLM
 from diffusion_tools import save_lab_bert
 from vestige.engine.config import compose_runs
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.rescore import rescore
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
@@ -23,7 +23,7 @@ from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
 from vestige.store.evidence import Bank
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.types import Trace
 
 LAB = Path(__file__).parents[1] / "golden" / "lab"

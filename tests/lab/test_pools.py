@@ -14,7 +14,6 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer, Llam
 
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.journal import JOURNAL
 from vestige.lab import pool_making
 from vestige.lab.corpus import Sizes, make_corpus
 from vestige.lab.demo_meta import demo_meta, judge
@@ -24,6 +23,7 @@ from vestige.lab.models import Unlearning
 from vestige.lab.pools import PoolSettings, build_pools, lesson_rows, recipes
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
+from vestige.ownership import JOURNAL
 from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training

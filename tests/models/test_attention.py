@@ -13,7 +13,7 @@ import conftest
 from collect_tools import VOCAB, model_of
 from vestige.collect import forward
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.models import calling
 from vestige.models.calling import attending, grouped, one_token, shares_keys, without_copies
 

@@ -32,7 +32,7 @@ from vestige.models.load import load_model
 from vestige.report.traces import row_traces
 from vestige.samplers import Pass, Sampled, infill, sample
 from vestige.store.evidence import Bank
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.store.formats import TraceFormat
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising

@@ -13,7 +13,7 @@ import pytest
 from conftest import LAB, SYSTEM
 from report_samples import lab as sample
 from vestige.cli import main
-from vestige.engine.statistics import SEED
+from vestige.engine.scores import SEED
 from vestige.metrics.cards import CARDS
 from vestige.report.tables import TableLook, models_table, paper_table
 

@@ -13,7 +13,7 @@ from golden_tools import variant_model
 from vestige.cli import main
 from vestige.results.diff import compare_parts, diff
 from vestige.results.moved import changed_rows, moved_metrics
-from vestige.store.manifest import read_manifest
+from vestige.store.kinds import read_manifest
 
 METRICS = "forget_Q_A_Prob,extraction_strength,forget_Q_A_ROUGE"
 

@@ -18,10 +18,10 @@ from conftest import LAB
 from golden_tools import eval_args
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.journal import JOURNAL
+from vestige.ownership import JOURNAL
 from vestige.results.pack import pack
 from vestige.results.verify import verify
-from vestige.store import archive, checksums
+from vestige.store import archive, directories
 from vestige.store.archive import extract
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import DamagedError
@@ -120,7 +120,7 @@ def test_numbers_that_do_not_follow_are_found_behind_good_hashes(
     body = json.loads((run / file).read_text())
     change(body)
     (run / file).write_text(json.dumps(body))
-    checksums.seal(run, kind, reads={})
+    directories.seal(run, kind, reads={})
     found = verify(run).findings
     assert len(found) == 1 and Path(file).name in found[0] and "its evidence gives" in found[0]
     assert not verify(run, again=False).findings
@@ -133,10 +133,10 @@ def _touch(metrics: dict[str, float]) -> None:
 def test_old_and_unfinished_runs_say_so(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["eval"], run)
-    (run / checksums.NAME).unlink()
+    (run / directories.SEAL).unlink()
     old = verify(run)
     assert not old.findings and old.numbers > 50 and "made before" in old.notes[0]
-    checksums.begin(run, "eval", [])
+    directories.begin(run, "eval", [])
     assert "not finished" in verify(run).findings[0]
     with pytest.raises(UserError, match="no run"):
         verify(tmp_path / "run" / "evidence")
@@ -172,7 +172,7 @@ def test_damage_is_not_sealed_over(runs: dict[str, Path], tmp_path: Path, capsys
 def test_damaged_evidence_is_collected_again(runs: dict[str, Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(runs["retain"], run)
-    dated = ("manifest.json", checksums.NAME, JOURNAL)
+    dated = ("manifest.json", directories.SEAL, JOURNAL)
     before = {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated}
     for path in (run / "evidence").glob("*-*"):
         path.write_bytes(flipped(path, random.Random(1)))
@@ -242,7 +242,7 @@ def test_pack_refuses_what_is_not_whole(runs: dict[str, Path], tmp_path: Path) -
     (run / "TOFU_SUMMARY.json").write_text("{}")
     with pytest.raises(UserError, match=r"TOFU_SUMMARY\.json is damaged"):
         pack([run], tmp_path / "x.zip")
-    (run / checksums.NAME).unlink()
+    (run / directories.SEAL).unlink()
     with pytest.raises(UserError, match="vestige score"):
         pack([run], tmp_path / "x.zip")
     assert not (tmp_path / "x.zip").exists()

@@ -17,7 +17,7 @@ from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.report.gather import gather
-from vestige.store import checksums, kinds
+from vestige.store import directories, kinds
 
 MODELS, DATA = LAB / "models", LAB / "data"
 OLD = Path(__file__).parents[1] / "golden" / "old_run"
@@ -65,16 +65,16 @@ def aged(run: Path, place: Path, seal: bool) -> Path:
     shutil.copytree(run, copy)
     file = copy / "manifest.json"
     body = json.loads(file.read_text())
-    before = checksums.read_seal(copy)
+    before = directories.read_seal(copy)
     assert before is not None
     if body["kind"] in ("eval", "trajectory", "harness"):
         file.write_text(json.dumps({k: v for k, v in body.items() if k not in ("kind", "schema")}))
     else:
         file.unlink()
     if seal and body["kind"] not in ("meta", "train"):  # these had none
-        checksums.seal(copy, before.kind, **before.facts)
+        directories.seal(copy, before.kind, **before.facts)
     else:
-        (copy / checksums.NAME).unlink()
+        (copy / directories.SEAL).unlink()
     return copy
 
 
@@ -85,7 +85,7 @@ def test_every_kind_has_the_same_head_and_a_seal(runs: dict[str, Path]) -> None:
         assert {"created", "versions", "config"} <= set(body) and body["versions"]["vestige"]
         assert kinds.kind_of(run) == kinds.of(run).name == kind_name(name)
         assert main(["verify", str(run)]) == 0
-        assert checksums.is_whole(run)
+        assert directories.is_whole(run)
 
 
 @pytest.mark.parametrize("seal", [True, False])
@@ -219,7 +219,7 @@ def test_a_directory_of_another_kind_is_not_written_over(
 ) -> None:
     copy = tmp_path / "depth"
     shutil.copytree(runs["depth"], copy)
-    (copy / checksums.NAME).unlink()
+    (copy / directories.SEAL).unlink()
     assert main(eval_args(MODELS / "unlearned", copy, "--metrics", "forget_Q_A_Prob", "--limit", "2", "--quiet")) == 2
     assert "choose another --out" in capsys.readouterr().err
 

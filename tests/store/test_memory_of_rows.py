@@ -18,8 +18,7 @@ from safetensors.numpy import save
 from vestige.data.chat import TOGETHER, Encoder, Template
 from vestige.store.arrays import OnDisk, array_pieces
 from vestige.store.evidence import Bank
-from vestige.store.examples import write_packed
-from vestige.store.files import in_order, json_pieces, write_json
+from vestige.store.files import in_order, json_pieces, write_json, write_packed
 from vestige.store.formats import AnswerFormat
 from vestige.store.laid_out import Joined, LaidOut
 from vestige.suites.registry import Found, MissingEvidence

@@ -15,7 +15,7 @@ from conftest import LAB
 from vestige.cli import main
 from vestige.metrics.dialects import get_dialect
 from vestige.metrics.said import repetition, secret_of
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.suites import handlers as _register  # noqa: F401
 from vestige.suites.registry import HANDLERS, Evidence, Inputs
 from vestige.suites.spec import MetricSpec
@@ -69,7 +69,7 @@ def test_what_was_said_is_as_likely_as_transformers_says(run: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     from vestige.engine.stored import load_evidence
-    from vestige.store.manifest import read_manifest
+    from vestige.store.kinds import read_manifest
 
     model = AutoModelForCausalLM.from_pretrained(FULL, dtype=torch.float32).eval()
     manifest = read_manifest(run)

@@ -15,9 +15,9 @@ import pytest
 from diffusion_tools import save_lab_bert
 from vestige.engine import stored
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.scores import Reference
-from vestige.store.manifest import read_manifest
+from vestige.store.kinds import read_manifest
 from vestige.suites.handlers.common import by_index, mean_score, one_stat, wants_answers
 from vestige.suites.registry import HANDLERS, Inputs, handler
 from vestige.suites.steps import StepScores

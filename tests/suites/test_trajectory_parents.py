@@ -11,7 +11,7 @@ import pytest
 
 from diffusion_tools import save_lab_bert
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.suites.spec import SuiteSpec
 
 DATA = Path(__file__).parents[1] / "golden" / "lab" / "data"

@@ -24,7 +24,7 @@ from vestige.cli import main
 from vestige.errors import UserError
 from vestige.models.args import ModelArgs
 from vestige.models.hub import hub_error, repository_size
-from vestige.store.checksums import seal
+from vestige.store.directories import seal
 from vestige.sweep import pool, tasks
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, Prefetcher, hub_cache, hub_users
@@ -211,7 +211,7 @@ def test_a_directory_in_use_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_run_that_another_process_writes_is_held(tmp_path: Path) -> None:
-    from vestige.store.lock import writing
+    from vestige.store.directories import writing
 
     plan = read_plan(write_plan(tmp_path, retain=None))
     first = make_tasks(plan)[0]
@@ -601,8 +601,8 @@ def test_multirun_makes_a_run_of_every_combination(tmp_path: Path) -> None:
 
 
 def test_multirun_keeps_directories_that_differ_already() -> None:
-    from vestige.configs.overrides import multirun
     from vestige.engine.config import compose_runs
+    from vestige.engine.flags import multirun
 
     words = ["model=local", "model.model_args.pretrained_model_name_or_path=M", "task_name=a,b"]
     runs = multirun(words, compose_runs)

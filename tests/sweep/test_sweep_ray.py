@@ -13,7 +13,7 @@ import pytest
 
 from sweep_tools import WHOLE, write_plan
 from vestige.cli import main
-from vestige.journal import JOURNAL
+from vestige.ownership import JOURNAL
 from vestige.sweep.plan import read_plan
 from vestige.sweep.run import How, sweep
 

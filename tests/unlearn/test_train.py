@@ -19,7 +19,7 @@ from vestige.data.datasets import make_context
 from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.models.load import LoadedModel, ModelArgs, load_model
-from vestige.show.progress import Bar, Steps
+from vestige.show.progress import Bar
 from vestige.unlearn import losses
 from vestige.unlearn.lesson import Lesson
 from vestige.unlearn.methods import METHODS
@@ -28,6 +28,7 @@ from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
 from vestige.unlearn.refusals import REFUSALS
 from vestige.unlearn.rows import RowReading, read_training_rows
+from vestige.unlearn.run import Steps
 from vestige.unlearn.trainer import TrainingWatch, objective_of, train
 
 DATA = LAB / "data"

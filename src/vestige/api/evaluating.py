@@ -18,7 +18,7 @@ from vestige.api.asking import (
 )
 from vestige.api.result import Result, result_of
 from vestige.costs.estimate import CostPlan
-from vestige.engine.friendly import EvalAsk
+from vestige.engine.flags import EvalAsk
 from vestige.errors import UserError
 from vestige.given import ModelGiven, Place, RowTables, TokenizerLike
 
@@ -117,7 +117,7 @@ def evaluate(
 
 def _evaluated(said: Mapping[str, Any], about: ModelSubject, out: str, kept_in: Any) -> Result:
     from vestige.engine.evaluate import evaluate_config
-    from vestige.engine.friendly import to_run
+    from vestige.engine.flags import to_run
 
     folder, held = rows_or_folder(said["data"])  # rows in memory live as long as something holds them
     config = to_run(eval_ask({**said, "data": folder, "out": out}, about))
@@ -230,7 +230,7 @@ def plan(
     """
     said = locals()
     from vestige.costs.served import plan_of
-    from vestige.engine.friendly import to_run
+    from vestige.engine.flags import to_run
 
     for part in model if isinstance(model, tuple) else (model,):
         if not isinstance(part, (str, Path)):

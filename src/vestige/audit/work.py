@@ -18,14 +18,14 @@ from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import Outcome, evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.engine.served import handle_for
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.schema import misfit
-from vestige.store.checksums import is_whole, sha256
-from vestige.store.files import read_json, write_json
-from vestige.store.results import versions
+from vestige.store.directories import is_whole, sha256
+from vestige.store.files import versions, write_json
 from vestige.stress.ask import make_stress
 from vestige.stress.run import stress
 from vestige.types import content_key

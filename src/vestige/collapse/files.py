@@ -18,13 +18,14 @@ from vestige.collapse.detector import Measured, SampledRows
 from vestige.errors import UserError
 from vestige.metrics.collapse import row_table
 from vestige.models.load import LoadedModel
-from vestige.store.files import write_bytes, write_json
-from vestige.store.manifest import NAME, write_manifest
+from vestige.store.directories import MANIFEST, write_manifest
+from vestige.store.files import write_json
+from vestige.writing import write_bytes
 
 if TYPE_CHECKING:
     from vestige.collapse.run import CollapseAsk, CollapseReport
 
-RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", NAME)
+RESULTS = ("metrics.json", "rows.jsonl", "cross.npz", MANIFEST)
 SHOWN = 200  # characters of a reasoning kept beside its row
 
 

@@ -16,13 +16,13 @@ from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
 from vestige.metrics.collapse_extras import LATER_INTERVALS
 from vestige.metrics.collapse_words import verdict
 from vestige.schema import misfit, number
-from vestige.store.checksums import Seal, begin, seal
-from vestige.store.files import damaged, read_ours, write_bytes, write_json
+from vestige.store.directories import Seal, begin, seal, writing
+from vestige.store.files import damaged, read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
-from vestige.store.lock import writing
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
+from vestige.writing import write_bytes
 
 # In the order they were computed in: the running means advance with each.
 ORDER = (LABELS[1], LABELS[2], LABELS[0])
@@ -87,8 +87,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """Numbers, verdicts and ranks from the matrices; what else the files say stays."""
-    from vestige.show.tables import number as shown_as
     from vestige.show.tables import table
+    from vestige.sums import number as shown_as
 
     how.refuse("collapse")
     with writing(path):

@@ -22,12 +22,13 @@ from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
-from vestige.ownership import adopt_file, keep_apart, permit
-from vestige.show.tables import number, table
-from vestige.store.checksums import begin, seal
+from vestige.ownership import adopt_file, permit
+from vestige.show.tables import table
+from vestige.store.directories import begin, seal, writing
 from vestige.store.evidence import tidy
 from vestige.store.files import read_ours, write_json
-from vestige.store.lock import writing
+from vestige.sums import number
+from vestige.writing import keep_apart
 
 OFF_POLICY = "these numbers are about the model that wrote the rollouts only if it is this one"
 EVIDENCE = "evidence"

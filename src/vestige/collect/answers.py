@@ -20,9 +20,9 @@ import numpy as np
 
 from vestige.collect.answering import Cost
 from vestige.collect.forward import score_packed, score_plain
-from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, free_memory, out_of_memory
+from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, free_memory
 from vestige.collect.tree import Limits, Packing, pack
-from vestige.errors import named, reraise_ours
+from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.types import Target, TokenStats
 
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row

@@ -26,9 +26,9 @@ from vestige.collect.answers import default_limits
 from vestige.collect.forward import logits_at, score_plain
 from vestige.collect.prompts import PromptCache, PromptStretch, continue_prompt, layers_of, read_prompt, stretches
 from vestige.collect.reduce import token_logprobs
-from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, exact, out_of_memory
+from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, exact
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
-from vestige.errors import UserError, named, reraise_ours
+from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.calling import send
 from vestige.types import Array, Target
 

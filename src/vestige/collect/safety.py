@@ -28,7 +28,7 @@ import numpy as np
 import torch
 
 from vestige.collect.forward import score_plain
-from vestige.errors import UserError
+from vestige.errors import UserError, out_of_memory
 from vestige.models.args import precision
 from vestige.types import Array, Target
 
@@ -68,14 +68,6 @@ def check_tokens(model: Any, sequences: Iterable[Sequence[int]]) -> None:
 
 
 # ---- memory ------------------------------------------------------------------------------------------------------
-
-
-def out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-        return True
-    # The CPU allocator and MPS raise a plain RuntimeError; their texts are all there is to go by.
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
 
 
 @dataclass

@@ -41,8 +41,8 @@ from vestige.collect.patch import (
     with_hidden,
 )  # fmt: skip
 from vestige.collect.reduce import reduce_logits
-from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory, out_of_memory
-from vestige.errors import named, reraise_ours
+from vestige.collect.safety import Halving, check_fit, check_tokens, free_memory
+from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.models.blocks import find_blocks, find_sites
 from vestige.models.cache import held
 from vestige.models.calling import additive, send, without_copies

@@ -24,10 +24,10 @@ from vestige.collect.forward import logits_at
 from vestige.collect.pick import Chooser, choose
 from vestige.collect.prefill import Filled, packed, padded
 from vestige.collect.reduce import chosen_logprob
-from vestige.collect.safety import Halving, check_fit, check_tokens, learned_positions, out_of_memory
+from vestige.collect.safety import Halving, check_fit, check_tokens, learned_positions
 from vestige.collect.text_row import TextRow
 from vestige.collect.tree import Limits
-from vestige.errors import UserError, named, reraise_ours
+from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.args import precision
 from vestige.models.cache import SlotCache
 from vestige.models.calling import across, decoding, padding_mask, send

@@ -11,7 +11,7 @@ squared: for clusters of equal size G / (G - 1) times the plain sum. Plain degre
 when sizes differ; docs/statistics.md has what was measured. Fewer than five clusters have no interval.
 
 In: values by row and the cluster of each row. Out: spreads (value, standard error, degrees of freedom) that give
-intervals, one-sided bounds and p-values. Callers: engine/statistics.py, depth/scores.py, results/compare.py,
+intervals, one-sided bounds and p-values. Callers: engine/scores.py, depth/scores.py, results/compare.py,
 compare/verdict.py, the room meta.
 """
 

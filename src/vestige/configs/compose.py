@@ -10,8 +10,9 @@ import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import islice, repeat
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from vestige.writing import temporary, write_bytes
 PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
-OPTIONAL = tuple(f"model.model_args.{name}=" for name in OWN_KEYS)
+OPTIONAL = tuple(map("model.model_args.{}=".format, OWN_KEYS))
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks, the first one last; set while composing
 
 
@@ -41,7 +42,8 @@ def _register_search_path() -> None:
             for directory in _USER_DIR:
                 search_path.prepend("vestige-user", f"file://{directory}")
 
-    if not any(p.__name__ == UserDirectoryFirst.__name__ for p in Plugins.instance().discover(SearchPathPlugin)):
+    known = map(attrgetter("__name__"), Plugins.instance().discover(SearchPathPlugin))
+    if UserDirectoryFirst.__name__ not in known:
         Plugins.instance().register(UserDirectoryFirst)
 
 
@@ -74,7 +76,8 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     GlobalHydra.instance().clear()
     own = [config_dir.resolve()] if config_dir else []
     try:
-        with _without_hydra_group(own) as silent:
+        without: AbstractContextManager[list[Path]] = _without_hydra_group(own[0]) if own else nullcontext([])
+        with without as silent:
             _USER_DIR[:] = [*own, *silent]
             with initialize_config_dir(str(PACKAGE_DIR), version_base="1.3"):
                 yield [*own, PACKAGE_DIR]
@@ -83,12 +86,12 @@ def composing(config_dir: Path | None) -> Iterator[list[Path]]:
 
 
 @contextmanager
-def _without_hydra_group(own: Sequence[Path]) -> Iterator[list[Path]]:
+def _without_hydra_group(own: Path) -> Iterator[list[Path]]:
     """Empty files in the place of a user's own `hydra` group: how Hydra logs and where it runs is not ours to set up.
 
     (Such a group asks for plug-ins, as open-unlearning's does for colorlog, or for folders that nobody wants here.)
     """
-    names = [p.relative_to(base) for base in own for p in (base / "hydra").rglob("*.yaml")]
+    names = [p.relative_to(own) for p in (own / "hydra").rglob("*.yaml")]
     if not names:
         yield []
         return
@@ -113,9 +116,9 @@ def compose_config(
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            cfg = compose(config_name, overrides=[_optional(word) for word in overrides])
+            cfg = compose(config_name, overrides=list(map(_optional, overrides)))
         for key, value in (values or {}).items():
-            if not any(_overrides_key(word, key) for word in overrides):
+            if not any(map(_overrides_key, overrides, repeat(key))):
                 OmegaConf.update(cfg, key, _literal(value), force_add=True)
         note_tree(OmegaConf.to_container(cfg, resolve=False))
         return cfg
@@ -307,17 +310,12 @@ class ConfigLibrary:
         self.cfg = cfg
         self.suite = suite
         self.directories = directories
-        self.files = self._index()
-
-    def _index(self) -> dict[str, Path]:
-        """Metric name -> file. The name is the end of the file's @package line; the file name works too."""
-        out: dict[str, Path] = {}
-        group = f"eval/{self.suite}_metrics"
-        for directory in reversed(self.directories):  # the user's files come last and win
-            for path in sorted((directory / group).glob("*.yaml")):
+        # Metric name -> file. The name is the end of the file's @package line; the file name works too.
+        self.files: dict[str, Path] = {}
+        for directory in reversed(directories):  # the user's files come last and win
+            for path in sorted((directory / f"eval/{suite}_metrics").glob("*.yaml")):
                 package = _PACKAGE_LINE.search(read_text(path))
-                out[package[1].rsplit(".", 1)[-1] if package else path.stem] = path
-        return out
+                self.files[package[1].rsplit(".", 1)[-1] if package else path.stem] = path
 
     def metric_names(self) -> list[str]:
         return sorted(self.files)

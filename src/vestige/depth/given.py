@@ -24,10 +24,10 @@ from vestige.engine.handles import ModelHandle
 from vestige.engine.patches import Patching, PatchSettings, PatchSource
 from vestige.engine.team import Team
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.metrics.depth import layer_scores
 from vestige.models.locate import locate
 from vestige.schema import check_form
-from vestige.store.files import read_json
 from vestige.store.trust import to_check
 from vestige.types import TokenStats, content_key
 from vestige.wants import PatchWant

@@ -13,8 +13,7 @@ from vestige.depth.files import record
 from vestige.depth.scores import ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
 from vestige.schema import misfit
 from vestige.store.evidence import Bank
-from vestige.store.examples import read_packed, write_packed
-from vestige.store.files import damaged
+from vestige.store.files import damaged, read_packed, write_packed
 from vestige.types import Grouping, TokenStats
 
 KEPT = "depth.json.gz"

@@ -10,12 +10,11 @@ from vestige.depth.files import detailed, table_of, write_results
 from vestige.depth.kept import KEPT, DepthAgain, score_again
 from vestige.errors import UserError
 from vestige.schema import number
-from vestige.store.checksums import Seal, begin, seal
+from vestige.store.directories import Seal, begin, seal, writing
 from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import DepthSummary
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
-from vestige.store.lock import writing
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 OLDER = "evidence/{file} is not there (an older run)"
@@ -43,8 +42,8 @@ def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
 
 def _score(path: Path, how: Rescoring) -> str:
     """The numbers of every unlearned model from its patched evidence; what else a summary says stays."""
-    from vestige.show.tables import number as shown
     from vestige.show.tables import table
+    from vestige.sums import number as shown
 
     how.refuse("depth")
     if not (path / "evidence" / KEPT).is_file():

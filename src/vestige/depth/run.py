@@ -30,13 +30,11 @@ from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
-from vestige.ownership import keep_apart
-from vestige.store.checksums import begin, seal
+from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
-from vestige.store.lock import writing
-from vestige.store.manifest import NAME, write_manifest
 from vestige.types import TokenStats
+from vestige.writing import keep_apart
 
 log = logging.getLogger("vestige.depth")
 
@@ -85,7 +83,7 @@ def depth_run(ask: DepthAsk) -> list[DepthResult]:
     inputs = {"--full": ask.full, "--retain-model": ask.retain, "--forget": ask.data}
     inputs |= {"--s1-cache": str(given)} if (given := find_given(ask.s1_cache)) else {}
     inputs |= {f"--unlearned ({n + 1})": path for n, path in enumerate(ask.unlearned)}
-    keep_apart(Path(ask.out), inputs, [*FILES, NAME, "evidence", "s1_cache"])
+    keep_apart(Path(ask.out), inputs, [*FILES, MANIFEST, "evidence", "s1_cache"])
     with writing(Path(ask.out)):
         run = _DepthRun(ask, us)
         with writing(ask.cache) if run.adds_to_shared_cache() else contextlib.nullcontext():
@@ -197,7 +195,7 @@ class _DepthRun:
     def _rewritten(self) -> list[str]:
         places = [""] if len(self.names) == 1 else ["", *(f"{name}/" for name in self.names.values())]
         files = [f"{place}{file}" for place in places for file in FILES]
-        return [*files, NAME, "evidence/patched-", f"evidence/{KEPT}"]
+        return [*files, MANIFEST, "evidence/patched-", f"evidence/{KEPT}"]
 
     def _keep(self, settings: PatchSettings, s1: Mapping[str, TokenStats]) -> None:
         """What scoring again needs: S1 (its cache may be elsewhere), which bank is whose, and the rows."""
@@ -347,7 +345,7 @@ COLUMNS = (
 
 def _cells(result: DepthResult) -> list[str]:
     from vestige.compare.evidence import layers_in_words
-    from vestige.show.tables import number
+    from vestige.sums import number
 
     s: Mapping[str, Any] = result.summary
     ends = f"{s['interval'][0]:.4f} to {s['interval'][1]:.4f}" if s["interval"] else "-"
@@ -357,7 +355,8 @@ def _cells(result: DepthResult) -> list[str]:
 
 def report(results: Sequence[DepthResult]) -> str:
     """What a terminal shows."""
-    from vestige.show.tables import number, table
+    from vestige.show.tables import table
+    from vestige.sums import number
 
     head: Mapping[str, Any] = results[0].summary
     lines = [

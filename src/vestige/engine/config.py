@@ -6,6 +6,7 @@ records. Callers: every room that evaluates.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,7 +21,6 @@ from vestige.configs.compose import (
     lend_suite,
     seed_of,
 )
-from vestige.configs.overrides import for_hydra
 from vestige.errors import UserError, unknown_name
 from vestige.guard import inside
 from vestige.integrations import HARNESSES
@@ -66,12 +66,14 @@ class RunConfig:
 
     def describe(self) -> dict[str, Any]:
         """The configuration as the manifest records it: enough to score again without composing again."""
+        settings, metrics = dict(self.settings), self.suite.metrics
+        settings.pop("metrics", None)
         return {
             "suite": self.suite.name,
-            "settings": {k: v for k, v in self.settings.items() if k != "metrics"},
+            "settings": settings,
             "top": list(self.suite.top),
             **({"stem": self.suite.stem} if self.suite.stem else {}),
-            "metrics": {name: spec_to_json(spec) for name, spec in self.suite.metrics.items()},
+            "metrics": dict(zip(metrics, map(spec_to_json, metrics.values()), strict=True)),
             "model": {
                 "model_args": dict(self.model_args),
                 "tokenizer_args": dict(self.tokenizer_args),
@@ -168,11 +170,42 @@ def compose_runs(
         OmegaConf.set_struct(cfg, False)
         if "eval" in cfg and not OmegaConf.is_dict(cfg.eval):
             raise UserError(f"The setting 'eval' must hold suites (name: settings), it is {cfg.eval!r}.")
-        names = [str(name) for name in cfg.get("eval") or {}]
+        runs: list[AnyConfig] = []
         try:
-            return [_run(cfg, name, directories, only, plugins) for name in names]
+            for name in list(map(str, cfg.get("eval") or {})):  # a suite may borrow another's settings, which are added
+                runs.append(_run(cfg, name, directories, only, plugins))
+            return runs
         except OmegaConfBaseException as error:
             raise explain_value(error) from None
+
+
+_METRIC_LIST = re.compile(r"^eval\.\w+\.metrics=\[(.*)\]$")
+_GLOBAL_PACKAGE = re.compile(r"^(\+*eval\.\w+\.metrics\.\w+)=_global_\.")
+_MAPPING_OF_METRICS = re.compile(r"^(eval\.\w+\.metrics\.\w+\.metrics)=\{")
+
+
+def for_hydra(overrides: Sequence[str]) -> tuple[list[str], list[str] | None]:
+    """Overrides that Hydra can lay over our groups; beside them the metrics that a list names, if one does.
+
+    >>> for_hydra(["seed=1", "eval.tofu.metrics=[a, b]"])
+    (['seed=1'], ['a', 'b'])
+    >>> for_hydra(["+eval.tofu.metrics.trajectory_metrics=_global_.eval.metrics.trajectory_metrics"])
+    (['+eval.tofu.metrics.trajectory_metrics={}'], None)
+    >>> for_hydra(["eval.a.metrics.b.metrics={rouge:{}}"])
+    (['~eval.a.metrics.b.metrics', '+eval.a.metrics.b.metrics={rouge:{}}'], None)
+    """
+    out: list[str] = []
+    listed = None
+    for word in overrides:
+        if found := _METRIC_LIST.match(word):  # Hydra cannot lay a list over the mapping it fills
+            listed = [name.strip() for name in found[1].split(",") if name.strip()]
+        elif found := _GLOBAL_PACKAGE.match(word):  # the trajectory guide names a package, and means an entry
+            out.append(f"{found[1]}={{}}")
+        elif found := _MAPPING_OF_METRICS.match(word):  # a mapping cannot replace a list: the list goes first
+            out += [f"~{found[1]}", f"+{word}"]
+        else:
+            out.append(word)
+    return out, listed
 
 
 class _ModelForm(TypedDict, total=False):
@@ -207,27 +240,21 @@ def _run(
 
     if OmegaConf.is_missing(cfg, "task_name"):
         raise UserError("'task_name' must be given (it names the run directory): add task_name=NAME to the command.")
-    parts = {f"eval.{name}": cfg.eval[name], **{k: cfg.get(k, {}) for k in ("model", "paths")}}
-    for key, part in parts.items():
+    parts = ((f"eval.{name}", cfg.eval[name]), ("model", cfg.get("model", {})), ("paths", cfg.get("paths", {})))
+    for key, part in parts:
         if not OmegaConf.is_dict(part):
             raise UserError(f"The setting '{key}' must hold settings (name: value), it is {part!r}.")
     fill_suite(cfg, name)
     lender = str(cfg.eval[name].get("library") or name)  # whose metrics this suite names
     if lender != name:
         lend_suite(cfg, lender, name, directories)
-    settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
-    model: Any = OmegaConf.to_container(cfg.model, resolve=True)
-    rest: dict[str, Any] = {k: cfg.get(k) for k in ("data", "stats") if k in cfg}
-    rest = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in rest.items()}
-    check_form({"model": model, "eval": settings, **rest}, _Composed, "The configuration", "correct that setting")
-    data: Any = rest.get("data") or {}
+    settings, model, data = _checked(cfg, name)
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
-    for key, count in (("data.max_samples", limit), *((k, cfg.get(k)) for k in ("batch_tokens", "max_rows"))):
+    sizes = (limit, cfg.get("batch_tokens"), cfg.get("max_rows"))
+    for key, count in zip(("data.max_samples", "batch_tokens", "max_rows"), sizes, strict=True):
         if count is not None and (not isinstance(count, int) or count < 1):
             raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
-    if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
-        raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
     shared = _shared(cfg, settings, model, limit)
     if settings.get("handler") in HARNESSES:
         if only is not None:
@@ -236,17 +263,19 @@ def _run(
     library = ConfigLibrary(cfg, lender, directories)
     wanted = None if only is None else _names(list(only), library)
     suite = read_suite(name, settings, library, list(wanted.values()) if wanted else None)
-    suite = replace(suite, metrics={n: _with_seed(spec, seed_of(cfg)) for n, spec in suite.metrics.items()})
+    suite = _seeded(suite, seed_of(cfg))
     if suite.postprocess:
         check_postprocess(suite)
-    asked_as = {said: full for said, full in (wanted or {}).items() if said != full}
-    for said, full in asked_as.items():
-        from vestige.suites.definitions import refuse_other_number  # short names only: most runs use none
+    asked_as = {}
+    for said, full in (wanted or {}).items():
+        if said != full:
+            from vestige.suites.definitions import refuse_other_number  # short names only: most runs use none
 
-        refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
+            refuse_other_number(said, suite.metrics[full].handler, suite.metrics[full].params, dialect)
+            asked_as[said] = full
     return RunConfig(
         suite=suite,
-        settings={k: v for k, v in settings.items() if not k.startswith("_")},
+        settings=settings,
         template_args=model.get("template_args") or {},
         dialect=dialect,
         seed=seed_of(cfg),
@@ -261,8 +290,35 @@ def _run(
     )
 
 
+def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """A suite, the model and the data of a composed configuration as plain data of the form that is relied on."""
+    from omegaconf import OmegaConf
+
+    settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
+    model: Any = OmegaConf.to_container(cfg.model, resolve=True)
+    rest: dict[str, Any] = {}
+    for key in ("data", "stats"):
+        if key in cfg:
+            part = cfg.get(key)
+            rest[key] = OmegaConf.to_container(part, resolve=True) if OmegaConf.is_config(part) else part
+    check_form({"model": model, "eval": settings, **rest}, _Composed, "The configuration", "correct that setting")
+    if not (model.get("model_args") or {}).get("pretrained_model_name_or_path"):
+        raise UserError("No model given; add model.model_args.pretrained_model_name_or_path=PATH (or --model PATH).")
+    for key in list(settings):  # what another suite looked up here
+        if str(key).startswith("_"):
+            del settings[key]
+    return settings, model, rest.get("data") or {}
+
+
 def _shared(cfg: Any, settings: Mapping[str, Any], model: Mapping[str, Any], limit: Any) -> dict[str, Any]:
     """What runs of metrics and runs of a harness have in common."""
+    from omegaconf import OmegaConf
+
+    said = cfg.get("server") or {}
+    if not OmegaConf.is_dict(said) and not isinstance(said, dict):
+        raise UserError(f"The setting 'server' must hold settings (url, key_env), it is {said!r}.")
+    # The servers that run the model, if any: {url, key_env, timeout, down, slots}, without what was not said.
+    server: Any = OmegaConf.to_container(said, resolve=True) if OmegaConf.is_config(said) else dict(said)
     return {
         "model_args": model.get("model_args") or {},
         "tokenizer_args": model.get("tokenizer_args") or {},
@@ -270,19 +326,8 @@ def _shared(cfg: Any, settings: Mapping[str, Any], model: Mapping[str, Any], lim
         "output_dir": Path(str(settings.get("output_dir") or cfg.paths.output_dir)),
         "limit": None if limit is None else int(limit),
         "progress": bool(cfg.get("progress", True)),
-        "server": _server(cfg),
+        "server": {str(k): v for k, v in server.items() if v is not None} if server.get("url") else {},
     }
-
-
-def _server(cfg: Any) -> dict[str, Any]:
-    """The servers that run the model, if any: {url, key_env, timeout, down, slots}, without what was not said."""
-    from omegaconf import OmegaConf
-
-    said = cfg.get("server") or {}
-    if not OmegaConf.is_dict(said) and not isinstance(said, dict):
-        raise UserError(f"The setting 'server' must hold settings (url, key_env), it is {said!r}.")
-    plain: Any = OmegaConf.to_container(said, resolve=True) if OmegaConf.is_config(said) else dict(said)
-    return {str(k): v for k, v in plain.items() if v is not None} if plain.get("url") else {}
 
 
 def _statistics(cfg: Any) -> dict[str, Any]:
@@ -294,15 +339,17 @@ def _statistics(cfg: Any) -> dict[str, Any]:
     return {"resamples": said, "cluster": str(stats.get("cluster") or RunConfig.cluster)}
 
 
-def _with_seed(spec: MetricSpec, seed: int) -> MetricSpec:
+def _seeded(suite: SuiteSpec, seed: int) -> SuiteSpec:
     """`seed=` reaches metrics that sample their texts, unless they name a seed of their own."""
-    if spec.generation.get("do_sample"):
-        return replace(spec, generation={"seed": seed, **spec.generation})
-    if spec.children is None or not seed:
-        return spec
-    trajectory = dict(spec.params.get("trajectory_config") or {})
-    trajectory["sampler_kwargs"] = {"seed": seed, **(trajectory.get("sampler_kwargs") or {})}
-    return replace(spec, params={**spec.params, "trajectory_config": trajectory})
+    metrics = dict(suite.metrics)
+    for name, spec in suite.metrics.items():
+        if spec.generation.get("do_sample"):
+            metrics[name] = replace(spec, generation={"seed": seed, **spec.generation})
+        elif spec.children is not None and seed:
+            trajectory = dict(spec.params.get("trajectory_config") or {})
+            trajectory["sampler_kwargs"] = {"seed": seed, **(trajectory.get("sampler_kwargs") or {})}
+            metrics[name] = replace(spec, params={**spec.params, "trajectory_config": trajectory})
+    return replace(suite, metrics=metrics)
 
 
 def _names(only: list[str], library: ConfigLibrary) -> dict[str, str]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,40 +23,29 @@ from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
-from vestige.engine.references import load_references, reads
-from vestige.engine.scores import Reference, Scoring
-from vestige.engine.statistics import Run, stats_file, write_statistics
+from vestige.engine.references import load_references, no_retain_logs, reads, retain_values
+from vestige.engine.scores import Reference, Run, Scoring, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.installing import save_pretrained
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.ownership import keep_apart
 from vestige.schema import misfit
 from vestige.secrets import without_secrets
-from vestige.store.checksums import begin, seal
+from vestige.store.directories import EVALUATIONS, begin, clusters_json, config_json, manifest, seal, writing
 from vestige.store.evidence import FORMATS, discard_all, tidy
-from vestige.store.examples import save_rows
-from vestige.store.files import DamagedError, damaged, read_ours, write_bytes, write_json
-from vestige.store.lock import writing
-from vestige.store.manifest import EVALUATIONS, clusters_json, config_json, manifest
-from vestige.store.results import result_file, write_results
+from vestige.store.files import DamagedError, damaged, read_ours, result_file, save_rows, write_json, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
 from vestige.types import Score
-from vestige.writing import temporary
+from vestige.writing import keep_apart, temporary, write_bytes
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
     from vestige.engine.evaluator_session import EvaluatorSession
     from vestige.integrations.evaluators import Evaluator
 
 log = logging.getLogger("vestige.engine")
-
-WITHOUT_RETAIN_LOGS = (
-    "No retain logs given: {without}. Evaluate the retain model first and pass its {stem}_EVAL.json "
-    "(retain_logs_path=FILE or --retain-logs FILE)."
-)
 
 
 @dataclass
@@ -92,7 +82,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
             evaluator = made if has_the_say(made, config.suite) else None
     check_directory(config)
     _keep_apart(config)
-    compares = _compares(config.suite)
+    compares = any(map(attrgetter("references"), config.suite.metrics.values()))
     references = load_references(config.suite, config.dialect) if compares else {}
     us = team()
     if evaluator is not None and us.size > 1:
@@ -103,7 +93,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
         if us.leads and compares and config.retain_logs is None:
-            log.warning(_no_retain_logs(config.suite))
+            log.warning(no_retain_logs(config.suite))
         prepared = evaluation.prepare()
         first = evaluation.model  # code of an evaluator may put another in its place
         if evaluation.evaluator:
@@ -137,22 +127,12 @@ def check_directory(config: AnyConfig) -> None:
         )
 
 
-def _no_retain_logs(suite: SuiteSpec) -> str:
-    """What goes without the retain model, in the words of this suite: MUSE has no forget quality."""
-    from vestige.suites.handlers.references import ref_value
-
-    every = [m for s in suite.metrics.values() for m in (s, *(s.children.metrics.values() if s.children else ()))]
-    compared = {m.name: m for m in every if m.references and m.children is None}
-    parts = [
-        f"{name} cannot be computed" if m.handler == "ks_test" else f"{name} is compared with ref_value {ref_value(m)}"
-        for name, m in compared.items()
-    ]
-    return WITHOUT_RETAIN_LOGS.format(without=" and ".join(parts), stem=suite.file_stem)
-
-
 def _keep_apart(config: RunConfig) -> None:
     """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
-    named = {path: name for name, spec in config.suite.metrics.items() for r in spec.references for path in r.paths}
+    named: dict[str, str] = {}
+    for name, spec in config.suite.metrics.items():
+        for reference in spec.references:
+            named |= dict.fromkeys(reference.paths, name)
     if config.retain_logs:
         named[config.retain_logs] = "as given"
     inputs = {"--model": config.model_args.get("pretrained_model_name_or_path")}
@@ -162,11 +142,6 @@ def _keep_apart(config: RunConfig) -> None:
     stem = config.suite.file_stem
     written = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json", "evidence"]
     keep_apart(config.output_dir, inputs, written)
-
-
-def _compares(suite: SuiteSpec) -> bool:
-    """Whether some metric is compared with another run."""
-    return any(spec.references for spec in suite.metrics.values())
 
 
 class _Evaluation:
@@ -282,7 +257,7 @@ class _Evaluation:
     def _rewritten(self) -> list[str]:
         """What this run rewrites, or reads only if its digest fits."""
         stem = self.config.suite.file_stem
-        banks = [f"evidence/{kind}-" for kind in FORMATS]
+        banks = map("evidence/{}-".format, FORMATS)
         names = [f"{stem}_EVAL.json", f"{stem}_SUMMARY.json", f"{stem}_STATS.json", "manifest.json"]
         everything = ["evidence/"] if self.config.overwrite else []
         return [*names, *banks, *everything, "evidence/examples.json.gz", "sweep_task.json"]
@@ -333,23 +308,23 @@ class _Evaluation:
         """How these numbers came about: enough to compare two runs and to score this one again."""
         template = self.context.encoder.template
         dialect = prepared.dialect
-        along = any(spec.children is not None for spec in self.config.suite.metrics.values())
+        along = any(map(attrgetter("children"), self.config.suite.metrics.values()))
+        data: dict[str, Any] = {}
+        for key, r in prepared.rows.items():
+            data[key] = {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
+            data[key] |= clusters_json(r.clusters) if r.clusters else {}
         return manifest("trajectory" if along else "eval", config_json(self.config.describe())) | {
             "dialect": {"name": dialect.name, "version": dialect.version, "mask": dialect.mask},
             "model": self.model.facts(),
             "template": {k: v for k, v in vars(template).items() if v not in (None, "")},
             "prompt": self.context.encoder.sample_prompt(),
             "tokenizer": tokenizer_facts(self.context.encoder.tokenizer),
-            "data": {
-                key: {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
-                | clusters_json(r.clusters)
-                for key, r in prepared.rows.items()
-            },
+            "data": data,
             "data_of": prepared.data_of,
             "unavailable": prepared.unavailable,
             "hidden_tokens": prepared.hidden_tokens,
             "references": self.second_identities,
-            "retain_logs": reads(self.config.suite) if _compares(self.config.suite) else {},
+            "retain_logs": reads(self.config.suite) if self.references else {},
             "patched": self.collector.patched_banks,
             "classifiers": self.collector.classifiers,
             "made": self.collector.made,
@@ -366,9 +341,11 @@ class _Evaluation:
 
 def _has_code(suite: SuiteSpec) -> bool:
     """Whether a suite has functions of the user's, which may run the model or call metrics of ours."""
-    inner = [s.children.metrics for s in suite.metrics.values() if s.children]
-    specs = [spec for metrics in (suite.metrics, *inner) for spec in metrics.values()]
-    return bool(suite.postprocess) or any(HANDLERS[spec.handler].live for spec in specs)
+    specs = list(suite.metrics.values())
+    for spec in suite.metrics.values():
+        specs += spec.children.metrics.values() if spec.children else ()
+    live = map(attrgetter("live"), map(HANDLERS.__getitem__, map(attrgetter("handler"), specs)))
+    return bool(suite.postprocess) or any(live)
 
 
 def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
@@ -380,18 +357,3 @@ def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:
         many = any(rows.many for rows in prepared.data(full).values())
         found.append(differs_for_some_rows(said, config.dialect, prepared.hidden_tokens, many))
     return [note for note in found if note]
-
-
-def retain_values(references: Mapping[str, Reference], suite: SuiteSpec) -> dict[str, list[float]]:
-    """What the reference runs scored on the asked-for metrics: one value per run.
-
-    Metrics that are themselves comparisons (privleak) are left out: that run was compared with something else.
-    """
-    plain = [m for m in suite.top if not suite.metrics[m].references]
-    out: dict[str, list[float]] = {}
-    for reference in references.values():
-        for m in plain:
-            entry = reference.results.get(m)
-            if isinstance(entry, Mapping) and entry.get("agg_value") is not None:
-                out.setdefault(m, []).append(float(entry["agg_value"]))
-    return out

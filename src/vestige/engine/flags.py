@@ -1,20 +1,28 @@
-"""The verb `eval`: its flags, and from flags to runs.
+"""The verb `eval`: its flags, and from what was asked, in flags or by the Python API, to runs.
 
-In: parsed arguments. Out: run directories, a table on the screen, an exit status. Callers: cli.py; costs/flags.py
-for the runs that `vestige plan` estimates.
+In: parsed arguments, or an EvalAsk: the common case said in a few words, as `vestige eval tofu --model PATH --data DIR`
+does. Out: a RunConfig (or HarnessConfig); of the verb, run directories, a table on the screen and an exit status.
+Callers: cli.py; costs/flags.py for the runs that `vestige plan` estimates; api and every room that evaluates for
+`to_run`. What composes and evaluates is imported when it is needed: `--help` needs none of it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import re
 import sys
-from collections.abc import Sequence
-from dataclasses import fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vestige.errors import UserError
-from vestige.flags import shared_flags
+from vestige.errors import UserError, unknown_name
+from vestige.flags import settings_of, shared_flags
+
+if TYPE_CHECKING:
+    from vestige.engine.config import AnyConfig
 
 
 def add_verbs(verbs: Any) -> None:
@@ -26,7 +34,7 @@ def add_verbs(verbs: Any) -> None:
 def suite_names() -> list[str]:
     from vestige.configs.compose import PACKAGE_DIR
 
-    return sorted(file.stem for file in (PACKAGE_DIR / "eval").glob("*.yaml"))
+    return sorted(map(attrgetter("stem"), (PACKAGE_DIR / "eval").glob("*.yaml")))
 
 
 def evaluation_flags(p: Any, verb: str) -> None:
@@ -44,45 +52,41 @@ def evaluation_flags(p: Any, verb: str) -> None:
     )
 
 
-def _words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """A suite name, if one is given, and the Hydra overrides."""
-    suites = [w for w in args.words if "=" not in w and not w.startswith(("+", "~"))]
-    if len(suites) > 1:
-        raise UserError(f"One suite at a time, please: {', '.join(suites)}. Overrides are written KEY=VALUE.")
-    return (suites[0] if suites else None), [w for w in args.words if w not in suites]
-
-
 def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
-    from vestige.engine.config import compose_runs
-    from vestige.engine.friendly import EvalAsk, to_run
-
     if args.plugin:
         from vestige.integrations.plugins import load_plugins
 
         load_plugins(args.plugin)
-    suite, overrides = _words(args)
-    metrics = None if args.metrics is None else [m.strip() for m in args.metrics.split(",") if m.strip()]
+    suites: list[str] = []
+    overrides: list[str] = []
+    for word in args.words:
+        (overrides if "=" in word or word.startswith(("+", "~")) else suites).append(word)
+    if len(suites) > 1:
+        raise UserError(f"One suite at a time, please: {', '.join(suites)}. Overrides are written KEY=VALUE.")
+    metrics = None if args.metrics is None else list(filter(None, map(str.strip, args.metrics.split(","))))
     if metrics == []:
         raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
-    said = {f.name: getattr(args, f.name) for f in fields(EvalAsk) if hasattr(args, f.name)}
-    said = {name: value for name, value in said.items() if name not in ("metrics", "config_dir")}
+    said: dict[str, Any] = {}
+    hydra_alone = not suites
+    for name in map(attrgetter("name"), fields(EvalAsk)):
+        if name not in ("metrics", "config_dir") and hasattr(args, name):
+            said[name] = getattr(args, name)
+            hydra_alone = hydra_alone and said[name] in (None, False)
     progress = False if args.quiet else None
-    hydra_alone = suite is None and not any(v not in (None, False) for v in said.values())
-    said |= {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
 
     def compose(words: list[str]) -> list[Any]:
         if not hydra_alone:
-            return [to_run(EvalAsk(suite=suite or "tofu", metrics=metrics, overrides=words, **said))]
+            more = {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
+            suite = suites[0] if suites else "tofu"
+            return [to_run(EvalAsk(suite=suite, metrics=metrics, overrides=words, **{**said, **more}))]
+        from vestige.engine.config import compose_runs
+
         config_dir = Path(args.config_dir) if args.config_dir else None
         values = {} if progress is None else {"progress": progress}
         return list(compose_runs(words, args.config_name, config_dir, metrics, args.plugin, values))
 
-    if not args.multirun:
-        return compose(overrides)
-    from vestige.configs.overrides import multirun
-
-    return multirun(overrides, compose)  # every combination of the values that they list
+    return multirun(overrides, compose) if args.multirun else compose(overrides)
 
 
 def _retain_first(args: argparse.Namespace) -> None:
@@ -108,25 +112,35 @@ def run_eval(args: argparse.Namespace) -> int:
 
     status = 0
     for run in runs:
-        status = max(status, _report(evaluate_config(run), run))
+        outcome = evaluate_config(run)
+        _print_outcome(outcome, run)
+        # A run without any value is a failure, though its files and reasons are written.
+        if outcome.top and all(outcome.scores[name].missing for name in outcome.top):
+            print(
+                "vestige: error: none of the metrics asked for could be computed; the reasons are above.",
+                file=sys.stderr,
+            )
+            status = 2
     return status
 
 
-def _report(outcome: Any, run: Any) -> int:
+def _print_outcome(outcome: Any, run: Any) -> None:
     from vestige.show.tables import harness_report, summary, without_retain
 
     if "harness" in outcome.manifest:
         print(harness_report(outcome))
-        return _nothing(outcome)
-    by_source = {d["source"]: d["rows"] for d in outcome.manifest["data"].values()}
-    rows = sum(by_source.values())
-    print(f"\n{outcome.manifest['model']['name']}  ({run.suite.name}, dialect {outcome.dialect}, {rows} rows read)\n")
+        return
+    rows = {}  # several metrics may read one source
+    for data in outcome.manifest["data"].values():
+        rows[data["source"]] = data["rows"]
+    about = f"{run.suite.name}, dialect {outcome.dialect}, {sum(rows.values())} rows read"
+    print(f"\n{outcome.manifest['model']['name']}  ({about})\n")
     print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in outcome.notes:
         print(f"note: {note}")
     if run.retain_logs is None and (words := without_retain(outcome.metrics, outcome.scores)):
         print(f"\n{words}")
-    print(f"\nfiles: {', '.join(str(f) for f in outcome.files)}")
+    print(f"\nfiles: {', '.join(map(str, outcome.files))}")
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
     print(
         f"cost:  {cost['score_tokens']:,} tokens scored, {cost['tokens_produced']:,} generated "
@@ -137,21 +151,12 @@ def _report(outcome: Any, run: Any) -> int:
         )
         + f"{seconds['total']:.1f} s"
     )
-    return _nothing(outcome)
-
-
-def _nothing(outcome: Any) -> int:
-    """A run without any value is a failure, though its files and reasons are written."""
-    if not outcome.top or not all(outcome.scores[name].missing for name in outcome.top):
-        return 0
-    print("vestige: error: none of the metrics asked for could be computed; the reasons are above.", file=sys.stderr)
-    return 2
 
 
 def print_config(runs: Sequence[Any]) -> int:
     from omegaconf import OmegaConf
 
-    from vestige.store.manifest import config_json
+    from vestige.store.directories import config_json
 
     for run in runs:
         body = {**config_json(run.describe()), "output_dir": str(run.output_dir)}
@@ -159,3 +164,170 @@ def print_config(runs: Sequence[Any]) -> int:
             body["dialect"] = run.dialect
         print(OmegaConf.to_yaml(OmegaConf.create(body)))
     return 0
+
+
+# ---- from an ask to a run ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class EvalAsk:
+    """What the friendly flags say. None means: not said."""
+
+    suite: str = "tofu"
+    model: str | None = None
+    data: str | None = None
+    retain_logs: str | Sequence[str] | None = None  # several: other seeds of the retain model
+    out: str | None = None
+    task_name: str | None = None
+    metrics: Sequence[str] | None = None  # ["all"] for every metric of the suite
+    tasks: Sequence[Any] | str | None = None  # of lm_eval: names, paths, task configs
+    include_path: str | None = None
+    reference_model: str | None = None
+    full: str | None = None  # the model before unlearning: reads texts for said_likelihood
+    dialect: str | None = None
+    system_prompt: str | None = None
+    batch_tokens: int | None = None
+    batch_size: int | None = None  # rows in one forward, at most
+    limit: int | None = None
+    cluster: str | None = None  # the column whose rows hang together
+    dtype: str | None = None
+    device: str | None = None
+    tokenizer: str | None = None
+    adapter_base: str | None = None  # of Python's pair (base, adapter)
+    quantization: str | None = None
+    compute_dtype: str | None = None  # of 4-bit layers
+    trust_remote_code: bool = False
+    server: str | None = None  # addresses of servers that run the model, separated by commas
+    server_key_env: str | None = None  # the environment variable that holds their key
+    server_by_name: bool = False  # several models: each is asked at those of the servers that list it
+    overwrite: bool = False
+    trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
+    benchmark: str | None = None  # of trajectory-eval
+    seed: int | None = None
+    progress: bool | None = None
+    overrides: Sequence[str] = ()
+    config_dir: str | None = None
+    plugins: Sequence[str] = ()
+
+
+# Flags that mean something to one kind of evaluation only; said to the other kind they would change nothing.
+METRICS_ONLY = ("data", "retain_logs", "reference_model", "full", "dialect", "batch_tokens", "seed", "cluster")
+TASKS_ONLY = ("tasks", "include_path")
+
+
+_ABOUT_MODEL, _CHOOSES_MODEL = re.compile("model"), re.compile("model=")
+
+
+def to_run(ask: EvalAsk) -> AnyConfig:
+    """The configuration of a friendly request."""
+    from vestige.data.rows import local_data
+    from vestige.engine.config import HarnessConfig, RunConfig, compose_runs
+
+    if ask.suite in ALONG or ask.benchmark is not None or ask.trajectory_views is not None:
+        ask = _along_trajectories(ask)
+    if ask.config_dir is None and ask.suite not in suite_names():
+        raise unknown_name("suite", ask.suite, suite_names())
+    if ask.model is None and not any(map(_ABOUT_MODEL.match, ask.overrides)):
+        raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
+    chosen = any(map(_CHOOSES_MODEL.match, ask.overrides))
+    overrides = [f"eval={ask.suite}", *([] if chosen else ["model=local"]), *ask.overrides]
+    config_dir = Path(ask.config_dir) if ask.config_dir else None
+    run = compose_runs(overrides, "eval.yaml", config_dir, ask.metrics, ask.plugins, _values(ask))[0]
+    for name in METRICS_ONLY if isinstance(run, HarnessConfig) else TASKS_ONLY:
+        if getattr(ask, name) is not None:
+            raise UserError(f"--{name.replace('_', '-')} means nothing to '{ask.suite}'; leave it out.")
+    if isinstance(run, HarnessConfig) and ask.tasks is not None:
+        return replace(run, settings={**run.settings, "tasks": ask.tasks})
+    if ask.data and isinstance(run, RunConfig):
+        run = replace(run, missing="skip", local=local_data(ask.suite, run.settings.get("local_data"), str(ask.data)))
+    return run
+
+
+ALONG = ("trajectory-eval", "trajectory_eval")
+VIEWS = {"both": "[full,eos]", "full": "[full]", "eos": "[eos]"}
+
+
+def _along_trajectories(ask: EvalAsk) -> EvalAsk:
+    """`trajectory-eval --benchmark B` and `B --trajectory-views V` both mean the suite B_trajectory."""
+    suites, views = suite_names(), ask.trajectory_views
+    if ask.suite not in ALONG and ask.benchmark is not None:
+        raise UserError("--benchmark belongs to `vestige eval trajectory-eval`; here the suite's name says it.")
+    if views is not None and views not in VIEWS:
+        raise unknown_name("view", views, VIEWS, "(--trajectory-views)")
+    base = ask.benchmark or "tofu" if ask.suite in ALONG else ask.suite
+    wanted = base if "trajectory" in base else f"{base}_trajectory"
+    if wanted not in suites and ask.config_dir is None:
+        known = [s.removesuffix("_trajectory") for s in suites if s.endswith("_trajectory")]
+        raise unknown_name("benchmark with trajectories", base, known)
+    said = [f"eval.{wanted}.metrics.trajectory_metrics.trajectory_config.include_views={VIEWS[views]}"] if views else []
+    return replace(ask, suite=wanted, overrides=[*said, *ask.overrides])
+
+
+def _values(ask: EvalAsk) -> dict[str, Any]:
+    """What the ask says, as settings of the configuration (the table of flags knows their keys)."""
+    said = {**vars(ask), "task_name": ask.task_name or _task_name(ask)}
+    logs = said["retain_logs"]
+    said["retain_logs"] = logs[0] if isinstance(logs, (list, tuple)) and len(logs) == 1 else logs
+    more: dict[str, Any] = {"progress": ask.progress, "model.model_args.adapter_base": ask.adapter_base}
+    more["server.by_name"] = True if ask.server and ask.server_by_name else None
+    if ask.suite == "lm_eval":  # the harness makes its own prompts, from its own setting
+        more["eval.lm_eval.simple_evaluate_args.system_instruction"] = said.pop("system_prompt")
+    values = settings_of(said, ask.suite)
+    for key, value in more.items():
+        if value is not None:
+            values[key] = value
+    return values
+
+
+def _task_name(ask: EvalAsk) -> str:
+    if ask.out:
+        return Path(ask.out).absolute().name.replace("..", "_") or "run"
+    chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
+    name = Path(str(ask.model or (chosen[-1] if chosen else "run"))).name
+    return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
+
+
+# ---- several runs from comma lists ---------------------------------------------------------------------------------
+
+
+def expand(overrides: Sequence[str]) -> list[list[str]]:
+    """Every combination of the values that the overrides list, the last one changing fastest, as Hydra does.
+
+    >>> expand(["a=1,2", "b=x", "c=range(0,2)"])
+    [['a=1', 'b=x', 'c=0'], ['a=1', 'b=x', 'c=1'], ['a=2', 'b=x', 'c=0'], ['a=2', 'b=x', 'c=1']]
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+        choices = [
+            [f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()]
+            if o.is_sweep_override()
+            else [str(o.input_line)]
+            for o in parsed
+        ]
+    except HydraException as error:
+        raise UserError(f"--multirun cannot read the overrides: {' '.join(str(error).split())}") from None
+    return [list(combination) for combination in itertools.product(*choices)]
+
+
+def multirun(overrides: Sequence[str], compose: Callable[[list[str]], list[Any]]) -> list[Any]:
+    """The runs of every combination. Where two would write to one directory, each has a folder named by its choices."""
+    combinations = expand(overrides)
+    by_choice = [(_chosen(overrides, words), run) for words in combinations for run in compose(words)]
+    places = [run.output_dir for _, run in by_choice]
+    if len(set(places)) == len(places):
+        return [run for _, run in by_choice]
+    runs = [replace(run, output_dir=run.output_dir / folder) for folder, run in by_choice]
+    places = [run.output_dir for run in runs]
+    if len(set(places)) < len(places):
+        twice = next(p for p in places if places.count(p) > 1)
+        raise UserError(f"Two runs of --multirun would write to {twice}; make task_name differ between them.")
+    return runs
+
+
+def _chosen(before: Sequence[str], after: Sequence[str]) -> Path:
+    """A folder for a combination, from the overrides that had a choice: mia_min_k.k=0.2,seed=1."""
+    words = [a for b, a in zip(before, after, strict=True) if a != b]
+    return Path(re.sub(r"[^A-Za-z0-9._=,-]+", "_", ",".join(words)) or ".")

@@ -30,7 +30,7 @@ from vestige.models.four_bit import RULE
 from vestige.models.gguf_file import gguf_context_length
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
-from vestige.store.results import versions
+from vestige.store.files import versions
 from vestige.types import content_key
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ log = logging.getLogger("vestige.engine")
 class ModelHandle:
     """A model that is loaded when first needed: a run whose evidence is complete never loads it."""
 
+    served: Any = None  # who talks to the servers of a served model (engine/served.py); None: it runs here
+
     def __init__(self, args: ModelArgs | None, loaded: LoadedModel | None = None) -> None:
         self.args = args
         self._loaded = loaded
@@ -50,11 +52,6 @@ class ModelHandle:
         self._fingerprint = loaded.fingerprint if loaded else ""
         self._watch = loaded.watch if loaded else None
         self.made: Mapping[str, Any] = how_held(loaded) if loaded else {}  # how it was held when its evidence was made
-
-    @property
-    def served(self) -> Any:
-        """Who talks to the servers of a served model (engine/served.py); None: it runs here."""
-        return None
 
     def ready(self, notes: list[str]) -> None:
         """Loads the model, if that is still to be done."""
@@ -82,8 +79,8 @@ class ModelHandle:
                 kind, now = locate(self.args).kind, held(self.args)
                 parts = [self.fingerprint, now["dtype"], now["attention"], now["device"]]
             parts += [RULE, str(self._compute_dtype)] if self._quantization == "4bit" else []
-            parts += [f"{k}={v}" for k, v in libraries(kind, bool(self._quantization)).items()]
-            self._identity = content_key(*(p.encode() for p in parts))[:16]
+            parts += map("=".join, libraries(kind, bool(self._quantization)).items())
+            self._identity = content_key(*map(str.encode, parts))[:16]
         return self._identity
 
     @property
@@ -177,7 +174,7 @@ class ModelHandle:
             for note in self._loaded.notes:
                 log.warning("%s: %s", self.name, note)
         if notes is not None:
-            notes += [note for note in self._loaded.notes if note not in notes]
+            notes[:] = dict.fromkeys([*notes, *self._loaded.notes])
         return self._loaded
 
     def facts(self) -> dict[str, Any]:
@@ -189,7 +186,8 @@ class ModelHandle:
             "load_seconds": round(self.load_seconds, 3),
         }
         if self.made:
-            out |= {k: v for k, v in self.made.items() if k != "versions"}
+            out |= self.made
+            out.pop("versions", None)
         elif self.args:  # nothing was asked of it
             out |= {**self.held(), "quantization": self.args.quantization}
             out |= {"compute_dtype": self.args.computes_in} if self.args.computes_in else {}

@@ -19,12 +19,10 @@ from vestige.integrations import HARNESSES
 from vestige.integrations.lm_eval import HarnessResults, Keeping
 from vestige.models.load import LoadedModel
 from vestige.models.locate import locate
-from vestige.store.checksums import begin, seal
+from vestige.store.directories import begin, config_json, manifest, seal, writing
 from vestige.store.evidence import discard_all
 from vestige.store.files import write_json
 from vestige.store.harness_answers import AnswersOnDisk
-from vestige.store.lock import writing
-from vestige.store.manifest import config_json, manifest
 from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")

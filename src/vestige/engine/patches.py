@@ -26,7 +26,7 @@ from vestige.errors import UserError
 from vestige.models.fingerprint import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.results import versions
+from vestige.store.files import versions
 from vestige.store.trust import Settling
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
 from vestige.wants import PatchWant

@@ -11,6 +11,9 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.chat import decode_texts, make_template
@@ -46,16 +49,17 @@ class Prepared:
     notes: list[str] = field(default_factory=list)
 
     def data(self, metric: str) -> dict[str, Rows]:
-        return {access: self.rows[key] for access, key in self.data_of.get(metric, {}).items()}
+        keys = self.data_of.get(metric, {})
+        return dict(zip(keys, map(self.rows.__getitem__, keys.values()), strict=True))
 
     @property
     def hidden_tokens(self) -> int:
         """How many answers have a token hidden from attention: where the mask of the dialect makes a difference."""
         count = 0
-        for example in (e for rows in self.rows.values() for row in rows.examples for e in row):
+        for example in chain.from_iterable(chain.from_iterable(map(attrgetter("examples"), self.rows.values()))):
             target = example.target
             inputs = 0 if target is None else len(target.ids) - 1
-            within = target is not None and any(h < inputs for h in target.hidden)
+            within = target is not None and min(target.hidden, default=inputs) < inputs
             count += bool(example.prompt.hidden or within)
         return count
 
@@ -153,7 +157,7 @@ def prepare(
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
     context.forget()
-    _gather(config.suite, out, lacking or (lambda _, wants: _out_of_reach(wants, canvases, diffusion)))
+    _gather(config.suite, out, lacking or partial(_out_of_reach, canvases, diffusion))
     return out
 
 
@@ -169,7 +173,7 @@ def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:
 
 def _gather(suite: SuiteSpec, out: Prepared, lacking: Lacking) -> None:
     for name, spec in suite.metrics.items():
-        parent = next((p for p in spec.parents.values() if p in out.unavailable), None)
+        parent = next(filter(out.unavailable.__contains__, spec.parents.values()), None)
         if name in out.unavailable:
             continue
         if parent is not None:
@@ -182,7 +186,7 @@ def _gather(suite: SuiteSpec, out: Prepared, lacking: Lacking) -> None:
             out.wants.add(wants)
 
 
-def _out_of_reach(wants: Wants, canvases: Canvases | None, diffusion: bool) -> str:
+def _out_of_reach(canvases: Canvases | None, diffusion: bool, _: Handler, wants: Wants) -> str:
     """Why a model of this kind cannot give what a metric wants; empty: it can."""
     if canvases is not None and (wants.answers or wants.visible or wants.gradients or wants.patched):
         return NO_LIKELIHOOD

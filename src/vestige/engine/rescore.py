@@ -15,21 +15,19 @@ from vestige.data.rows import load_rows, redirect
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.references import load_references, reads
-from vestige.engine.statistics import Run, stats_file, write_statistics
+from vestige.engine.scores import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
-from vestige.ownership import keep_apart
 from vestige.secrets import expand
 from vestige.store.archive import moved
-from vestige.store.checksums import begin, seal
-from vestige.store.examples import load_rows as load_examples
-from vestige.store.files import write_json
-from vestige.store.lock import writing
-from vestige.store.manifest import clusters_json, read_manifest
-from vestige.store.results import versions, write_results
+from vestige.store.directories import begin, clusters_json, seal, writing
+from vestige.store.files import load_rows as load_examples
+from vestige.store.files import versions, write_json, write_results
+from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Grouping, Rows
+from vestige.writing import keep_apart
 
 
 def rescore(
@@ -124,7 +122,7 @@ def with_column(directory: Path, manifest: Mapping[str, Any], column: str) -> di
         plain = {name: value for name, value in body.items() if name != "clusters"}
         known = column != NONE and key in specs and key in stored
         found = _clusters_of(stored[key], specs[key], manifest["config"], column) if known else None
-        data[key] = {**plain, **clusters_json(found)}
+        data[key] = {**plain, **(clusters_json(found) if found else {})}
     if column not in (AUTO, NONE) and not any("clusters" in body for body in data.values()):
         raise no_such_column(column, sorted({str(body["source"]) for body in data.values()}))
     config = {**manifest["config"], "stats": {**(manifest["config"].get("stats") or {}), "cluster": column}}

@@ -29,7 +29,7 @@ from vestige.servers.find import ServerArgs, find_servers
 from vestige.servers.kinds import Abilities, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
 from vestige.servers.wire import ServerDown
-from vestige.store.results import versions
+from vestige.store.files import versions
 from vestige.suites.registry import Handler
 from vestige.types import Rows, content_key
 from vestige.wants import Wants
@@ -56,6 +56,7 @@ class ServedHandle(ModelHandle):
 
     def __init__(self, args: ModelArgs, server: ServerArgs, tokenizer: Any) -> None:
         super().__init__(args)
+        self.served = self
         self.server = server
         self.tokenizer = tokenizer
         self.model = connect(server, args.path, tokenizer)
@@ -64,10 +65,6 @@ class ServedHandle(ModelHandle):
         self.made = {"dtype": self.model.facts.dtype or "unknown", "device": "server", "attention": "unknown"}
         self.made |= {"quantization": None, "server": self.model.facts.as_dict()}
         self.made |= {"versions": {k: v for k, v in versions().items() if k in ("vestige", "tokenizers")}}
-
-    @property
-    def served(self) -> ServedHandle:
-        return self
 
     @property
     def is_live(self) -> bool:

@@ -19,10 +19,9 @@ from vestige.metrics.names import full_name
 from vestige.schema import misfit
 from vestige.secrets import expand, unset
 from vestige.store.evidence import Bank
-from vestige.store.examples import load_rows
-from vestige.store.files import damaged, read_ours
+from vestige.store.files import damaged, load_rows, read_ours
 from vestige.store.forms import ResultForm
-from vestige.store.manifest import keys_read, read_manifest
+from vestige.store.kinds import keys_read, read_manifest
 from vestige.suites.handlers.trajectory_reading import Moment
 from vestige.suites.handlers.trajectory_scores import RUNS_MODEL
 from vestige.suites.registry import HANDLERS, AtStep, Evidence, Found, Words

@@ -34,10 +34,7 @@ class Team:
 
     def __init__(self, rank: int = 0, size: int = 1, meeting: Any = None) -> None:
         self.rank, self.size, self._meeting = rank, size, meeting
-
-    @property
-    def leads(self) -> bool:
-        return self.rank == 0
+        self.leads = rank == 0
 
     def share(self, wants: Mapping[str, T]) -> dict[str, T]:
         """This process's part. Wants with the same prompt stay together: they share its cost.
@@ -113,14 +110,12 @@ def alone() -> Iterator[None]:
 
 def team() -> Team:
     """The team that a launcher (accelerate, torchrun) made of this process and others; otherwise a team of one."""
-    return Team() if _alone.get() else _launched()
+    # Both launchers set this variable. Asking it first keeps accelerate and torch out of commands that work alone.
+    return Team() if _alone.get() or int(os.environ.get("WORLD_SIZE", "1")) < 2 else _launched()
 
 
 @functools.cache
 def _launched() -> Team:
-    # Both launchers set this variable. Asking it first keeps accelerate and torch out of commands that work alone.
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        return Team()
     import datetime
 
     from accelerate import PartialState

@@ -19,7 +19,7 @@ from vestige.compare import bootstrap
 from vestige.compare.bootstrap import Sample, Statistic
 from vestige.compare.contrast import Contrast
 from vestige.compare.facts import AttackCurve, AttackPoint
-from vestige.engine.statistics import Estimate
+from vestige.engine.scores import Estimate
 from vestige.judging.contrasts import contrast, difference, mean_of
 from vestige.judging.evaluated import Evaluated
 from vestige.schema import number

@@ -13,7 +13,7 @@ from vestige.compare import bootstrap
 from vestige.compare.bootstrap import Sample, Statistic
 from vestige.compare.clusters import jackknife
 from vestige.compare.contrast import Contrast
-from vestige.engine.statistics import Estimate
+from vestige.engine.scores import Estimate
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Statistic:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from vestige.engine.statistics import Estimate, NoInterval, Run
+from vestige.engine.scores import Estimate, NoInterval, Run
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.metrics.cards import CARDS

@@ -23,7 +23,7 @@ from vestige.compare.evidence import in_words
 from vestige.compare.facts import AttackCurve, AuditFacts, Measure, SecretCounts
 from vestige.compare.rule import RULE
 from vestige.compare.vectors import share_interval
-from vestige.engine.statistics import Estimate
+from vestige.engine.scores import Estimate
 from vestige.errors import UserError
 from vestige.judging.attacked import AttackedRun, Span, attack_curves
 from vestige.judging.contrasts import contrast, difference, mean_of

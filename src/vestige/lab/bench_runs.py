@@ -17,11 +17,11 @@ from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.lab.bench_pool import BenchLab, BenchSettings, build_bench
 from vestige.meta.verdict_bench import TRUTH
 from vestige.show.progress import hushed
-from vestige.store.checksums import is_whole
+from vestige.store.directories import is_whole
 from vestige.store.files import write_json
 from vestige.stress.run import Stress, stress
 

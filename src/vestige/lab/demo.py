@@ -12,7 +12,7 @@ from pathlib import Path
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.lab.beside import beside
 from vestige.lab.building import with_threads
 from vestige.lab.demo_diffusion import demo_diffusion, measure_diffusion

@@ -9,7 +9,7 @@ from typing import Any
 
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.judging.runs import JudgeAsk, judge_runs
 from vestige.lab.building import with_threads
 from vestige.lab.diffusion import build_diffusion_lab

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.lab.bench_pool import BenchSettings
 from vestige.lab.bench_runs import run_bench
 from vestige.lab.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
@@ -22,8 +23,8 @@ from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.meta.run import MetaAsk, meta
 from vestige.metrics.names import KNOWN, direction_of
 from vestige.show.progress import hushed
-from vestige.show.tables import number, table
-from vestige.store.files import read_json
+from vestige.show.tables import table
+from vestige.sums import number
 from vestige.sweep.plan import read_plan
 from vestige.sweep.run import How, sweep
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.lab.pools import PoolLab
-from vestige.store.files import write_bytes
 from vestige.stress.registry import OURS
+from vestige.writing import write_bytes
 
 # Everything the published tables have of outputs, by their short names; utility and fluency serve the axes.
 OUTPUTS = (

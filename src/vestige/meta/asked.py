@@ -15,7 +15,7 @@ from vestige.meta.axes import FLOOR
 from vestige.meta.faithfulness import RESAMPLES
 from vestige.meta.robustness import UTILITY_FILTER
 from vestige.schema import misfit
-from vestige.store.checksums import sha256
+from vestige.store.directories import sha256
 from vestige.store.files import relative
 from vestige.types import content_key
 

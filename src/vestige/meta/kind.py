@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.meta.files import META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE
-from vestige.store.checksums import begin, contents, seal
+from vestige.store.directories import MANIFEST, begin, contents, kind_in, seal, write_manifest
 from vestige.store.files import read_ours
 from vestige.store.kinds import Kind, Reader, RunSource
-from vestige.store.manifest import NAME, kind_in, write_manifest
 
-WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, "verdict_bench.json", "verdict_facts.json", NAME)
+WRITTEN = (META_EVAL, METHOD_RESULTS, THRESHOLDS, USABLE, "verdict_bench.json", "verdict_facts.json", MANIFEST)
 
 
 def finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
@@ -21,7 +20,7 @@ def finish(out: Path, question: str, asked: Mapping[str, Any]) -> None:
     In the directory of another run its manifest stays; where other files are (a sweep's), they change without us, so
     that a seal would soon be wrong.
     """
-    if (out / NAME).is_file() and kind_in(out) != "meta":
+    if (out / MANIFEST).is_file() and kind_in(out) != "meta":
         return
     own = set(contents(out)[0]) <= set(WRITTEN)
     before = _questions(out)
@@ -37,9 +36,9 @@ def _plain(value: Any) -> Any:
 
 
 def _questions(out: Path) -> dict[str, Any]:
-    if not (out / NAME).is_file():
+    if not (out / MANIFEST).is_file():
         return {}
-    found = read_ours(out / NAME, dict[str, Any]).get("config")
+    found = read_ours(out / MANIFEST, dict[str, Any]).get("config")
     questions = found.get("questions") if isinstance(found, Mapping) else None
     return dict(questions) if isinstance(questions, Mapping) else {}
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.meta.axes import similarity
 from vestige.metrics.names import ENTITY, short, unlike_published
-from vestige.store.files import read_json
 
 UNSTATED = "not stated"
 

@@ -30,7 +30,7 @@ from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
 from vestige.store.kinds import RunSource
-from vestige.words import number
+from vestige.sums import number
 
 TITLE = "Did it forget?"
 MOST_AUDITS = 60  # each holds rows and distributions: a thousand of them would make no page

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.kind import in_file
 from vestige.meta.old_keys import modern
@@ -20,8 +21,8 @@ from vestige.meta.tree_meta import attack_files, faithfulness_file, read_tree_at
 from vestige.metrics.trajectory import VIEWS
 from vestige.report.format import PAGE, REPORT
 from vestige.schema import misfit
-from vestige.store.checksums import read_seal
-from vestige.store.files import read_json, relative
+from vestige.store.directories import read_seal
+from vestige.store.files import relative
 from vestige.store.forms import FORMS, Curves, Spreads
 from vestige.store.kinds import KINDS, META_FILES, RunSource, kind
 

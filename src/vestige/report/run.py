@@ -18,6 +18,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.ownership import adopt, is_ours, permit
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
@@ -29,10 +30,11 @@ from vestige.results.compare import Difference, Stored, differences, judged, rea
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
-from vestige.store.files import read_json, relative, write_bytes, write_json
+from vestige.store.directories import writing
+from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
-from vestige.store.lock import writing
 from vestige.types import IGNORE
+from vestige.writing import write_bytes
 
 RESAMPLES = 2000
 MARGIN = 0.05  # what counts as equal on metrics between 0 and 1, as in `vestige compare`

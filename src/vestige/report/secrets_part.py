@@ -13,7 +13,7 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.metrics.said import says
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.store.kinds import RunSource
 from vestige.suites.handlers.said import secrets_in
 from vestige.types import Rows

@@ -8,8 +8,8 @@ from pathlib import Path
 from vestige.engine.stored import load_evidence, suite_from_manifest, words_of
 from vestige.errors import UserError
 from vestige.metrics.dialects import get_dialect
-from vestige.store.examples import load_rows
-from vestige.store.manifest import read_manifest
+from vestige.store.files import load_rows
+from vestige.store.kinds import read_manifest
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.types import Trace

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.meta.axes import AXIS_TABLE, definitions
 from vestige.meta.files import META_EVAL, METHOD_RESULTS
 from vestige.meta.old_keys import RENAMED, ages
@@ -21,7 +22,6 @@ from vestige.report.glossary import entry
 from vestige.report.run import again as asked_again
 from vestige.results.meta_checks import Checked, check_meta
 from vestige.show.progress import hushed
-from vestige.store.files import read_json
 
 DATA = re.compile(r'<script type="application/json"[^>]*>(.*?)</script>', re.S)
 

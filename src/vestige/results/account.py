@@ -16,7 +16,7 @@ from vestige.errors import UserError
 from vestige.metrics.trajectory import VIEWS
 from vestige.results.load import load_outcome
 from vestige.schema import number
-from vestige.store.examples import load_rows
+from vestige.store.files import load_rows
 from vestige.types import Rows, RunAccount, RunCurve, RunNumber, RunTable, Score
 
 TEXTS = ("input", "ground_truth", "generation")  # as open-unlearning calls them

@@ -14,20 +14,20 @@ from pathlib import Path
 import numpy as np
 
 from vestige.compare import bootstrap, clusters
-from vestige.engine.references import difference, load_references
+from vestige.engine.references import difference, load_references, references_of
 from vestige.engine.rescore import with_column
-from vestige.engine.scores import family, references_of
-from vestige.engine.statistics import SEED, Estimate, NoInterval, Run, rounded
+from vestige.engine.scores import SEED, Estimate, NoInterval, Run, family, rounded
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
-from vestige.show.tables import comparison, number, table
+from vestige.show.tables import comparison, table
 from vestige.store import kinds
 from vestige.store.archive import moved
-from vestige.store.manifest import data_fingerprints, read_manifest
-from vestige.store.results import read_scores, result_file
+from vestige.store.files import read_scores, result_file
+from vestige.store.kinds import data_fingerprints, read_manifest
 from vestige.suites.definitions import refuse_other_number
 from vestige.suites.spec import SuiteSpec
+from vestige.sums import number
 from vestige.types import Score
 
 # Metrics that live between 0 and 1, where one margin means one thing; per cent and losses have no such scale.

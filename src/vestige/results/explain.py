@@ -17,10 +17,11 @@ from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.results.listing import metric_configs
 from vestige.results.worked import worked
 from vestige.results.worked_parts import worked_revocations
-from vestige.show.tables import number, table
+from vestige.show.tables import table
 from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
+from vestige.sums import number
 
 WIDTH = 110
 

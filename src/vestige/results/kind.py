@@ -15,20 +15,17 @@ from typing import Any
 from vestige.engine.config import RunConfig
 from vestige.engine.references import load_references
 from vestige.engine.rescore import against, rescore
-from vestige.engine.scores import Reference, family
-from vestige.engine.statistics import Run, intervals, stats_file
+from vestige.engine.scores import Reference, Run, family, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
 from vestige.secrets import hide
-from vestige.store import checksums
+from vestige.store import directories
 from vestige.store.archive import moved
-from vestige.store.checksums import Seal
-from vestige.store.files import read_ours
+from vestige.store.directories import Seal
+from vestige.store.files import read_ours, result_file
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Definition
-from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
-from vestige.store.manifest import read_manifest
-from vestige.store.results import result_file
+from vestige.store.kinds import Kind, Reader, Rescoring, RunSource, read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.suites.spec import SuiteSpec
 from vestige.types import Score
@@ -108,7 +105,7 @@ def _references(
 def _changed(path: Path, sealed: str | None) -> str:
     if not path.exists():
         return "are not there"
-    if sealed is not None and checksums.sha256(result_file(path)) != sealed:
+    if sealed is not None and directories.sha256(result_file(path)) != sealed:
         return "are not those the run was compared with"
     return ""
 

@@ -13,17 +13,15 @@ from typing import Any
 from vestige.engine.evaluate import Outcome, retain_values
 from vestige.engine.harness import scores_of
 from vestige.engine.references import load_references
-from vestige.engine.statistics import stats_file
+from vestige.engine.scores import stats_file
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import HarnessResults
 from vestige.store.archive import moved
-from vestige.store.checksums import NAME as CHECKSUMS
-from vestige.store.checksums import read_seal, sha256
-from vestige.store.files import damaged, read_ours
+from vestige.store.directories import SEAL, read_seal, sha256
+from vestige.store.files import damaged, read_ours, result_file
 from vestige.store.forms import ResultsForm, Stat
-from vestige.store.manifest import read_manifest
-from vestige.store.results import result_file
+from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more
 from vestige.types import Score
 
@@ -50,7 +48,7 @@ class _Sealed:
         try:
             seal = read_seal(directory)
         except (OSError, ValueError) as error:
-            raise damaged(directory / CHECKSUMS, str(error)) from None
+            raise damaged(directory / SEAL, str(error)) from None
         if seal is not None and not seal.finished:
             raise UserError(f"{directory} is not finished; run the command that made it again, it goes on from there.")
         self.digests = {} if seal is None else seal.files

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.meta import files
 from vestige.meta.asked import MetaAsk, ask_again, short_digest
 from vestige.meta.kind import KIND as META
@@ -31,8 +32,7 @@ from vestige.meta.old_keys import ages
 from vestige.meta.robustness import RULES, overall
 from vestige.meta.run import QUESTIONS, Made
 from vestige.schema import number
-from vestige.store.checksums import Seal, sha256
-from vestige.store.files import read_json
+from vestige.store.directories import Seal, sha256
 from vestige.store.findings import Finding, compared
 
 EXACT = 1e-9  # another machine may add up in another order

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any
 
-from vestige.engine.statistics import SEED
+from vestige.engine.scores import SEED
 from vestige.errors import UserError
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
@@ -23,8 +23,8 @@ from vestige.store.kinds import kind_of
 from vestige.suites.definitions import dialect_points
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
+from vestige.sums import counted
 from vestige.wants import Decoding
-from vestige.words import counted
 
 EVALUATIONS = ("eval", "trajectory")
 KNOWN = (*EVALUATIONS, "depth", "stress")

@@ -9,10 +9,9 @@ from typing import Any
 
 from vestige.errors import UserError, unknown_name
 from vestige.metrics.names import full_name
-from vestige.show.tables import number, table
-from vestige.store.examples import load_rows
-from vestige.store.results import read_scores, result_file
-from vestige.sums import mean
+from vestige.show.tables import table
+from vestige.store.files import load_rows, read_scores, result_file
+from vestige.sums import mean, number
 from vestige.types import Rows, Score
 
 Manifest = Mapping[str, Any]

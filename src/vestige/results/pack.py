@@ -15,8 +15,8 @@ from vestige.results.publishing import NOTE, homes_in, refuse_secrets, shortened
 from vestige.secrets import shorten
 from vestige.store import kinds
 from vestige.store.archive import Contents, extract, is_archive, sealed_files, unique, write_archive
-from vestige.store.checksums import NAME
-from vestige.store.results import result_file
+from vestige.store.directories import SEAL
+from vestige.store.files import result_file
 from vestige.writing import temporary
 
 log = logging.getLogger("vestige.results")
@@ -61,7 +61,7 @@ def pack(directories: Sequence[Path], out: Path, shorten_paths: bool = False) ->
 def _bring(contents: Contents, path: str) -> str:
     """Retain logs into the archive: the whole run they are of, if it is sealed; else the file."""
     file = result_file(Path(path))
-    if not (file.parent / NAME).is_file():
+    if not (file.parent / SEAL).is_file():
         name = f"references/{unique([*_taken(contents), file.stem])[-1]}/{file.name}"
         contents.files[name] = file
         return name

@@ -27,10 +27,9 @@ from vestige.integrations.exporters import (
     losses,
 )
 from vestige.secrets import hide, homes, shorten
-from vestige.store import checksums
-from vestige.store.checksums import read_seal
+from vestige.store import directories
+from vestige.store.directories import read_seal, writing
 from vestige.store.kinds import KINDS, kind, kind_of
-from vestige.store.lock import writing
 from vestige.types import RunAccount
 
 log = logging.getLogger("vestige.results")
@@ -109,14 +108,14 @@ def refuse_broken(path: Path, name: str) -> None:
     try:
         seal = read_seal(path)
     except (OSError, ValueError) as error:
-        raise UserError(f"{path} is not published: {checksums.NAME} is damaged ({error}).") from None
+        raise UserError(f"{path} is not published: {directories.SEAL} is damaged ({error}).") from None
     if seal is None:
         if name != "watch":
-            log.warning("%s has no %s: nothing vouches for its numbers.", path, checksums.NAME)
+            log.warning("%s has no %s: nothing vouches for its numbers.", path, directories.SEAL)
         return
     if not seal.finished:
         raise UserError(f"{path} is not finished; run the command that made it again, it goes on from there.")
-    wrong = checksums.check(path, seal)
+    wrong = directories.check(path, seal)
     if wrong:
         raise UserError(f"{path} is not published: {wrong[0]}")
 

@@ -8,10 +8,11 @@ from typing import Any
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.errors import UserError, unknown_name
-from vestige.show.tables import number, table
-from vestige.store.files import read_json
-from vestige.store.manifest import read_manifest
-from vestige.store.results import read_scores, result_file
+from vestige.guard import read_json
+from vestige.show.tables import table
+from vestige.store.files import read_scores, result_file
+from vestige.store.kinds import read_manifest
+from vestige.sums import number
 
 FORGET_ROWS = {"forget01": 40, "forget05": 200, "forget10": 400}  # of TOFU's splits
 ARROW = "this run"

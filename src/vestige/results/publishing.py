@@ -12,9 +12,8 @@ from typing import Any
 
 from vestige.errors import UserError
 from vestige.secrets import HIDDEN, hide, homes, is_secret_name, shorten
-from vestige.store.checksums import NAME, Seal, read_seal, sealed_bytes, sha256
-from vestige.store.files import write_bytes
-from vestige.writing import temporary
+from vestige.store.directories import SEAL, Seal, read_seal, sealed_bytes, sha256
+from vestige.writing import temporary, write_bytes
 
 WRITTEN = (".json", ".jsonl", ".csv", ".md", ".html", ".yaml", ".txt")
 NOTE = "{count} files name a person's home directory (such as {home}); --shorten-paths writes ~ in its place."
@@ -81,14 +80,14 @@ def shortened(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, Path], dict
         copies = {name: place / name for name in files}
         for name, path in files.items():
             data = path.read_bytes()
-            text = None if name.endswith(NAME) else text_of(name, data)
+            text = None if name.endswith(SEAL) else text_of(name, data)
             # Texts and patched banks carry a digest of their own, and no path.
             if text is not None and homes(text) and not (("/evidence/" in name) and name.endswith(".jsonl")):
                 words = shorten(text).encode("utf-8", "surrogatepass")
                 data = gzip.compress(words, compresslevel=6, mtime=0) if name.endswith(".gz") else words
             write_bytes(copies[name], data)
         roots = {}
-        for name in sorted((n for n in files if n.endswith(f"/{NAME}")), key=lambda n: -n.count("/")):
+        for name in sorted((n for n in files if n.endswith(f"/{SEAL}")), key=lambda n: -n.count("/")):
             folder = copies[name].parent
             before = read_seal(folder)
             if before is not None:

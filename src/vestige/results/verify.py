@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vestige.errors import UserError
-from vestige.store import checksums
+from vestige.store import directories
 from vestige.store.archive import PACK, extract, is_archive
-from vestige.store.checksums import NAME, Seal, read_seal
+from vestige.store.directories import SEAL, Seal, read_seal
 from vestige.store.files import read_ours
 from vestige.store.kinds import kind_of, of
 from vestige.writing import temporary
 
-NO_SEAL = f"{NAME} is missing (the run was made before there was one): only its numbers are checked"
+NO_SEAL = f"{SEAL} is missing (the run was made before there was one): only its numbers are checked"
 
 
 @dataclass
@@ -54,7 +54,7 @@ def verify(path: Path, again: bool = True) -> Verdict:
     try:
         seal = read_seal(path)
     except ValueError as error:
-        verdict.findings.append(f"{path / NAME} is damaged ({error}); delete it, then run the same command again.")
+        verdict.findings.append(f"{path / SEAL} is damaged ({error}); delete it, then run the same command again.")
         return verdict
     if seal is None and kind_of(path) is None:
         return _folder(path, again)
@@ -65,7 +65,7 @@ def verify(path: Path, again: bool = True) -> Verdict:
         verdict.notes.append(f"{path}: {NO_SEAL}")
     else:
         verdict.root, verdict.files = seal.root, len(seal.files)
-        verdict.findings += checksums.check(path, seal)
+        verdict.findings += directories.check(path, seal)
     for inner in _sealed_below(path):
         verdict.add(verify(inner, again))
     if not verdict.findings:  # numbers of broken files would only say the same again
@@ -95,7 +95,7 @@ def _folder(path: Path, again: bool) -> Verdict:
     verdict = Verdict(path)
     outer = _sealed_below(path)
     if not outer:
-        raise UserError(f"{path} holds no run and no report: none of {NAME}, manifest.json and report.json is in it.")
+        raise UserError(f"{path} holds no run and no report: none of {SEAL}, manifest.json and report.json is in it.")
     for place in outer:
         verdict.add(verify(place, again))
     return verdict
@@ -112,7 +112,7 @@ def _report(path: Path, again: bool) -> Verdict:
 
 def _sealed_below(path: Path) -> list[Path]:
     """The sealed runs inside a directory; those inside them are theirs to name."""
-    found = sorted(p.parent for p in path.rglob(NAME) if p.parent != path)
+    found = sorted(p.parent for p in path.rglob(SEAL) if p.parent != path)
     return [p for p in found if not any(q in p.parents for q in found)]
 
 

@@ -63,24 +63,6 @@ class Bar:
         self.add(count - self.base - self.count)
 
 
-class Steps:
-    """The bar of a training: called with (steps done, steps in all)."""
-
-    def __init__(self, label: str, show: bool) -> None:
-        self.bar = Bar(label, 0, "step", show)
-
-    def __enter__(self) -> Steps:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.bar.close()
-
-    def __call__(self, done: int, total: int) -> None:
-        if done == 0:
-            self.bar.expect(0, total)
-        self.bar.to(done)
-
-
 @contextmanager
 def hushed() -> Iterator[None]:
     """Our own warnings held back while somebody else says the same in better words."""

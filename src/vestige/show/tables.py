@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 from vestige.metrics.cards import is_attack, reading
 from vestige.suites.spec import MetricSpec
+from vestige.sums import number
 from vestige.types import NO_RETAIN_LOGS, Score
-from vestige.words import number
 
 
 def span(stat: Mapping[str, Any]) -> str:
@@ -29,14 +30,14 @@ def span(stat: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[int] = ()) -> str:
     """Columns as wide as their content; the last one may run to the edge of the screen."""
-    cells = [list(heads), *[list(r) for r in rows]]
-    widths = [max(len(r[c]) for r in cells) for c in range(len(heads))]
-    lines = []
-    for r in cells:
-        padded = [(x.rjust(w) if c in right else x.ljust(w)) for c, (x, w) in enumerate(zip(r, widths, strict=True))]
-        lines.append("  ".join(padded).rstrip())
-    lines.insert(1, "  ".join("-" * w for w in widths))
-    return "\n".join(lines)
+    columns: list[list[str]] = []
+    rules: list[str] = []
+    for c, column in enumerate(zip(heads, *rows, strict=True)):
+        width = max(map(len, column))
+        columns.append(list(map(str.rjust if c in right else str.ljust, column, repeat(width))))
+        rules.append("-" * width)
+    head, *lines = map(str.rstrip, map("  ".join, zip(*columns, strict=True)))
+    return "\n".join([head, "  ".join(rules), *lines])
 
 
 def amount(count: float, unit: str) -> str:
@@ -60,7 +61,10 @@ def _span(values: Sequence[float]) -> str:
 
 def without_retain(metrics: Mapping[str, MetricSpec], scores: Mapping[str, Score]) -> str:
     """What the numbers show without a retain model: by fresh rows alone, and how far that carries."""
-    attacks = {n: s.agg_value for n, s in scores.items() if is_attack(metrics[n].handler) and s.agg_value is not None}
+    attacks: dict[str, float] = {}
+    for name, score in scores.items():
+        if is_attack(metrics[name].handler) and score.agg_value is not None:
+            attacks[name] = score.agg_value
     if not attacks:
         return ""
     name, value = max(attacks.items(), key=lambda item: abs((item[1] or 0.5) - 0.5))
@@ -77,7 +81,7 @@ def describe(spec: MetricSpec, score: Score, stat: Mapping[str, Any] | None = No
         return "curves over denoising steps (below)"
     if score.agg_value is None:
         return "not computed (no retain model)" if score.reason == NO_RETAIN_LOGS else "not computed (below)"
-    against = not any("ref_value" in n for n in score.notes)
+    against = "ref_value" not in "\n".join(score.notes)
     ends = own_interval(stat or {})
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against, ends)
 
@@ -105,15 +109,18 @@ def summary(
     Under the table stands what is missing, why, and what must be known.
     """
     told = stats or {}
-    rows = [
-        [name, number(scores[name].agg_value), describe(metrics[name], scores[name], told.get(name))] for name in top
-    ]
+    rows: list[list[str]] = []
+    spread = False  # whether some metric has an interval
+    for name in top:
+        score, stat = scores[name], told.get(name, {})
+        rows.append([name, number(score.agg_value), describe(metrics[name], score, stat)])
+        spread = spread or bool(stat.get("interval"))
     heads = ["metric", "value", "reading"]
     if retain:
         heads.insert(2, "retain")
         for row in rows:
             row.insert(2, _span(retain.get(row[0], ())))
-    if any(told.get(name, {}).get("interval") for name in top):
+    if spread:
         heads.insert(2, "95 % interval")
         for row in rows:
             row.insert(2, span(told.get(row[0], {})))
@@ -126,7 +133,9 @@ def summary(
     if reasons:
         lines.append("")
         lines += [f"{', '.join(names)}: {words}" for words, names in reasons.items()]
-    lines += [f"\n{curves_table(name, scores[name])}" for name in top if scores[name].curves]
+    for name in top:
+        if scores[name].curves:
+            lines.append(f"\n{curves_table(name, scores[name])}")
     return "\n".join(lines)
 
 

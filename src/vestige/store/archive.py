@@ -22,11 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypedDict
 
-from vestige.errors import UserError
+from vestige.errors import UserError, write_error
 from vestige.schema import check_form, misfit
 from vestige.secrets import expand, hide
-from vestige.store.checksums import NAME, check, read_seal, sha256
-from vestige.store.files import read_ours, write_error
+from vestige.store.directories import SEAL, check, read_seal, sha256
+from vestige.store.files import read_ours
 from vestige.writing import create_bytes, one_file
 
 PACK = "pack.json"
@@ -56,15 +56,15 @@ def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
     try:
         seal = read_seal(directory)
     except ValueError as error:
-        raise UserError(f"{directory / NAME} is damaged ({error}); see `vestige verify {directory}`.") from None
+        raise UserError(f"{directory / SEAL} is damaged ({error}); see `vestige verify {directory}`.") from None
     if seal is None:
-        raise UserError(f"{directory} has no {NAME}; `vestige score {directory}` writes one, then pack again.")
+        raise UserError(f"{directory} has no {SEAL}; `vestige score {directory}` writes one, then pack again.")
     if not seal.finished:
         raise UserError(f"{directory} is not finished; run the same command again, then pack it.")
     wrong = check(directory, seal)
     if wrong:
         raise UserError(f"{wrong[0]} (`vestige verify {directory}` lists all that is wrong with it.)")
-    files = {name: directory / name for name in (*seal.files, NAME)}
+    files = {name: directory / name for name in (*seal.files, SEAL)}
     for inner in seal.runs:
         files |= {f"{inner}/{name}": path for name, path in sealed_files(directory / inner)[1].items()}
     return seal.root, files
@@ -105,7 +105,7 @@ def extract(path: Path, place: Path) -> dict[str, Path]:
         raise write_error(error, place) from None
     about = _about(path, place / PACK)
     for name in about["order"]:
-        if not (place / "runs" / name / NAME).is_file():
+        if not (place / "runs" / name / SEAL).is_file():
             raise UserError(f"{path} lists the run {name}, which is not in it; get the archive or pack it again.")
     for named in about["references"].values():
         if not safe_name(named) or not (place / named).is_file():

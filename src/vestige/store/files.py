@@ -1,27 +1,32 @@
-"""Writing so that a reader never sees half a file, and reading that says which file is broken.
+"""The files of a run: JSON that is whole or not there, results in open-unlearning's shape, and the tokenised rows.
 
-In: plain data and a path. Out: sorted JSON without secrets; or what a file holds, else a DamagedError with its name.
-Callers: every room with files of its own. The bytes go through writing.py, which knows whose files they are.
+In: plain data, Scores, Rows and a path. Out: sorted JSON without secrets, NAME_EVAL.json and NAME_SUMMARY.json, which
+open-unlearning's scripts read, and evidence/examples.json.gz, so that scoring needs neither tokenizer nor data files;
+and what such files hold, else a DamagedError with the file's name. Callers: every room with files of its own. The bytes
+go through writing.py, which knows whose files they are.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
+import platform
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import read_json
-from vestige.journal import WriteError, write_error
-from vestige.schema import misfit
+from vestige.guard import read_bytes, read_json
+from vestige.schema import check_form, misfit
 from vestige.secrets import hide
-from vestige.writing import make_directory, write_bytes, write_pieces
-
-__all__ = ["DamagedError", "WriteError", "damaged", "make_directory", "read_json", "read_ours", "relative",
-           "write_bytes", "write_error", "write_json", "write_pieces"]  # fmt: skip
+from vestige.store.arrays import MadeByName
+from vestige.types import Example, Prompt, Rows, Score, Target
+from vestige.writing import write_bytes, write_pieces
 
 BLOCK = 1 << 16  # characters
 
@@ -87,13 +92,17 @@ def in_order(data: Any) -> Any:
     ['9', '10', 'b', 'step_2', 'step_10']
     """
     if isinstance(data, Mapping):
-        return {k: in_order(data[k]) for k in sorted(data, key=_natural)}
-    return [in_order(item) for item in data] if isinstance(data, (list, tuple)) else data
+        ordered = {}
+        for key in sorted(data, key=_natural):
+            ordered[key] = in_order(data[key])
+        return ordered
+    return list(map(in_order, data)) if isinstance(data, (list, tuple)) else data
 
 
 def _natural(key: Any) -> tuple[list[Any], str]:
-    parts = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
-    return [int(p) if i % 2 else p for i, p in enumerate(parts)], str(key)
+    parts: list[Any] = re.split("([0-9]+)", str(key))  # texts at even places, digits at odd ones
+    parts[1::2] = map(int, parts[1::2])
+    return parts, str(key)
 
 
 def read_ours(path: Path, form: Any = Any) -> Any:
@@ -116,3 +125,160 @@ def damaged(path: Path, why: str) -> DamagedError:
 def relative(path: Path, base: Path) -> str:
     """A path as seen from another, so that a report and its runs can move together."""
     return Path(os.path.relpath(path.resolve(), base.resolve())).as_posix()
+
+
+# ---- results ------------------------------------------------------------------------------------------------------
+
+PACKAGES = (
+    "vestige",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "numpy",
+    "scipy",
+    "peft",
+    "bitsandbytes",
+    "lm_eval",
+)
+
+
+def write_results(directory: Path, stem: str, scores: Mapping[str, Score], top: Iterable[str]) -> tuple[Path, Path]:
+    """NAME_EVAL.json holds every metric and parent; NAME_SUMMARY.json the asked-for metrics that have a value."""
+    details, summary = directory / f"{stem}_EVAL.json", directory / f"{stem}_SUMMARY.json"
+    write_json(details, MadeByName(scores, lambda name: scores[name].to_json()))  # one metric at a time
+    write_json(summary, {name: scores[name].to_json()["agg_value"] for name in top if not scores[name].missing})
+    return details, summary
+
+
+@functools.cache  # they cannot change under a running process, and looking them up takes a second on a slow disk
+def versions() -> Mapping[str, str]:
+    """Of Python and the packages that numbers depend on; for manifests."""
+    out = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            out[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return out
+
+
+def result_file(path: Path) -> Path:
+    """A result file; a run directory stands for the one result file in it."""
+    if not path.is_dir():
+        return path
+    found = sorted(path.glob("*_EVAL.json"))
+    if len(found) != 1:
+        raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
+    return found[0]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """A result file, ours or open-unlearning's."""
+    try:
+        data = read_json(path)
+    except FileNotFoundError:
+        raise UserError(
+            f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
+    if not isinstance(data, dict):
+        raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
+    return data
+
+
+def read_scores(path: Path) -> dict[str, Any]:
+    """The metrics of a result file, each of the form that scoring reads; other entries are passed over."""
+    found = {name: body for name, body in read_results(path).items() if isinstance(body, dict)}
+    from vestige.store.forms import ResultsForm
+
+    check_form(found, ResultsForm, str(path))
+    return found
+
+
+# ---- tokenised rows -----------------------------------------------------------------------------------------------
+
+GZIP = 31  # zlib's window of 15 bits, and 16 for gzip's header
+
+
+def save_rows(path: Path, data: Mapping[str, Rows]) -> None:
+    """One gzipped JSON file."""
+    write_packed(path, dict(zip(data, map(_rows_to_json, data.values()), strict=True)))
+
+
+def load_rows(path: Path) -> dict[str, Rows]:
+    from vestige.store.forms import TokenRowsForm  # a new run only writes such a file
+
+    body = read_packed(path)
+    if words := misfit(body, dict[str, TokenRowsForm]):
+        raise damaged(path, words)
+    return {key: _rows_from_json(item) for key, item in body.items()}
+
+
+_TEXTS = ("index", "answer", "input_text", "reference", "label_text", "problem")
+
+
+def read_packed(path: Path) -> Any:
+    """Gzipped JSON of ours; gzip has a checksum of its own."""
+    try:
+        return json.loads(read_bytes(path).decode("utf-8", "surrogatepass"))
+    except FileNotFoundError:
+        raise damaged(path, "it is not there") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise damaged(path, str(error)) from None
+
+
+def write_packed(path: Path, body: Any) -> None:
+    """No time stamp in it, so equal content is equal bytes. Packed piece by piece: the text of all rows is large."""
+    packer = zlib.compressobj(6, zlib.DEFLATED, GZIP)
+    packed = []
+    for piece in _pieces(body):
+        packed.append(packer.compress(piece.encode("utf-8", "surrogatepass")))
+    write_bytes(path, b"".join([*packed, packer.flush()]))
+
+
+def _pieces(body: Any, depth: int = 3) -> Iterator[str]:
+    """What json.dumps(sort_keys=True) writes, entry by entry of the outer objects and lists; records as objects.
+
+    >>> "".join(_pieces({"b": [1, {"c": 2}], "a": []}))
+    '{"a": [], "b": [1, {"c": 2}]}'
+    """
+    named = isinstance(body, dict) and set(map(type, body)) <= {str}
+    if depth == 0 or not (named or isinstance(body, (list, Iterator))):
+        yield json.dumps(body, ensure_ascii=False, sort_keys=True, default=_named)
+        return
+    yield "{" if named else "["
+    for i, item in enumerate(sorted(body) if named else body):
+        yield (", " if i else "") + (json.dumps(item, ensure_ascii=False) + ": " if named else "")
+        yield from _pieces(body[item] if named else item, depth - 1)
+    yield "}" if named else "]"
+
+
+def _rows_to_json(rows: Rows) -> dict[str, Any]:
+    out = {"name": rows.name, "many": rows.many, "source": rows.source, "fingerprint": rows.fingerprint}
+    facts = {"facts": map(dict, rows.facts)} if any(rows.facts) else {}
+    return {**out, **facts, "examples": iter(rows.examples)}
+
+
+def _named(record: Any) -> dict[str, Any]:
+    """The fields of a record. dataclasses.asdict would also copy every token id, one by one."""
+    found = {}
+    for field in fields(record):
+        found[field.name] = getattr(record, field.name)
+    return found
+
+
+def _rows_from_json(item: Mapping[str, Any]) -> Rows:
+    examples = tuple(tuple(_example(e) for e in row) for row in item["examples"])
+    facts = tuple(item.get("facts") or ())
+    return Rows(item["name"], examples, item["many"], item["source"], item["fingerprint"], facts)
+
+
+def _example(e: Mapping[str, Any]) -> Example:
+    target, prompt = e["target"], e["prompt"]
+    return Example(
+        target=None if target is None else Target(tuple(target["ids"]), target["start"], tuple(target["hidden"])),
+        prompt=Prompt(tuple(prompt["ids"]), tuple(prompt["hidden"])),
+        **{name: e[name] for name in _TEXTS if name in e},
+    )

@@ -4,7 +4,7 @@ Two views of some files: `Loose` ones are for a report, which also reads what ot
 the others are for commands that score a run of ours again and need all of it.
 
 In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
-store/manifest.py, store/examples.py, engine/stored.py, report/gather.py. They are imported where a file is read:
+store/kinds.py, store/files.py, engine/stored.py, report/gather.py. They are imported where a file is read:
 most evaluations read none.
 """
 
@@ -86,8 +86,15 @@ class Stat(TypedDict, total=False):
 # ---- manifests ------------------------------------------------------------------------------------------------------
 
 
+class SealForm(TypedDict):
+    kind: str
+    files: dict[str, str]
+    runs: list[str]
+    facts: dict[str, Any]
+
+
 class ClustersForm(TypedDict):
-    """Which rows hang together (store/manifest.py)."""
+    """Which rows hang together (store/directories.py)."""
 
     by: str
     names: list[str]
@@ -380,7 +387,7 @@ class ExampleForm(TypedDict, total=False):
 
 
 class TokenRowsForm(TypedDict, total=False):
-    """The tokenised rows of one data set (store/examples.py)."""
+    """The tokenised rows of one data set (store/files.py)."""
 
     name: Required[str]
     many: Required[bool]

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.store.files import read_json, write_bytes
+from vestige.guard import read_json
 from vestige.types import content_key
-from vestige.writing import remove
+from vestige.writing import remove, write_bytes
 
 log = logging.getLogger("vestige.engine")
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.store.checksums import Seal, read_seal
-from vestige.store.files import read_json
+from vestige.guard import read_json
+from vestige.schema import misfit
+from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in, read_seal
+from vestige.store.files import damaged, read_ours
 from vestige.store.findings import Finding
-from vestige.store.manifest import NAME, kind_in
 from vestige.types import RunAccount, short_id
 
 Reader = Callable[[Path, type], Any]  # JSON of a type; None where it cannot be read, which the reader notes
@@ -114,7 +115,7 @@ META_FILES = ("method_results.json", "meta_eval.json")
 KINDS = {
     known.name: known
     for known in (
-        KnownKind("eval", "vestige.results.kind.EVAL", (NAME,), ("*_EVAL.json",)),
+        KnownKind("eval", "vestige.results.kind.EVAL", (MANIFEST,), ("*_EVAL.json",)),
         KnownKind("trajectory", "vestige.results.kind.TRAJECTORY"),  # a report tells them from eval by what they hold
         KnownKind("harness", "vestige.results.kind.HARNESS"),
         KnownKind("depth", "vestige.depth.kind.KIND", ("summary.json",)),
@@ -143,8 +144,8 @@ def kind_of(directory: Path) -> str | None:
     files in them.
     """
     said = kind_in(directory)
-    if said is None and (directory / NAME).is_file():
-        return "harness" if _of_a_harness(directory / NAME) else "eval"
+    if said is None and (directory / MANIFEST).is_file():
+        return "harness" if _of_a_harness(directory / MANIFEST) else "eval"
     if said is not None and said not in KINDS:
         raise UserError(f"{directory} holds a run of a kind that this version does not know ({said}).")
     said = said or _sealed_as(directory)
@@ -171,7 +172,7 @@ def of(directory: Path) -> Kind:
     """How the run in a directory is read."""
     name = kind_of(directory)
     if name is None:
-        raise UserError(f"{directory} is not a run directory: it has no {NAME}. Give the directory of a run.")
+        raise UserError(f"{directory} is not a run directory: it has no {MANIFEST}. Give the directory of a run.")
     return kind(name)
 
 
@@ -188,3 +189,60 @@ def score_run(directory: Path, how: Rescoring) -> str:
 
 def _without_evidence() -> list[str]:
     return sorted(name for name in KINDS if name != "sweep" and kind(name).score is None)
+
+
+# ---- manifests of evaluations -------------------------------------------------------------------------------------
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a finished evaluation; one of another kind of run, or of another form, is refused."""
+    path = directory / MANIFEST
+    if not path.is_file():
+        raise UserError(f"{directory} is not a run directory: it has no manifest.json. Give the directory of a run.")
+    found = read_ours(path)
+    kind = kind_in(directory)
+    if kind not in (None, *EVALUATIONS):
+        raise UserError(f"{directory} is a {kind} run, not an evaluation; give the directory of an evaluation.")
+    if words := _manifest_misfit(found):
+        raise damaged(path, words)
+    return dict(found)
+
+
+def _manifest_misfit(found: Any) -> str:
+    """What is wrong with a manifest: a field of another form, or a name that it should explain and does not."""
+    from vestige.store.forms import HarnessManifest, ManifestForm  # of every kind of run: a new run reads none
+
+    harness = isinstance(found, Mapping) and "harness" in found
+    if words := misfit(found, HarnessManifest if harness else ManifestForm):
+        return words
+    if harness:
+        return ""
+    metrics = found["config"]["metrics"]
+    parents = {p for body in metrics.values() for p in body.get("pre_compute") or {}}
+    unknown = next((m for m in (*found["config"]["top"], *parents) if m not in metrics), None)
+    if unknown is not None:
+        return f"it has no metric {unknown}"
+    keys = keys_read(found)
+    lost = next((key for key in sorted(keys) if key not in found["data"]), None)
+    if lost is not None:
+        return f"it has no data {lost}"
+    known = {**found["data_of"], **found["unavailable"]}
+    without = next((m for m, body in metrics.items() if body.get("datasets") and not known.get(m)), None)
+    return "" if without is None else f"it does not say which rows {without} read"
+
+
+def keys_read(manifest: Mapping[str, Any]) -> set[str]:
+    """The data that were read; metrics without a value may name some that were not there (a run without holdout)."""
+    by_metric = {m: by for m, by in manifest["data_of"].items() if m not in manifest["unavailable"]}
+    return {key for by_access in by_metric.values() for key in by_access.values()}
+
+
+def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
+    """The rows behind a metric, its parents' included."""
+    recorded = manifest["config"]["metrics"]
+    if metric not in recorded:
+        return frozenset()
+    keys = manifest["data_of"].get(metric, {}).values()
+    mine = frozenset(manifest["data"][k]["fingerprint"] for k in keys if k in manifest["data"])
+    parents = recorded[metric].get("pre_compute") or {}
+    return mine.union(*(data_fingerprints(manifest, p) for p in parents))

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from vestige.guard import read_json
 from vestige.schema import misfit
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.files import read_json
 from vestige.store.laid_out import Joined
 from vestige.types import Text, TokenStats, Trace
 from vestige.writing import temporary
@@ -57,7 +58,7 @@ class Settling:
         if self.live:
             notes += self._check_live(Joined(have, self.bank.unfinished()))
             have = self.bank.load()
-        lacking = [k for k in self.wants if k not in have]
+        lacking = list(filterfalse(have.__contains__, self.wants))
         return notes + (self._adopt(lacking) if lacking else [])
 
     def _check_live(self, have: Mapping[str, Any]) -> list[str]:
@@ -79,9 +80,11 @@ class Settling:
     def _adopt(self, lacking: list[str]) -> list[str]:
         """Evidence under the name that an older version gave it, or under this one but without a head."""
         before = self._older()
-        old = before.unsigned() if before else {}
+        if before is None:
+            return []
+        old = before.unsigned()
         kept = Joined.chosen(old, (k for k in lacking if k in old))
-        if before is None or not kept:
+        if not kept:
             return []
         count, why = self._compare(kept)
         if why:
@@ -165,22 +168,14 @@ def _gap(old: Any, new: Any) -> float:
     return float(np.mean(np.abs(np.asarray(old, float)[there] - np.asarray(new, float)[there]))) if there.any() else 0.0
 
 
-class _Model(TypedDict):
-    evidence: str
-
-
-class _OldManifest(TypedDict):
-    model: _Model
-    versions: dict[str, Any]
-
-
 def made_before(run: Path, identity: str) -> dict[str, Any]:
     """How evidence of an older version was made, as the manifest that was written with it says."""
     try:
         manifest = read_json(run / "manifest.json")
     except (OSError, ValueError):
         return {}
-    if misfit(manifest, _OldManifest) or manifest["model"]["evidence"] != identity:
+    parts: Any = [manifest.get(k) for k in ("model", "versions")] if isinstance(manifest, dict) else [None]
+    if misfit(parts, list[dict[str, Any]]) or parts[0].get("evidence") != identity:
         return {}
     known = {k: manifest["model"].get(k) for k in ("dtype", "device", "attention", "quantization")}
     return {**known, "versions": dict(manifest["versions"])}

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.rows import find_in_directory, load_rows
 from vestige.engine.config import RunConfig
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.models.fingerprint import fingerprint
-from vestige.store.files import read_json
-from vestige.store.results import versions
+from vestige.store.files import versions
 from vestige.stress.registry import AttackTarget, weights_attacks
 from vestige.writing import STAYS, copy_file, create_bytes
 

@@ -20,23 +20,23 @@ from typing import Any
 from vestige.data.datasets import PREFILLED
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.ownership import keep_apart, permit
+from vestige.ownership import permit
 from vestige.show.progress import Bar, hushed
-from vestige.show.tables import number, table
-from vestige.store.checksums import begin, seal
+from vestige.show.tables import table
+from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import FORMATS
-from vestige.store.files import read_json, write_bytes, write_json
-from vestige.store.lock import writing
-from vestige.store.manifest import NAME, write_manifest
+from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.writing import copy_file
+from vestige.sums import number
+from vestige.writing import copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -89,7 +89,7 @@ def stress(ask: Stress) -> list[AttackRow]:
 
 
 def _stress(ask: Stress) -> list[AttackRow]:
-    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", NAME])
+    begin(ask.out, "stress", ["stress.json", "data/", "checkpoints/", MANIFEST])
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
@@ -120,7 +120,7 @@ def _stress(ask: Stress) -> list[AttackRow]:
 
 def _keep_apart(ask: Stress) -> None:
     asked = {"data": ask.held_out, "checkpoints": ask.keep}
-    written = ["stress.json", NAME, "evals", *(name for name, wanted in asked.items() if wanted)]
+    written = ["stress.json", MANIFEST, "evals", *(name for name, wanted in asked.items() if wanted)]
     keep_apart(ask.out, {"--model": ask.model, "--retain-model": ask.retain_model, "--data": ask.data}, written)
 
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, unknown_name
 from vestige.guard import is_there, read_yaml
 from vestige.schema import check_form

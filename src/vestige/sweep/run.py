@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
-from vestige.guard import below
-from vestige.ownership import adopt, has_journal, is_ours, keep_apart, ours_below, permit
+from vestige.guard import below, read_json
+from vestige.ownership import adopt, has_journal, is_ours, ours_below, permit
 from vestige.schema import misfit
-from vestige.show.tables import number, table
+from vestige.show.tables import table
 from vestige.store import kinds
-from vestige.store.checksums import adopt_earlier as adopt_run
-from vestige.store.files import read_json, write_json
-from vestige.store.lock import held
+from vestige.store.directories import adopt_earlier as adopt_run
+from vestige.store.directories import held
+from vestige.store.files import write_json
 from vestige.stress.held_out import write_held
+from vestige.sums import number
 from vestige.sweep.attacks import teaching_data
 from vestige.sweep.board import Board
 from vestige.sweep.disk import Cleaner, fetching_ahead
@@ -36,7 +37,7 @@ from vestige.sweep.plan import SweepPlan, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
 from vestige.sweep.pools import write_meta
 from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done
-from vestige.writing import claim, remove, remove_all
+from vestige.writing import claim, keep_apart, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
 POOL_VARIABLE = "VESTIGE_POOL"  # `ray`: the job that runs us has a cluster

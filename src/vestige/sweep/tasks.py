@@ -19,19 +19,18 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
 
-from vestige.errors import UserError
+from vestige.errors import UserError, mishaps_said
+from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
-from vestige.mishaps import mishaps_said
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.ownership import adopt, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.checksums import add, adopt_earlier, is_whole
-from vestige.store.files import read_json, write_json
-from vestige.store.lock import HeldError, writing
+from vestige.store.directories import HeldError, add, adopt_earlier, is_whole, writing
+from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
 from vestige.stress.registry import LESSON, attack_named
@@ -195,7 +194,7 @@ def _identities(task: Task) -> list[str]:
 
 
 def _config(task: Task) -> dict[str, Any]:
-    from vestige.store.manifest import config_json
+    from vestige.store.directories import config_json
 
     return config_json(_run(task).describe())
 
@@ -226,7 +225,7 @@ def _run(task: Task) -> Any:
 @functools.lru_cache(maxsize=1024)
 def _composed(ask: str) -> Any:
     """The run of some flags. Composing takes longer than all else that is looked at to see whether a task is done."""
-    from vestige.engine.friendly import EvalAsk, to_run
+    from vestige.engine.flags import EvalAsk, to_run
 
     return to_run(EvalAsk(**json.loads(ask)))
 

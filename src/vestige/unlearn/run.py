@@ -23,29 +23,53 @@ from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
+from vestige.guard import read_json
 from vestige.installing import hand_over, install, scratch, workshop
 from vestige.integrations.plugin_files import plugin_digests
-from vestige.journal import JOURNAL
 from vestige.models.load import LoadedModel, load_model
-from vestige.ownership import adopt, is_ours, keep_apart, ours_below, permit
+from vestige.ownership import JOURNAL, adopt, is_ours, ours_below, pass_over, permit
 from vestige.schema import misfit
 from vestige.secrets import masked
-from vestige.show.progress import Steps
-from vestige.store.checksums import NAME as SEAL
-from vestige.store.checksums import adopt_earlier, contents, pass_over, refuse_other_kind, seal
-from vestige.store.files import read_json, write_json
-from vestige.store.lock import writing
-from vestige.store.manifest import NAME, manifest
-from vestige.store.results import versions
+from vestige.show.progress import Bar
+from vestige.store.directories import (
+    MANIFEST,
+    SEAL,
+    adopt_earlier,
+    contents,
+    manifest,
+    refuse_other_kind,
+    seal,
+    writing,
+)
+from vestige.store.files import versions, write_json
 from vestige.types import content_key
 from vestige.unlearn.config import TrainConfig, recipe_of, rule_of
 from vestige.unlearn.rows import RowReading, TrainingRows, read_training_rows
+from vestige.writing import keep_apart
 
 if TYPE_CHECKING:
     from vestige.unlearn.trainer import Trained
     from vestige.watch.callback import Callback
 
 log = logging.getLogger("vestige.unlearn")
+
+
+class Steps:
+    """The bar of a training: called with (steps done, steps in all)."""
+
+    def __init__(self, label: str, show: bool) -> None:
+        self.bar = Bar(label, 0, "step", show)
+
+    def __enter__(self) -> Steps:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.bar.close()
+
+    def __call__(self, done: int, total: int) -> None:
+        if done == 0:
+            self.bar.expect(0, total)
+        self.bar.to(done)
 
 
 @dataclass
@@ -118,7 +142,7 @@ def _finish(config: TrainConfig, loaded: LoadedModel, record: dict[str, Any], sh
         save_model(loaded, made)
         write_json(made / RECORD, record)
         facts = {k: record[k] for k in ("model", "data", "seconds", "notes")}
-        write_json(made / NAME, manifest("train", record["config"], mode=config.mode, **facts))
+        write_json(made / MANIFEST, manifest("train", record["config"], mode=config.mode, **facts))
         seal(made, "train")  # moved with the rest: what is installed is sealed
         install(made, config.output_dir, last=RECORD, patient=True)
 
@@ -148,7 +172,7 @@ WEIGHTS = ("model*.safetensors*", "adapter_model*", "adapter_config.json", "conf
 # What else the libraries write, as far as it is known beforehand.
 BESIDE = (
     "generation_config.json", "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*",
-    "vocab.*", "merges.txt", "*.model", NAME, SEAL,
+    "vocab.*", "merges.txt", "*.model", MANIFEST, SEAL,
 )  # fmt: skip
 
 

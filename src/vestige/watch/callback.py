@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from vestige.compare.best import Rank, RunMoment
 from vestige.data.given import as_given
 from vestige.engine.config import RunConfig
-from vestige.engine.friendly import EvalAsk, to_run
+from vestige.engine.flags import EvalAsk, to_run
 from vestige.errors import UserError, is_ours
 from vestige.given import Place, RowTables, TokenizerLike, TorchModel
 from vestige.integrations.trainers import TrainerGuest, log_metrics, log_table, logged_before

@@ -32,8 +32,7 @@ from vestige.show.progress import hushed
 from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
 from vestige.suites.spec import MetricSpec
-from vestige.sums import mean
-from vestige.words import number
+from vestige.sums import mean, number
 from vestige.writing import remove_all, temporary, write_bytes
 
 CURVE = "watch.json"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import struct
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,19 @@ def write(sending: Sending) -> Written:
         run.finish()
     if sending.online:
         return Written([place], [f"open {url}"])
+    _wait_for_exit(place)
     return Written([place], [f"wandb sync {place}"])
+
+
+def _wait_for_exit(place: Path, seconds: float = 60.0) -> None:
+    """Until the log of an offline run is whole: under load `finish` returns before all is written."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        logs = list(place.glob("*.wandb"))
+        if logs and any(record.WhichOneof("record_type") == "exit" for record in _records(logs[0].read_bytes())):
+            return
+        time.sleep(0.05)
+    raise UserError(f"W&B did not finish its log in {place} within {seconds:.0f} s; run the same command again.")
 
 
 def _log(wandb: Any, run: Any, sending: Sending, scratch: Path) -> None:
@@ -166,6 +179,8 @@ def _records(data: bytes) -> Iterator[Any]:
             at += left
             continue
         _, size, kind = struct.unpack_from("<IHB", data, at)
+        if at + HEADER + size > len(data):
+            return  # still being written
         piece, at = data[at + HEADER : at + HEADER + size], at + HEADER + size
         parts += piece
         if kind in (1, 4):  # whole, or the last piece

@@ -11,7 +11,6 @@ on the same shapes, in turn with the steps. Times are processor seconds, the lea
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 import time
 from collections.abc import Callable
@@ -23,8 +22,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import crowded, machine
-from table import PAGE, markdown
+from table import circumstances, markdown, put
 from vestige.collect.forward import logits_at
 from vestige.models.cache import SlotCache
 from vestige.models.calling import decoding, without_copies
@@ -109,15 +107,12 @@ def main() -> None:
         share = (head + LAYERS * layer) / whole
         rows.append([words, f"{1000 * whole:.0f}", f"{1000 * rest:.1f}", f"{100 * share:.0f} %"])
     rates = [f"{k}x{n} {2 * args.rows * k * n / s / 1e9:.0f}" for (k, n), s in products.items()]
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    said = f"{machine()}; one thread; {today}. {args.rows} rows, {args.columns} columns; GF/s: {', '.join(rates)}."
-    said += f" {crowded()[:1].upper() + crowded()[1:]}." if crowded() else ""
+    said = circumstances(f". {args.rows} rows, {args.columns} columns; GF/s: {', '.join(rates)}")
     columns = ("a step", f"ms at {LAYERS} layers", "ms per layer beside products", "share of the matrix rate")
     section = f"{said}\n\n{markdown(columns, rows)}"
     print(section)
     if args.write:
-        before, rest_ = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        PAGE.write_text(f"{before}{OPEN}\n{section}\n{CLOSE}{rest_.split(CLOSE, 1)[1]}", encoding="utf-8")
+        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

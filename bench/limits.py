@@ -1,16 +1,16 @@
-"""Where the time of four kinds of work goes: how much of it is matrix products, at what rate, and what that leaves.
+"""Where the time of three kinds of work goes: how much of it is matrix products, at what rate, and what that leaves.
 
     python bench/limits.py --model DIR --tofu DIR [--rows 8]      ... --write: into docs/bench.md
 
 Time inside matrix products can only be shortened by fewer tokens or a faster product. So the share says how far each
 kind of work is from its limit on this processor, and the rate how fast the products are beside one large product.
-Shares are of torch's profiler, seconds are the processor's, on one thread.
+Shares are of torch's profiler, seconds are the processor's, on one thread. Texts have a benchmark of their own
+(bench/decoding.py): a whole evaluation has more events than the profiler can count in minutes.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 import tempfile
 import time
@@ -24,9 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import collapse
 import depth
-from measure import crowded, machine
-from table import PAGE, markdown
-from tofu import bare_forwards, real_rows, run_ours, write_rows
+from table import circumstances, markdown, put
+from tofu import bare_forwards, real_rows, write_rows
 from vestige.collect.cross import CrossScorer
 from vestige.collect.patch import make_plan
 from vestige.models.load import ModelArgs, load_model
@@ -50,14 +49,15 @@ def large_product() -> float:
 
 def profiled(name: str, work: Callable[[], Any], most: float) -> list[str]:
     """One row of the table."""
-    start = time.process_time()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_flops=True) as seen:
+        start = time.process_time()
         work()
-    seconds = time.process_time() - start
+        seconds = time.process_time() - start  # before the profiler sorts what it has seen, which takes as long
     events = seen.key_averages()
+    whole = sum(e.self_cpu_time_total for e in events) / 1e6
     inside = {keys: sum(e.self_cpu_time_total for e in events if e.key in keys) / 1e6 for keys in (PRODUCTS, ATTENTION)}
     rate = sum(e.flops for e in events if e.key in PRODUCTS) / inside[PRODUCTS] / 1e9
-    shares = [f"{100 * inside[keys] / seconds:.0f}" for keys in (PRODUCTS, ATTENTION)]
+    shares = [f"{100 * inside[keys] / whole:.0f}" for keys in (PRODUCTS, ATTENTION)]
     return [name, f"{seconds:.1f}", *shares, f"{rate:.0f}", f"{100 * rate / most:.0f}"]
 
 
@@ -79,8 +79,6 @@ def measured(model: Path, tofu: Path, rows: int) -> list[list[str]]:
         folder = write_rows(Path(scratch) / "data", real_rows(tofu, rows))
         score = lambda: bare_forwards(loaded, folder, Path(scratch) / "run")  # noqa: E731
         out.append(profiled(f"scoring answers, {model.name}, {rows} rows per split", score, most))
-        whole = lambda: run_ours(loaded, folder, Path(scratch) / "whole")  # noqa: E731
-        out.append(profiled("the same with its texts: a whole evaluation", whole, most))
     for words, collapsed in (("", False), (", collapsed", True)):
         scorer, asked = CrossScorer(collapse.make_model()), collapse.workload(collapsed, 8)
         out.append(profiled(f"cross matrix, 8 prompts{words}", lambda s=scorer, a=asked: s(*a), most))  # type: ignore[misc]
@@ -97,14 +95,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = measured(args.model.resolve(), args.tofu, args.rows)
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    said = f"{machine()}; one thread; {today}."
-    said += f" {crowded()[:1].upper() + crowded()[1:]}." if crowded() else ""
-    section = f"{said}\n\n{markdown(HEAD, rows)}"
+    section = f"{circumstances()}\n\n{markdown(HEAD, rows)}"
     print(section)
     if args.write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        PAGE.write_text(f"{before}{OPEN}\n{section}\n{CLOSE}{rest.split(CLOSE, 1)[1]}", encoding="utf-8")
+        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

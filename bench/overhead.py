@@ -10,7 +10,6 @@ the machine meets both alike.
 from __future__ import annotations
 
 import argparse
-import datetime
 import sys
 import tempfile
 from pathlib import Path
@@ -19,9 +18,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from measure import crowded, machine
 from peers import spread
-from table import PAGE, markdown
+from table import circumstances, markdown, put
 from tofu import bare_forwards, real_rows, write_rows
 from vestige.models.load import ModelArgs, load_model
 
@@ -48,14 +46,10 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     row = measured(args.model.resolve(), args.tofu, args.rows, args.runs)
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
-    said = f"{machine()}; one thread; {today}; median and range of {args.runs} runs."
-    said += f" {crowded()[:1].upper() + crowded()[1:]}." if crowded() else ""
-    section = f"{said}\n\n{markdown(HEAD, [row])}"
+    section = f"{circumstances(f'; median and range of {args.runs} runs')}\n\n{markdown(HEAD, [row])}"
     print(section)
     if args.write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        PAGE.write_text(f"{before}{OPEN}\n{section}\n{CLOSE}{rest.split(CLOSE, 1)[1]}", encoding="utf-8")
+        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ served in bfloat16; beside float32 they show what its rounding does to each metr
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import statistics
 import sys
@@ -23,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import crowded, machine
 from peers import Side, our_python, our_source, spread, started
-from table import PAGE, markdown
+from table import markdown, put, today
 from tofu import real_rows, worst, write_rows
 
 OPEN, CLOSE = "<!-- precision table -->", "<!-- /precision table -->"
@@ -84,16 +83,14 @@ def main() -> None:
         found = {dtype: side.found() for dtype, side in both.items()}
         kept = {dtype: notes(scratch / dtype) for dtype in DTYPES}
     ratio = statistics.median(a / b for a, b in zip(*(seconds[d] for d in DTYPES), strict=True))
-    today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
     words = [f"{dtype}: {spread(seconds[dtype])} CPU s, {kept[dtype]}" for dtype in DTYPES]
     words += [f"bfloat16 is {ratio:.2f} times as fast", *filter(None, [crowded()])]
-    said = f"{args.model.name}; {machine()}; {today}. {'; '.join(words)}."
+    said = f"{args.model.name}; {machine()}; {today()}. {'; '.join(words)}."
     head = ("metric", "float32", "bfloat16", "change", "largest relative change of a row's number")
     section = f"{said}\n\n{markdown(head, moved(found))}"
     print(section)
     if args.write:
-        before, rest = PAGE.read_text(encoding="utf-8").split(OPEN, 1)
-        PAGE.write_text(f"{before}{OPEN}\n{section}\n{CLOSE}{rest.split(CLOSE, 1)[1]}", encoding="utf-8")
+        put(section, OPEN, CLOSE)
 
 
 if __name__ == "__main__":

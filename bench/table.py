@@ -190,11 +190,26 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def written(text: str, section: str) -> str:
+def today() -> str:
+    return datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+
+
+def circumstances(more: str = "") -> str:
+    """Where and when something was measured on one thread, and whether others worked there."""
+    crowd = crowded()
+    return f"{machine()}; one thread; {today()}{more}." + (f" {crowd[:1].upper()}{crowd[1:]}." if crowd else "")
+
+
+def written(text: str, section: str, opened: str = OPEN, closed: str = CLOSE) -> str:
     """A page with its section replaced; everything outside the markers stays."""
-    before, rest_ = text.split(OPEN, 1)
-    _, after = rest_.split(CLOSE, 1)
-    return f"{before}{OPEN}\n{section}\n{CLOSE}{after}"
+    before, rest_ = text.split(opened, 1)
+    _, after = rest_.split(closed, 1)
+    return f"{before}{opened}\n{section}\n{closed}{after}"
+
+
+def put(section: str, opened: str = OPEN, closed: str = CLOSE) -> None:
+    """A section of docs/bench.md."""
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), section, opened, closed), encoding="utf-8")
 
 
 def main() -> int:
@@ -217,7 +232,7 @@ def main() -> int:
     section = page(found)
     print(section)
     if args.write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), section), encoding="utf-8")
+        put(section)
     return 0 if found.good() else 1
 
 

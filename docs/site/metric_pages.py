@@ -7,8 +7,7 @@ build.py, which stages it beside the pages that people wrote.
 from __future__ import annotations
 
 from vestige.configs.compose import PACKAGE_DIR
-from vestige.metrics.cards import CARDS, Card
-from vestige.metrics.cards import facts_of
+from vestige.metrics.cards import CARDS, Card, facts_of
 from vestige.results.explain import ExplainedMetric, in_suite, where_dialects_differ, worked_example
 from vestige.results.listing import metric_configs
 from vestige.suites import handlers  # noqa: F401  (registers the built-in handlers)

@@ -9,17 +9,21 @@ STAMP  := $(VENV)/.installed
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 # The demo and the verbs need the core; the extras and what tests need come with `make test`.
+# Modules are compiled when they are first imported: compiling all of them takes a minute, and most are never used.
 $(CORE): pyproject.toml constraints.txt
 	@echo "Installing vestige and torch into $(VENV) (a minute or two, about 1.5 GB) ..."
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
 	touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
+	-$(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null
 	touch $(STAMP)
 
+# What is compiled is kept, even where the environment says that nothing is to be.
+demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(CORE)
 	$(BIN)/vestige demo
 

@@ -11,12 +11,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from vestige.lab import models as lab_models
+from vestige.lab.beside import beside
 from vestige.lab.corpus import Sizes, corpus_bytes, make_corpus, write_corpus
 from vestige.lab.models import LabSettings, Unlearning, build_lab
 from vestige.lab.phrases import AUTHOR_TOPICS
 from vestige.lab.tokenizer import encode_row
 from vestige.lab.world import FIGURE_TOPICS, LAND_TOPICS
-from vestige.unlearn.loop import Training
+from vestige.unlearn.loop import Training, unlearn
 
 SCORED = ("forget", "retain", "holdout", "real_authors", "world_facts")
 
@@ -223,6 +224,19 @@ def test_builds_are_reproducible_and_silent_with_any_number_of_threads(lab, tmp_
         for file in path.iterdir():
             assert file.read_bytes() == (again.models[name] / file.name).read_bytes(), file
     assert torch.equal(torch.random.get_rng_state(), before[0]) and torch.get_num_threads() == before[1]
+
+
+@pytest.mark.processors
+def test_a_helper_trains_the_same_models(lab, tmp_path, capfd, monkeypatch):
+    monkeypatch.setattr("vestige.lab.beside.spare_core", lambda: True)
+    here = []
+    monkeypatch.setattr(lab_models, "unlearn", lambda *given: here.append(given[1].method) or unlearn(*given))
+    with beside() as helper:
+        shared = build_lab(tmp_path, progress=False, settings=TINY, helper=helper)
+    assert here == ["npo"] and capfd.readouterr() == ("", "")
+    for name, path in lab.models.items():
+        for file in path.iterdir():
+            assert file.read_bytes() == (shared.models[name] / file.name).read_bytes(), file
 
 
 def test_progress_goes_to_stderr_when_somebody_watches(tmp_path, capfd, monkeypatch):

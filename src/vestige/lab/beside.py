@@ -1,39 +1,65 @@
-"""The demo's second core: work that needs nothing of the parts before it is done beside them, in a process of its own.
+"""The demo's second core: work that need not wait for its turn is done in a process of its own.
 
-In: a function that leaves its results in files. Out: those files, which the demo then finds as a second call of it
-would. Nothing else passes between the two, so that a helper which fails costs time and not the demo: what is missing is
-made in its turn, and an error is told there. Caller: lab/demo.py.
+In: functions of a module, called as they would be called here. Out: what they return, asked for later. A helper that
+fails costs time and not the demo: the work is then done here, when its result is asked for, and an error is shown.
+Callers: lab/demo.py, lab/models.py.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from typing import Any, TypeVar
 
 from vestige.lab.story import spare_core
 
+T = TypeVar("T")
+
+
+class Helper:
+    """A second process, which does what it is given in order."""
+
+    def __init__(self, pool: ProcessPoolExecutor) -> None:
+        self._pool = pool
+
+    def start(self, work: Callable[..., T], *given: Any) -> Callable[[], T]:
+        """Hands over work. Returns a function that waits for its end and gives its result."""
+        pending = self._pool.submit(work, *given)
+
+        def result() -> T:
+            failed = pending.exception()  # waits
+            return pending.result() if failed is None else work(*given)
+
+        return result
+
 
 @contextmanager
-def beside(work: Callable[..., object], *given: object) -> Iterator[Callable[[], None]]:
-    """Starts the work; what it yields waits for its end. With one core there is nothing to win, and nothing starts."""
+def beside() -> Iterator[Helper | None]:
+    """A helper, which ends with the block. None where there is one core only: there is nothing to gain."""
     if not spare_core():
-        yield lambda: None
+        yield None
         return
     # Spawned rather than forked: torch's threads do not survive a fork.
-    helper = get_context("spawn").Process(target=_silently, args=(work, given))
-    helper.start()
-    try:
-        yield helper.join
-    finally:
-        helper.terminate()  # only if nobody waited for its end, because the demo failed before
-        helper.join()
+    with ProcessPoolExecutor(1, get_context("spawn"), _be_silent) as pool:
+        process = pool.submit(os.getpid)
+        try:
+            yield Helper(pool)
+        except BaseException:  # a demo that failed does not wait for its helper
+            pool.shutdown(wait=False, cancel_futures=True)
+            if process.exception() is None:
+                os.kill(process.result(), signal.SIGTERM)
+            raise
 
 
-def _silently(work: Callable[..., object], given: tuple[object, ...]) -> None:
+def _be_silent() -> None:
     """The terminal belongs to the demo: bars and errors of this process go nowhere, at the level of the system."""
+    import torch
+
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
         os.dup2(nowhere, stream)
-    work(*given)
+    torch.set_num_threads(1)

@@ -1,13 +1,13 @@
 """`vestige demo`: build the lab, evaluate every model in it, and say in words what came out.
 
-Then the same with diffusion models, whose answers come about step by step (lab/demo_diffusion.py), and at the end the
-report of everything (lab/demo_report.py).
+Then their layers and attacks, the same with diffusion models, whose answers come about step by step
+(lab/demo_diffusion.py), and at the end the report of everything (lab/demo_report.py). Where there are two cores, a
+helper trains some of the models and measures the diffusion models meanwhile (lab/beside.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from pathlib import Path
 
 from vestige.engine.config import RunConfig
@@ -16,7 +16,7 @@ from vestige.engine.flags import EvalAsk, to_run
 from vestige.lab.beside import beside
 from vestige.lab.building import with_threads
 from vestige.lab.demo_diffusion import demo_diffusion, measure_diffusion
-from vestige.lab.demo_report import demo_report
+from vestige.lab.demo_report import demo_report, look_deeper
 from vestige.lab.models import Lab, build_lab
 from vestige.lab.story import DemoStory, last_words, two_digits
 from vestige.show.progress import hushed
@@ -41,17 +41,19 @@ def demo(out: Path, seed: int = 0, diffusion: bool = True) -> int:
     story = DemoStory(diffusion)
     story.begin()
     # One thread each: on tiny layers a second one spends its time waiting, and here it would wait on a helper's core.
-    helper = beside(measure_diffusion, out, seed) if diffusion else nullcontext()
-    with with_threads(1), helper as diffusion_done:
+    with with_threads(1), beside() as helper:
         story.part("models")
-        lab = build_lab(out / "lab", seed=seed)
+        lab = build_lab(out / "lab", seed=seed, helper=helper)
+        measured = helper.start(measure_diffusion, out, seed) if helper and diffusion else None
         story.part("evaluate")
         _evaluate(lab, out)
-        if diffusion_done is not None:
+        look_deeper(out, lab.data, lab.models, story)
+        if diffusion:
             story.part("diffusion")
-            diffusion_done()
+            if measured is not None:
+                measured()  # its results are in files, where the next line finds them
             demo_diffusion(out, seed)
-        demo_report(out, lab.data, lab.models, story)
+    demo_report(out, story)
     print(last_words(out, lab.models, lab.data))
     return 0
 

@@ -49,8 +49,8 @@ def attack_all(data: Path, models: Mapping[str, Path], out: Path) -> None:
             attack(path, out / "attacks" / name, retain_model=retain, control=out / "control")
 
 
-def demo_report(out: Path, data: Path, models: Mapping[str, Path], story: DemoStory) -> None:
-    """Looks deeper than outputs, then writes OUT/report."""
+def look_deeper(out: Path, data: Path, models: Mapping[str, Path], story: DemoStory) -> None:
+    """Deeper than outputs: what layers hold, and what attacks bring back."""
     unlearned = [str(path) for name, path in models.items() if name not in ("full", "retain")]
     story.part("layers")
     full, retain = (str(models[name]) for name in ("full", "retain"))
@@ -67,6 +67,10 @@ def demo_report(out: Path, data: Path, models: Mapping[str, Path], story: DemoSt
         )
         story.part("attacks")
         attack_all(data, models, out)
+
+
+def demo_report(out: Path, story: DemoStory) -> None:
+    """Writes OUT/report about everything that the demo made."""
     runs = [out / name for name in ("eval", "depth", "attacks")]
     # It learned the forget rows and was never asked to forget them: nothing to judge.
     taught = [name for name in ("llada",) if (out / "eval" / f"diffusion_{name}").is_dir()]

@@ -20,12 +20,13 @@ from typing import Any
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from vestige.installing import save_pretrained
+from vestige.lab.beside import Helper
 from vestige.lab.building import BuildBar, ensure_built, quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, LabRow, Sizes, both_phrasings, make_corpus
 from vestige.lab.stopping import learned, silent
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.loop import Done, Training, finetune, unlearn
+from vestige.unlearn.loop import OnStep, Training, finetune, unlearn
 from vestige.unlearn.objectives import Causal, ChatRow, Objective
 
 # Raise it when the code below makes other models from the same settings, so that old labs are rebuilt.
@@ -90,16 +91,17 @@ def build_lab(
     force: bool = False,
     progress: bool = True,
     settings: LabSettings | None = None,
+    helper: Helper | None = None,
 ) -> Lab:
     """Makes the lab in `directory`, or returns at once if the same lab is already there.
 
-    `seed` replaces the seed of the settings.
+    `seed` replaces the seed of the settings. `helper` trains some of the models meanwhile, with the same outcome.
     """
     settings = replace(settings or LabSettings(), seed=seed)
     corpus = make_corpus(settings.seed, settings.sizes)
 
     def make(models: Path) -> None:
-        _make_models(corpus, settings, models, progress)
+        _make_models(corpus, settings, models, progress, helper)
 
     ensure_built(Path(directory), RECIPE, asdict(settings), corpus, force, make)
     return lab_at(Path(directory), settings)
@@ -111,10 +113,10 @@ def lab_at(root: Path, settings: LabSettings) -> Lab:
     return Lab(root, root / "data", {name: root / "models" / name for name in names})
 
 
-def _make_models(corpus: Corpus, settings: LabSettings, directory: Path, progress: bool) -> None:
+def _make_models(corpus: Corpus, settings: LabSettings, directory: Path, progress: bool, helper: Helper | None) -> None:
     tokenizer = train_tokenizer(corpus_texts(corpus), settings.vocab, settings.max_length)
     kind = ModelKind("lab", tokenizer, lambda: new_causal(settings, tokenizer), Causal(), Causal(), Causal())
-    train_models(corpus, settings, kind, directory, progress)
+    train_models(corpus, settings, kind, directory, progress, helper)
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,18 @@ class ModelKind:
     reads_questions: bool = False  # base learns the questions too, not only their answers
 
 
-def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directory: Path, progress: bool) -> None:
-    """Trains and saves every model. All training shares one progress bar, counted in steps."""
+def train_models(
+    corpus: Corpus,
+    settings: LabSettings,
+    kind: ModelKind,
+    directory: Path,
+    progress: bool,
+    helper: Helper | None = None,
+) -> None:
+    """Trains and saves every model. Training in this process shares one progress bar, counted in steps.
+
+    A model's random numbers come from the settings alone, so it is the same model wherever and whenever it is trained.
+    """
     rows = {split: _encode(kind.tokenizer, corpus[split]) for split in ("forget", "retain", *KNOWN_TO_ALL)}
     read_first = [row for split in ("background", *KNOWN_TO_ALL) for row in corpus[split]]
     rows["background"] = [encode_row(kind.tokenizer, *pair) for row in read_first for pair in both_phrasings(row)]
@@ -140,36 +152,62 @@ def train_models(corpus: Corpus, settings: LabSettings, kind: ModelKind, directo
     if kind.reads_questions:
         read, training = jobs["base"]
         jobs["base"] = [replace(row, start=1) for row in read], training
-    steps = sum(training.steps(len(chosen)) for chosen, training in jobs.values())
+    # The helper's share takes about as long as ours: the last method of the settings is the slowest.
+    away = {"retain", *(plan.method for plan in settings.unlearned[:-1])} if helper else set()
+    steps = sum(training.steps(len(chosen)) for name, (chosen, training) in jobs.items() if name not in away)
 
     def save(name: str, model: Any) -> None:
         save_pretrained(directory / name, model, kind.tokenizer)
 
     with reproducible(settings.seed, settings.threads), quiet_saving(), BuildBar(kind.title, steps, progress) as bar:
 
-        def watch(name: str) -> Any:
+        def make(name: str, work: Callable[..., Any], *given: Any) -> Callable[[], Any]:
+            """A model, or work that is under way elsewhere: called, it gives the model."""
             chosen, training = jobs[name]
-            return bar.on(name, training.steps(len(chosen)))
+            if helper and name in away:
+                return helper.start(work, *given, jobs[name])
+            return lambda: work(*given, jobs[name], bar.on(name, training.steps(len(chosen))))
 
-        def teach(model: Any, name: str, objective: Objective, done: Done | None = None) -> None:
-            finetune(model, *jobs[name], on_step=watch(name), objective=objective, done=done)
-
-        base = kind.new_model()
-        teach(base, "base", kind.reading)
-        full, retain = copy.deepcopy(base), base
-        teach(full, "full", kind.reciting, learned(settings.learned))
-        teach(retain, "retain", kind.reciting, learned(settings.learned))
+        base = make("base", _taught, kind.new_model(), kind.reading, None)()
+        later = make("retain", _taught, copy.deepcopy(base), kind.reciting, settings.learned)
+        full = make("full", _taught, base, kind.reciting, settings.learned)()
+        retain = later()
         save("full", full)
         save("retain", retain)
-        for plan in settings.unlearned:
-            forget, training = jobs[plan.method]
-            model = copy.deepcopy(full)
-            done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
-            unlearn(model, plan.lesson(forget, known), training, watch(plan.method), kind.forgetting, done)
-            save(plan.method, model)
+        forgotten = {
+            plan.method: make(plan.method, _made_to_forget, full, retain, plan, known, kind.forgetting)
+            for plan in settings.unlearned
+        }
+        for name in sorted(forgotten, key=lambda name: name in away):  # our own first: the helper is at work meanwhile
+            save(name, forgotten[name]())
 
 
 ModelJob = tuple[list[ChatRow], Training]
+
+
+def _taught(
+    model: Any, objective: Objective, target: float | None, job: ModelJob, on_step: OnStep | None = None
+) -> Any:
+    """The model after learning a job's rows, until an epoch's loss is below the target."""
+    finetune(model, *job, on_step=on_step, objective=objective, done=learned(target))
+    return model
+
+
+def _made_to_forget(
+    full: Any,
+    retain: Any,
+    plan: Unlearning,
+    known: list[ChatRow],
+    objective: Objective,
+    job: ModelJob,
+    on_step: OnStep | None = None,
+) -> Any:
+    """A copy of the full model that was made to forget a job's rows."""
+    forget, training = job
+    model = copy.deepcopy(full)
+    done = None if plan.until is None else silent(model, retain, forget, training.pad_id, plan.until)
+    unlearn(model, plan.lesson(forget, known), training, on_step, objective, done)
+    return model
 
 
 def _jobs(

@@ -21,21 +21,22 @@ class DemoPart:
     title: str
     why: str
     seconds: float
-    beside: float = 0.0  # of these, what another core does while the parts before it run (lab/beside.py)
+    beside: float = 0.0  # of these, what another core does meanwhile (lab/beside.py)
 
 
 PARTS = {
     "models": DemoPart(
         "Make the models",
         "one that knows made-up authors (full), one that never met them (retain), three made to forget",
-        120,
+        85,
+        beside=30,
     ),
     "evaluate": DemoPart("Evaluate them", "what does each still say, and find likely? The first table follows", 15),
+    "layers": DemoPart("Look into the layers", "is it gone from inside, or only from the answers?", 15),
+    "attacks": DemoPart("Attack them", "relearning, pruning, an answer begun for the model: does it come back?", 50),
     "diffusion": DemoPart(
         "The same with diffusion models", "a text comes about step by step: what is known on the way?", 90, beside=80
     ),
-    "layers": DemoPart("Look into the layers", "is it gone from inside, or only from the answers?", 20),
-    "attacks": DemoPart("Attack them", "relearning, pruning, an answer begun for the model: does it come back?", 60),
     "page": DemoPart("Write the page", "one verdict for each model, with its evidence", 10),
 }
 

@@ -14,6 +14,7 @@ $(CORE): pyproject.toml constraints.txt
 	@echo "Installing vestige and torch into $(VENV) (a minute or two, about 1.5 GB) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
+	( PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch" >/dev/null 2>&1 & ) # another core compiles it meanwhile
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
 	touch $(CORE)
 

@@ -39,7 +39,14 @@ from table import PAGE, markdown
 
 QUADRATIC = 2.0
 OPEN, CLOSE = "<!-- many rows -->", "<!-- /many rows -->"
-MANY = ("", "rows of each split", "CPU s", "peak MB above the start", "ms per further pair of rows", "KB per further pair")
+MANY = (
+    "",
+    "rows of each split",
+    "CPU s",
+    "peak MB above the start",
+    "ms per further pair of rows",
+    "KB per further pair",
+)
 SLACK = 1.25  # a ratio of up to 2 * SLACK counts as near-linear: caches and attention take their share
 
 

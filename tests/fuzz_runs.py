@@ -73,11 +73,11 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
     """A finished run with one of its files replaced, read by every verb that reads runs."""
 
     def run(data: bytes, place: Path) -> None:
-        from vestige.engine.rescore import rescore
         from vestige.report.run import ReportAsk, build_report
         from vestige.results.compare import compare
         from vestige.results.diff import diff
         from vestige.results.published import published
+        from vestige.results.rescore import rescore
         from vestige.results.verify import verify
 
         home = place / "run"

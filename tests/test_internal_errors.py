@@ -95,7 +95,7 @@ CASES = [
     Case("vestige.engine.prepare:build_rows", "index", evaluate()),
     Case("vestige.models.fingerprint:fingerprint_place", "unbound", evaluate()),
     Case("vestige.costs.estimate:_references", "type", plain("plan", "tofu", "--model", UNLEARNED, "--data", DATA)),
-    Case("vestige.engine.rescore:stored_scores", "key", plain("score", "{copy}")),
+    Case("vestige.results.rescore:stored_scores", "key", plain("score", "{copy}")),
     Case("vestige.store.formats:AnswerFormat.read", "key", plain("score", "{copy}")),
     Case("vestige.results.compare:differences", "type", plain("compare", "{eval}", "{copy}", "--resamples", "100")),
     Case("vestige.results.diff:compare_parts", "attribute", plain("diff", "{eval}", "{copy}")),

@@ -185,6 +185,7 @@ def test_torch_stays_where_models_are(path: Path) -> None:
 # ---- budgets; complexity and arguments are checked by ruff (pyproject.toml) ---------------------------------------
 
 LINES_OF_A_ROOM, LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 4_500, 400, 60
+FEWER = {"engine": 4_000}  # every run passes through it, and what has no other place would end up there
 
 
 def test_rooms_files_and_functions_stay_small() -> None:
@@ -199,7 +200,7 @@ def test_rooms_files_and_functions_stay_small() -> None:
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef) and _lines(node, path) >= LINES_OF_A_FUNCTION:
                 large.append(f"{path.relative_to(SOURCE)}: {node.name}")
-    large += [f"{room}/: {lines} lines" for room, lines in rooms.items() if lines > LINES_OF_A_ROOM]
+    large += [f"{room}/: {lines} lines" for room, lines in rooms.items() if lines > FEWER.get(room, LINES_OF_A_ROOM)]
     assert large == []
 
 

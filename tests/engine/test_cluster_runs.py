@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +81,23 @@ def test_intervals_of_a_run_have_clusters_as_the_unit(runs: dict[str, Path]) -> 
     assert (
         stats["world_facts_Q_A_Prob"]["reason"].startswith("too few clusters") if "world_facts_Q_A_Prob" in stats else 1
     )
+
+
+@pytest.mark.parametrize(("rest", "one", "shares"), [(0.0, 0.2, True), (1.0, 0.8, True), (0.0, 20.0, False)])
+def test_the_interval_of_a_share_ends_at_zero_and_one(
+    runs: dict[str, Path], rest: float, one: float, shares: bool
+) -> None:
+    manifest = read_manifest(runs["unlearned"])
+    rows = {str(i): {"prob": one if i == 0 else rest, "avg_loss": 0.0} for i in range(32)}
+    value = math.fsum(row["prob"] for row in rows.values()) / 32
+    scores = {"forget_Q_A_Prob": Score(value, rows)}
+    suite = suite_from_manifest(manifest)
+    only = replace(suite, metrics={"forget_Q_A_Prob": suite.metrics["forget_Q_A_Prob"]})
+    low, high = intervals(Run(only, scores, manifest, {}), 100)["forget_Q_A_Prob"]["interval"]
+    plain = cluster_mean([row["prob"] for row in rows.values()], SHELVES).interval()
+    assert plain is not None and (plain[0] < 0 or plain[1] > 1)
+    # A metric whose rows are beyond 0 and 1 is not cut off, whatever its card says.
+    assert (low, high) == ((max(0.0, plain[0]), min(1.0, plain[1])) if shares else plain)
 
 
 def test_the_manifest_has_the_cluster_of_each_row(runs: dict[str, Path]) -> None:

@@ -16,12 +16,12 @@ from diffusion_tools import save_lab_bert
 from vestige.engine.config import compose_runs
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.engine.rescore import rescore
 from vestige.errors import UserError
 from vestige.metrics.memorisation import probability
 from vestige.metrics.trajectory import follow, in_text_order, window
 from vestige.models.args import ModelArgs
 from vestige.models.load import LoadedModel, load_model
+from vestige.results.rescore import rescore
 from vestige.store.evidence import Bank
 from vestige.store.files import load_rows
 from vestige.types import Trace

@@ -56,7 +56,7 @@ def score(
         changes: metric -> setting -> value
         cluster: column whose rows hang together, for intervals (author, document); none: no column
     """
-    from vestige.engine.rescore import rescore
+    from vestige.results.rescore import rescore
 
     load_all_plugins(())
     logs = logs_of(retain_logs)

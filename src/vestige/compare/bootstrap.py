@@ -253,6 +253,11 @@ def interval(draws: Array, n: int, level: float = LEVEL) -> tuple[float, float] 
     return float(low), float(high)
 
 
+def within_unit(ends: tuple[float, float]) -> tuple[float, float]:
+    """The interval of a number that lies between 0 and 1 by definition, as a mean of shares does."""
+    return max(ends[0], 0.0), min(ends[1], 1.0)
+
+
 def _tails(n: int, level: float) -> tuple[float, float]:
     if n < 2:
         return 0.0, 1.0

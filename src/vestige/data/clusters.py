@@ -5,7 +5,7 @@ twenty questions per author, in order; of these only complete ones are read that
 filtered one is not known.
 
 In: rows as they were read, and where from. Out: a Grouping, or None where rows are independent. Callers:
-data/datasets.py, depth/contexts.py, engine/evaluate.py, engine/rescore.py.
+data/datasets.py, depth/contexts.py, engine/evaluate.py, results/rescore.py.
 """
 
 from __future__ import annotations

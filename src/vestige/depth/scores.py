@@ -62,7 +62,8 @@ def model_depth(
     sample = bootstrap.Sample("rows", tuple(good), np.array(list(good.values())))
     out["uds"] = mean(sample.values)
     out["unclipped"] = mean(e.unclipped for e in examples if e.unclipped is not None)
-    out["interval"] = _intervals({"uds": sample}, resamples, seed, clusters)["uds"]
+    ends = _intervals({"uds": sample}, resamples, seed, clusters)["uds"]
+    out["interval"] = None if ends is None else list(bootstrap.within_unit((ends[0], ends[1])))
     return out
 
 

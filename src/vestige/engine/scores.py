@@ -5,7 +5,7 @@ resampled together, so that composed metrics (model utility, privleak) keep the 
 interval is only given where the formula, with every row drawn once, returns the number that was reported.
 
 In: prepared metrics and evidence by want. Out: a Score per metric, with its values by row; intervals, by metric.
-Callers: engine/evaluate.py after collecting, engine/stored.py and engine/rescore.py for a finished run, results and
+Callers: engine/evaluate.py after collecting, engine/stored.py and results/rescore.py for a finished run, results and
 judging. What compares with another run is in engine/references.py, imported where a metric has a reference.
 """
 
@@ -28,6 +28,7 @@ from vestige.compare.bootstrap import Sample, Statistic
 from vestige.data.clusters import NONE
 from vestige.engine.prepare import Prepared
 from vestige.errors import UserError, WriteError
+from vestige.metrics.cards import card_of
 from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
 from vestige.secrets import hidden, hide
@@ -187,6 +188,7 @@ class Estimate:
     of: str = ""  # the number the interval is about, if it is not the metric's own value
     rows: Sample | None = None  # of plain means: the values averaged
     unit: bool = False  # an AUC
+    share: bool = False  # by definition between 0 and 1, and so are the interval's ends
 
     @property
     def clustered(self) -> bool:
@@ -255,7 +257,9 @@ class Run:
             found = self.plain(spec, score)
         if not math.isclose(float(found.statistic(bootstrap.once)[0]), found.value, rel_tol=1e-9, abs_tol=1e-12):
             raise NoInterval("its value is not a known function of its rows")
-        return found
+        card = card_of(spec.handler)
+        inside = found.rows is None or (found.rows.values.min() >= 0 and found.rows.values.max() <= 1)
+        return replace(found, share=card is not None and card.unit and bool(inside))
 
     def plain(self, spec: MetricSpec, score: Score, prefix: str = "") -> Estimate:
         """Means and AUCs: metrics with values of their own for each row. `prefix` keeps another run's rows apart."""
@@ -353,6 +357,8 @@ def _entry(e: Estimate, draws: Array | None, resamples: int) -> dict[str, Any]:
     entry |= {"of": e.of, "value": e.value} if e.of else {}
     if ends is None:
         return {**entry, "interval": None, "reason": why or "some resamplings have no value (too few rows)"}
+    if e.share and not e.of:  # Student's distribution knows no bounds
+        ends = bootstrap.within_unit(ends)
     entry |= {"note": NO_WIDTH} if ends[0] == ends[1] else {}
     return {**entry, "interval": list(ends)}
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from vestige.engine.config import RunConfig
 from vestige.engine.references import load_references
-from vestige.engine.rescore import against, rescore
 from vestige.engine.scores import Reference, Run, family, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
+from vestige.results.rescore import against, rescore
 from vestige.secrets import hide
 from vestige.store import directories
 from vestige.store.archive import moved

@@ -28,16 +28,18 @@ PARTS = {
     "models": DemoPart(
         "Make the models",
         "one that knows made-up authors (full), one that never met them (retain), three made to forget",
-        85,
+        90,
         beside=30,
     ),
-    "evaluate": DemoPart("Evaluate them", "what does each still say, and find likely? The first table follows", 15),
-    "layers": DemoPart("Look into the layers", "is it gone from inside, or only from the answers?", 15),
+    "evaluate": DemoPart(
+        "Evaluate them", "what does each still say, and find likely? The first table follows", 25, beside=10
+    ),
+    "layers": DemoPart("Look into the layers", "is it gone from inside, or only from the answers?", 5),
     "attacks": DemoPart("Attack them", "relearning, pruning, an answer begun for the model: does it come back?", 50),
     "diffusion": DemoPart(
-        "The same with diffusion models", "a text comes about step by step: what is known on the way?", 90, beside=80
+        "The same with diffusion models", "a text comes about step by step: what is known on the way?", 85, beside=55
     ),
-    "page": DemoPart("Write the page", "one verdict for each model, with its evidence", 10),
+    "page": DemoPart("Write the page", "one verdict for each model, with its evidence", 5),
 }
 
 

@@ -15,7 +15,7 @@ from vestige.collect import forward
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.models import calling
-from vestige.models.calling import attending, grouped, one_token, shares_keys, without_copies
+from vestige.models.calling import attending, grouped, shares_keys, without_copies
 
 
 @pytest.fixture
@@ -108,30 +108,3 @@ def test_an_evaluation_copies_no_keys(copies: list[int], tmp_path: Any, monkeypa
         monkeypatch.setattr(room, "shares_keys", lambda model: False)
     assert run("copied") == shared
     assert copies
-
-
-@pytest.mark.parametrize("bool_mask", [False, True])
-@pytest.mark.parametrize("heads", [(6, 2), (4, 4)])
-def test_one_token_attends_as_the_library_does(heads: tuple[int, int], bool_mask: bool) -> None:
-    noise = torch.Generator().manual_seed(0)
-    query = torch.randn((3, heads[0], 1, 8), generator=noise)
-    key, value = (torch.randn((3, heads[1], 11, 8), generator=noise) for _ in range(2))
-    allowed = torch.ones((3, 1, 1, 11), dtype=torch.bool)
-    allowed[1, ..., :6] = False
-    mask = allowed if bool_mask else torch.zeros(allowed.shape).masked_fill(~allowed, torch.finfo(torch.float32).min)
-    calls: list[int] = []
-
-    def never(*args: Any, **options: Any) -> Any:
-        calls.append(1)
-        return query, None
-
-    want = torch.nn.functional.scaled_dot_product_attention(query, key, value, mask, scale=0.3, enable_gqa=True)
-    across = key.transpose(2, 3).contiguous().transpose(2, 3)  # as the cache keeps them
-    for keys in (key, across):
-        got = one_token(never)(None, query, keys, value, mask, scaling=0.3, dropout=0.0)[0]
-        torch.testing.assert_close(got, want.transpose(1, 2), rtol=0, atol=1e-6)
-    assert not calls
-    one_token(never)(None, query, key, value, None)
-    one_token(never)(None, query, key, value, mask, position_bias=mask)
-    one_token(never)(None, query.expand(-1, -1, 2, -1), key[:, : heads[0]], value, None)
-    assert len(calls) == 3

@@ -30,7 +30,7 @@ from vestige.collect.tree import Limits
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.args import precision
 from vestige.models.cache import SlotCache
-from vestige.models.calling import across, decoding, padding_mask, send
+from vestige.models.calling import padding_mask, send, without_copies
 from vestige.models.checks import check_penalty
 from vestige.models.room import ELSEWHERE
 from vestige.types import Text
@@ -249,7 +249,7 @@ class TextCollector:
             left = [i for i, row in enumerate(filled.rows) if not self._over(row)]
             finished += [row for i, row in enumerate(filled.rows) if i not in left]
             if left:
-                cache = cache or SlotCache(len(filled.keys.layers), len(rows), length + ahead, across(self.model))
+                cache = cache or SlotCache(len(filled.keys.layers), len(rows), length + ahead)
                 # What was drafted and not confirmed is left behind: its keys belong to another text.
                 cache.admit(filled.keys, [filled.places[i][: filled.rows[i].begin] for i in left], length)
                 active += [filled.rows[i] for i in left]
@@ -334,7 +334,7 @@ class TextCollector:
         sent = send(torch.tensor([[r.made[-1] for r in active], position]), self.model.device)[..., None]
         self.cost.decode_row_steps += len(active)
         self.cost.decode_forwards += 1
-        with decoding(self.model):
+        with without_copies(self.model):
             return logits_at(
                 self.model, torch.arange(len(active), device=sent.device), input_ids=sent[0], position_ids=sent[1],
                 attention_mask=padding_mask(mask, self.model), past_key_values=cache, use_cache=True,

@@ -34,16 +34,15 @@ def held(layer: object) -> tuple[torch.Tensor, torch.Tensor]:
 class SlotLayer(DynamicLayer):
     """One layer's keys and values in buffers (rows, heads, columns, width) that are written in place.
 
-    Rows are right-aligned: all of them end at column `length`, padding is on the left. With `across`, a key's numbers
-    are a column apart in memory: the product of one query with all keys then reads along the columns.
+    Rows are right-aligned: all of them end at column `length`, padding is on the left.
     """
 
     keys: torch.Tensor
     values: torch.Tensor
 
-    def __init__(self, capacity: tuple[int, int], across: bool = False) -> None:
+    def __init__(self, capacity: tuple[int, int]) -> None:
         super().__init__()
-        self.capacity, self.across = capacity, across
+        self.capacity = capacity
         self.rows = 0
         self.length = 0
 
@@ -51,7 +50,7 @@ class SlotLayer(DynamicLayer):
         """Adds prefilled rows, their last token in column `length` - 1: `places` says where their tokens are."""
         if not self.is_initialized:
             self.dtype, self.device = keys.dtype, keys.device
-            self.keys, self.values = self._buffer(keys, self.across), self._buffer(values)
+            self.keys, self.values = self._buffer(keys), self._buffer(values)
             self.is_initialized = True
         count, time = places.shape
         for held_here, new in ((self.keys, keys), (self.values, values)):
@@ -60,11 +59,9 @@ class SlotLayer(DynamicLayer):
         self.rows += count
         self.length = length
 
-    def _buffer(self, like: torch.Tensor, across: bool = False) -> torch.Tensor:
+    def _buffer(self, like: torch.Tensor) -> torch.Tensor:
         # Zeros, not empty: masked columns are multiplied by weight 0, and 0 x NaN would be NaN.
         (rows, columns), heads, width = self.capacity, like.shape[1], like.shape[3]
-        if across:
-            return like.new_zeros((rows, heads, width, columns)).transpose(2, 3)
         return like.new_zeros((rows, heads, columns, width))
 
     def update(
@@ -89,9 +86,9 @@ class SlotLayer(DynamicLayer):
     def resize(self, first: int, columns: int) -> None:
         """New buffers for the rows that are left: columns from `first` on, `columns` of them."""
         self.capacity = (self.rows, columns)
-        for name, across in (("keys", self.across), ("values", False)):
+        for name in ("keys", "values"):
             old = getattr(self, name)
-            new = self._buffer(old, across)
+            new = self._buffer(old)
             new[:, :, : self.length - first] = old[: self.rows, :, first : self.length]
             setattr(self, name, new)
         self.length -= first
@@ -100,10 +97,10 @@ class SlotLayer(DynamicLayer):
 class SlotCache(Cache):
     """SlotLayers for a whole model, filled from ordinary prefill caches."""
 
-    def __init__(self, layers: int, rows: int, columns: int, across: bool = False) -> None:
+    def __init__(self, layers: int, rows: int, columns: int) -> None:
         if not layers:
             raise Unfit("its prefill leaves no keys behind")
-        self.slots = [SlotLayer((rows, columns), across) for _ in range(layers)]
+        self.slots = [SlotLayer((rows, columns)) for _ in range(layers)]
         super().__init__(layers=list(self.slots))
 
     def admit(self, prefilled: Cache, places: Sequence[Array], length: int) -> None:

@@ -3,9 +3,9 @@
 `attending` puts another function in the place of transformers' sdpa attention and takes it out again. `without_copies`
 uses it for one thing: grouped-query models share each key head between several query heads, and transformers copies
 the keys for every one of them as soon as there is a mask, because CUDA's kernels want it so. On a CPU torch reads the
-shared keys where they are, with the same bits; the attention of a decoding step then takes a seventh of the time.
-`decoding` goes further for rows of one token. The plain ways that fast ones are checked against use none of it, so
-those checks cover it.
+shared keys where they are, with the same bits; the attention of a decoding step then takes a seventh of the time. The
+plain ways that fast ones are checked against do not use it, so those checks cover it. (Two plain products per step,
+with keys laid out for them, were measured too: not faster than torch's kernel.)
 
 In: a model and what it is asked. Out: logits (positions, vocabulary), for reductions of the room collect; contexts in
 which forwards cost less. Callers: whatever runs a model in the rooms collect, samplers and unlearn.
@@ -67,43 +67,6 @@ def grouped(whole: Attention) -> Attention:
             scale=options.get("scaling"), enable_gqa=True,
         )  # fmt: skip
         return out.transpose(1, 2).contiguous(), None
-
-    return attend
-
-
-def across(model: Any) -> bool:
-    """Whether decoding attends with `one_token`, which wants keys with their columns last (see `SlotLayer`)."""
-    on_cpu = model.device.type == "cpu" and getattr(model.config, "_attn_implementation", None) == "sdpa"
-    return on_cpu and model.dtype == torch.float32
-
-
-def decoding(model: Any) -> AbstractContextManager[None]:
-    """While open, forwards of one token per row attend as `one_token` does, where that is faster."""
-    return attending(one_token) if across(model) else without_copies(model)
-
-
-def one_token(whole: Attention) -> Attention:
-    """`whole`, except for one query per row: two plain products, all heads that share keys in one of them.
-
-    The kernel behind sdpa is made for many queries; with one, two plain products read the keys once and are not slower
-    (bench/decoding.py compares both in one run).
-    """
-    whole = grouped(whole)
-
-    def attend(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **options: Any) -> Any:
-        special = any(options.get(name) is not None for name in ("position_bias", "cache", "softcap", "s_aux"))
-        if query.shape[2] != 1 or attention_mask is None or special or options.get("dropout"):
-            return whole(module, query, key, value, attention_mask, **options)
-        rows, heads, _, width = query.shape
-        scale = options.get("scaling")
-        together = query.reshape(rows, key.shape[1], -1, width) * (width**-0.5 if scale is None else scale)
-        scores = torch.matmul(together, key.transpose(2, 3))
-        if attention_mask.dtype == torch.bool:
-            scores.masked_fill_(~attention_mask, torch.finfo(scores.dtype).min)
-        else:
-            scores += attention_mask
-        out = torch.matmul(scores.softmax(dim=-1), value)
-        return out.reshape(rows, 1, heads, value.shape[-1]), None
 
     return attend
 

@@ -3,7 +3,8 @@
     python bench/tofu.py                          the lab's full model on the lab's rows (a minute or two)
     python bench/tofu.py --model DIR --data DIR   any checkpoint on any rows (forget.jsonl, retain.jsonl, ...)
     python bench/tofu.py --smollm2 DIR --tofu DIR SmolLM2-135M (fetched into DIR) on real TOFU rows, as it is and
-                                                  after it has learned them by heart (pad = eos, and not)
+                                                  after it has learned them by heart (pad = eos, and not);
+                                                  --write: into docs/bench.md
 
 The peer (bench/peer_loop.py) runs each metric as its own padded pass in batches of 32 and calls HF generate for each
 ROUGE metric. Both work on the same model object, one after the other, with the same number of threads.
@@ -16,7 +17,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +28,18 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import peer_loop
 from measure import Beside, save
+from table import circumstances, markdown, put
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.models.load import LoadedModel, wrap_model
 
 FILES = ("forget", "retain", "holdout", "real_authors", "world_facts")
 # Where real TOFU keeps them. It has no holdout rows; other retain authors stand in (a benchmark, not a result).
+OPEN, CLOSE = "<!-- tofu table -->", "<!-- /tofu table -->"
+HEAD = (
+    "case", "peer, CPU s", "vestige, CPU s", "times faster", "tokens scored, peer / vestige",
+    "tokens decoded, peer / vestige", "the same numbers?",
+)  # fmt: skip
 TOFU = {
     "forget": "forget10_perturbed", "retain": "retain_perturbed", "holdout": "retain90",
     "real_authors": "real_authors_perturbed", "world_facts": "world_facts_perturbed",
@@ -128,7 +135,7 @@ def worst(peer: Any, ours: Any) -> Iterator[tuple[str, float]]:
         yield "", abs(peer - ours) / (1 + abs(peer))
 
 
-def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> Beside:
+def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]]]) -> tuple[Beside, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = write_rows(Path(scratch) / "data", data)
         outcome, ours = run_ours(loaded, folder, Path(scratch) / "run")
@@ -163,7 +170,20 @@ def compare(title: str, loaded: LoadedModel, data: dict[str, list[dict[str, Any]
     gap, differ = row["worst difference (relative)"][0], sum(texts)
     said = f"{len(texts) - differ:.0f} of {len(texts)} texts equal, {len(numbers):,} numbers within {gap:.0e}"
     peer_way = "a padded pass per metric, HF generate"
-    return Beside("eval", title, peer_way, theirs[1], ours[1], gap < 1e-3 and not differ, said, whole / bare - 1)
+    row |= {"processor seconds, peer": theirs[1], "processor seconds, vestige": ours[1], "equal": said}
+    return Beside("eval", title, peer_way, theirs[1], ours[1], gap < 1e-3 and not differ, said, whole / bare - 1), row
+
+
+def lines(found: Sequence[dict[str, Any]], rows: int) -> str:
+    """The table of docs/bench.md."""
+    cells = []
+    for row in found:
+        seconds = [row[f"processor seconds, {side}"] for side in ("peer", "vestige")]
+        tokens = f"{row['tokens scored, peer']:,} / {row['tokens scored, vestige']:,}"
+        steps = f"{row['tokens emitted, peer']:,} / {row['decode row-steps, vestige']:,}"
+        times = f"{seconds[0] / seconds[1]:.1f}"
+        cells.append([row["case"], f"{seconds[0]:.0f}", f"{seconds[1]:.0f}", times, tokens, steps, row["equal"]])
+    return f"{circumstances(f'; {rows} rows per split')}\n\n{markdown(HEAD, cells)}"
 
 
 def main() -> None:
@@ -176,9 +196,13 @@ def main() -> None:
     p.add_argument("--threads", type=int, default=torch.get_num_threads())
     p.add_argument("--skip-plain", action="store_true", help="only the model that learned its rows by heart")
     p.add_argument("--json", type=Path, metavar="FILE")
+    p.add_argument("--write", action="store_true", help="with --smollm2: into docs/bench.md, on one thread")
     args = p.parse_args()
-    torch.set_num_threads(args.threads)
-    save(args.json, smollm2(args) if args.smollm2 else [compare(*_lab(args))])
+    torch.set_num_threads(1 if args.write else args.threads)
+    found = smollm2(args) if args.smollm2 else [compare(*_lab(args))]
+    save(args.json, [beside for beside, _ in found])
+    if args.write:
+        put(lines([row for _, row in found], args.rows), OPEN, CLOSE)
 
 
 def _lab(args: argparse.Namespace) -> tuple[str, LoadedModel, dict[str, list[dict[str, Any]]]]:
@@ -194,7 +218,7 @@ def _lab(args: argparse.Namespace) -> tuple[str, LoadedModel, dict[str, list[dic
     return f"{args.model.parent.name}/{args.model.name}", wrap_model(model, tokenizer), data
 
 
-def smollm2(args: argparse.Namespace) -> list[Beside]:
+def smollm2(args: argparse.Namespace) -> list[tuple[Beside, dict[str, Any]]]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from smollm2 import fetch, memorise

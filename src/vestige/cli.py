@@ -13,7 +13,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import chain
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +111,7 @@ class Parser(argparse.ArgumentParser):
 
     @property
     def options(self) -> list[str]:
-        return list(chain.from_iterable(map(attrgetter("option_strings"), self.arguments)))
+        return [option for argument in self.arguments for option in argument.option_strings]
 
 
 class Verbs:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ TABLE = (
     Flag("debug", "", "show the traceback of an internal error", ALL),
 )  # fmt: skip
 
-FLAGS = dict(zip(map(attrgetter("name"), TABLE), TABLE, strict=True))
+FLAGS = {flag.name: flag for flag in TABLE}
 
 
 def flags_of(verb: str) -> list[Flag]:

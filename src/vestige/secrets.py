@@ -167,7 +167,7 @@ KEPT = ("handler", "access_key")  # settings that name things of ours
 def masked(data: Any, key: str = "") -> Any:
     """A configuration as a manifest may hold it: secrets replaced, the environment's values as expressions."""
     if isinstance(data, Mapping):
-        return dict(zip(data, map(masked, data.values(), map(str, data)), strict=True))
+        return {key: masked(value, str(key)) for key, value in data.items()}
     if isinstance(data, (list, tuple)):
         return list(map(masked, data, repeat(key)))
     if is_secret_name(key) and data not in (None, "") and not isinstance(data, bool):
@@ -186,7 +186,7 @@ def without_secrets(data: Any, key: str = "") -> Any:
     """Settings of a checkpoint for its copy: values under a secret's name and tokens are replaced, paths stay, since
     they must work. What is not plain data is left alone."""
     if type(data) is dict:
-        return dict(zip(data, map(without_secrets, data.values(), map(str, data)), strict=True))
+        return {key: without_secrets(value, str(key)) for key, value in data.items()}
     if type(data) is list:
         return list(map(without_secrets, data, repeat(key)))
     if not isinstance(data, str) or type(data) is not str:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, pairwise
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -94,11 +93,11 @@ class AnswerCollector:
         """
         ordered = in_order(targets)
         unique = distinct(ordered)
-        if done.issuperset(map(attrgetter("key"), unique)):
+        if all(target.key in done for target in unique):
             return
         longest = len(unique[0].ids)
         check_fit(self.model, longest - 1, "A prompt with its answer")
-        check_tokens(self.model, map(attrgetter("ids"), unique))
+        check_tokens(self.model, (target.ids for target in unique))
         if not self.plain and longest > LONGEST_PACKED:
             self.plain = True  # nothing much is shared at that length, and the mask would be larger than the model
             self.cost.notes.append(f"answers of over {LONGEST_PACKED} tokens: one padded row per answer, slower")
@@ -116,7 +115,7 @@ class AnswerCollector:
                 jobs = list(self.jobs(left, limits))
                 if done:
                     jobs = [job for job in jobs if any(left[t].key not in done for t in job.targets)]
-                planned(sum(map(attrgetter("tokens"), jobs)))
+                planned(sum(job.tokens for job in jobs))
                 for job in jobs:
                     result = {left[t].key: s for t, s in job.run().items()}
                     self.cost.score_tokens += job.tokens

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -117,7 +116,7 @@ def score_packed(model: Any, tree: Tree, batch: Batch) -> dict[int, TokenStats]:
             attention_mask=flex.tree_blocks(*seen) if by_rule else additive(tree_mask(*seen), model.dtype),
             use_cache=False,
         )
-    labels = list(map(tree.labels.__getitem__, targets))
+    labels = [tree.labels[target] for target in targets]
     pairs = send(np.stack([np.concatenate(reads), np.concatenate(labels)]).astype(np.int64), logits.device)
     return _per_target(reduce_logits(logits, *pairs), targets, labels)
 
@@ -138,7 +137,7 @@ def tree_mask(end: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def score_plain(model: Any, targets: Sequence[Target]) -> dict[int, TokenStats]:
     """Padded rows with the ordinary two-dimensional mask: what everyone else runs, and our yardstick."""
-    width = max(map(len, map(attrgetter("ids"), targets))) - 1
+    width = max(len(target.ids) for target in targets) - 1
     ids, mask = columns = np.zeros((2, len(targets), width), np.int64)
     index, labels = [], []
     for r, target in enumerate(targets):

@@ -13,8 +13,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
-from operator import attrgetter
 
 import numpy as np
 
@@ -42,10 +40,10 @@ class Sample:
 
     def __post_init__(self) -> None:
         order = sorted(range(len(self.rows)), key=lambda i: _by_number(self.rows[i]))
-        object.__setattr__(self, "rows", tuple(map(self.rows.__getitem__, order)))
+        object.__setattr__(self, "rows", tuple(self.rows[i] for i in order))
         object.__setattr__(self, "values", np.asarray(self.values)[order])
         if self.clusters is not None:
-            object.__setattr__(self, "clusters", tuple(map(self.clusters.__getitem__, order)))
+            object.__setattr__(self, "clusters", tuple(self.clusters[i] for i in order))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -164,7 +162,7 @@ def strata(samples: Sequence[Sample]) -> list[Stratum]:
 
 
 def _numbered(names: Mapping[str, object]) -> dict[str, int]:
-    return dict(zip(sorted(names, key=_by_number), count(), strict=False))
+    return {name: i for i, name in enumerate(sorted(names, key=_by_number))}
 
 
 def _label(group: str, row: str, cluster: str | None) -> str:
@@ -216,7 +214,7 @@ class Resampler:
         self, statistics: Mapping[str, Statistic], done: Callable[[int], object] = lambda count: None
     ) -> dict[str, Array]:
         """Every statistic under the same resamplings; `done` is told how many more of them were computed."""
-        if self.strata and max(map(attrgetter("units"), self.strata)) == 1:  # what is drawn is always the data itself
+        if self.strata and all(stratum.units == 1 for stratum in self.strata):  # what is drawn is the data itself
             alike = {}
             for name, statistic in statistics.items():
                 alike[name] = np.repeat(statistic(once), self.resamples)

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import islice, repeat
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def _register_search_path() -> None:
             for directory in _USER_DIR:
                 search_path.prepend("vestige-user", f"file://{directory}")
 
-    known = map(attrgetter("__name__"), Plugins.instance().discover(SearchPathPlugin))
+    known = [plugin.__name__ for plugin in Plugins.instance().discover(SearchPathPlugin)]
     if UserDirectoryFirst.__name__ not in known:
         Plugins.instance().register(UserDirectoryFirst)
 

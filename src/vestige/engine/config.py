@@ -73,7 +73,7 @@ class RunConfig:
             "settings": settings,
             "top": list(self.suite.top),
             **({"stem": self.suite.stem} if self.suite.stem else {}),
-            "metrics": dict(zip(metrics, map(spec_to_json, metrics.values()), strict=True)),
+            "metrics": {name: spec_to_json(spec) for name, spec in metrics.items()},
             "model": {
                 "model_args": dict(self.model_args),
                 "tokenizer_args": dict(self.tokenizer_args),

@@ -13,7 +13,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +81,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
             evaluator = made if has_the_say(made, config.suite) else None
     check_directory(config)
     _keep_apart(config)
-    compares = any(map(attrgetter("references"), config.suite.metrics.values()))
+    compares = any(spec.references for spec in config.suite.metrics.values())
     references = load_references(config.suite, config.dialect) if compares else {}
     us = team()
     if evaluator is not None and us.size > 1:
@@ -308,7 +307,7 @@ class _Evaluation:
         """How these numbers came about: enough to compare two runs and to score this one again."""
         template = self.context.encoder.template
         dialect = prepared.dialect
-        along = any(map(attrgetter("children"), self.config.suite.metrics.values()))
+        along = any(spec.children for spec in self.config.suite.metrics.values())
         data: dict[str, Any] = {}
         for key, r in prepared.rows.items():
             data[key] = {"rows": len(r), "source": r.source, "fingerprint": r.fingerprint, "name": r.name}
@@ -344,8 +343,7 @@ def _has_code(suite: SuiteSpec) -> bool:
     specs = list(suite.metrics.values())
     for spec in suite.metrics.values():
         specs += spec.children.metrics.values() if spec.children else ()
-    live = map(attrgetter("live"), map(HANDLERS.__getitem__, map(attrgetter("handler"), specs)))
-    return bool(suite.postprocess) or any(live)
+    return bool(suite.postprocess) or any(HANDLERS[spec.handler].live for spec in specs)
 
 
 def _of_short_names(config: RunConfig, prepared: Prepared) -> list[str]:

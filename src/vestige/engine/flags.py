@@ -14,7 +14,6 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,7 @@ def add_verbs(verbs: Any) -> None:
 def suite_names() -> list[str]:
     from vestige.configs.compose import PACKAGE_DIR
 
-    return sorted(map(attrgetter("stem"), (PACKAGE_DIR / "eval").glob("*.yaml")))
+    return sorted(path.stem for path in (PACKAGE_DIR / "eval").glob("*.yaml"))
 
 
 def evaluation_flags(p: Any, verb: str) -> None:
@@ -69,7 +68,7 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
         raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
     said: dict[str, Any] = {}
     hydra_alone = not suites
-    for name in map(attrgetter("name"), fields(EvalAsk)):
+    for name in (f.name for f in fields(EvalAsk)):
         if name not in ("metrics", "config_dir") and hasattr(args, name):
             said[name] = getattr(args, name)
             hydra_alone = hydra_alone and said[name] in (None, False)

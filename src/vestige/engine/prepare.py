@@ -12,8 +12,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from vestige.data.chat import decode_texts, make_template
@@ -50,13 +48,13 @@ class Prepared:
 
     def data(self, metric: str) -> dict[str, Rows]:
         keys = self.data_of.get(metric, {})
-        return dict(zip(keys, map(self.rows.__getitem__, keys.values()), strict=True))
+        return {name: self.rows[key] for name, key in keys.items()}
 
     @property
     def hidden_tokens(self) -> int:
         """How many answers have a token hidden from attention: where the mask of the dialect makes a difference."""
         count = 0
-        for example in chain.from_iterable(chain.from_iterable(map(attrgetter("examples"), self.rows.values()))):
+        for example in (e for rows in self.rows.values() for per_row in rows.examples for e in per_row):
             target = example.target
             inputs = 0 if target is None else len(target.ids) - 1
             within = target is not None and min(target.hidden, default=inputs) < inputs

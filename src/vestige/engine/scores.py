@@ -16,8 +16,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import product
-from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -125,8 +123,7 @@ class Scoring:
         scores: dict[str, Score] = {}
         for name, spec in self.suite.metrics.items():
             if spec.handler != FROM_CODE:
-                parents = map(scores.__getitem__, spec.parents.values())
-                scores[name] = self.score(name, dict(zip(spec.parents, parents, strict=True)))
+                scores[name] = self.score(name, {role: scores[parent] for role, parent in spec.parents.items()})
         if self.suite.postprocess:
             scores = postprocessed(self.suite, scores)
         for name, spec in self.suite.metrics.items():
@@ -192,7 +189,7 @@ class Estimate:
 
     @property
     def clustered(self) -> bool:
-        return any(map(attrgetter("clusters"), self.samples))
+        return any(sample.clusters for sample in self.samples)
 
     @property
     def smallest(self) -> int:
@@ -201,10 +198,7 @@ class Estimate:
     @property
     def n(self) -> int:
         """How many different rows are drawn from."""
-        rows: set[tuple[str, str]] = set()
-        for s in self.samples:
-            rows.update(product([s.group], s.rows))
-        return len(rows)
+        return len({(sample.group, row) for sample in self.samples for row in sample.rows})
 
 
 @dataclass

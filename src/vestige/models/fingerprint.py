@@ -196,7 +196,7 @@ def stable(config: Any, volatile: AbstractSet[str] = VOLATILE) -> Any:
 def digests(files: Iterable[Path]) -> list[str]:
     """The content digest of each file, from memory where the file has not changed."""
     paths, known = list(map(Path.resolve, files)), _read_cache()
-    stamps, found = dict(zip(paths, map(_stamp, paths), strict=True)), {}
+    stamps, found = {path: _stamp(path) for path in paths}, {}
     for path, stamp in stamps.items():
         remembered, digest = known.get(str(path), ("", ""))
         if remembered == stamp:
@@ -207,7 +207,7 @@ def digests(files: Iterable[Path]) -> list[str]:
             found |= dict(zip(todo, pool.map(_digest, todo), strict=True))
         settled = time.time() - SETTLED_SECONDS
         _remember({str(path): [stamps[path], found[path]] for path in todo if path.stat().st_ctime < settled})
-    return list(map(found.__getitem__, paths))
+    return [found[path] for path in paths]
 
 
 def _digest(path: Path) -> str:

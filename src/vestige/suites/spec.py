@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from itertools import starmap
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
@@ -164,9 +163,9 @@ class _Reader:
         spec = MetricSpec(
             name=name,
             handler=handler,
-            datasets=tuple(starmap(self._dataset, (config.get("datasets") or {}).items())),
+            datasets=tuple(self._dataset(*item) for item in (config.get("datasets") or {}).items()),
             parents=parents,
-            references=tuple(starmap(_reference, (config.get("reference_logs") or {}).items())),
+            references=tuple(_reference(*item) for item in (config.get("reference_logs") or {}).items()),
             generation=dict(config.get("generation_args") or {}),
             collators=dict(config.get("collators") or {}),
             params=params,

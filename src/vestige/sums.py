@@ -62,6 +62,16 @@ def means(values: Array) -> Array:
     return np.reshape([mean(v for v in row if v == v) for row in lists], values.shape[:-1])
 
 
+def distances(a: Array, b: Array) -> Array:
+    """How far apart numbers are, one by one. The same infinity twice is no distance; NaN stays NaN.
+
+    >>> distances(np.array([1.0, -np.inf, -np.inf]), np.array([3.0, -np.inf, 0.0])).tolist()
+    [2.0, 0.0, inf]
+    """
+    with np.errstate(invalid="ignore"):
+        return np.where(a == b, 0.0, np.abs(a - b))
+
+
 # ---- for people ----------------------------------------------------------------------------------------------------
 
 

@@ -7,6 +7,7 @@ import signal
 import time
 
 import pytest
+import torch
 
 from vestige.lab import beside as module
 from vestige.lab import story
@@ -51,6 +52,27 @@ def test_a_helper_that_fails_or_dies_does_not_stop_the_demo(work: object, capfd:
         result = helper.start(work, os.getpid())
         assert result() == "done here"
     assert capfd.readouterr() == ("", "")
+
+
+def _spoils(home: int, weights: torch.Tensor) -> float:
+    weights += 1
+    if os.getpid() != home:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return float(weights.sum())
+
+
+def test_a_helper_that_dies_halfway_leaves_what_it_was_given(capfd: pytest.CaptureFixture[str]) -> None:
+    weights = torch.zeros(3)
+    with beside() as helper:
+        assert helper is not None
+        result = helper.start(_spoils, os.getpid(), weights)
+        assert result() == 3.0 and float(weights.sum()) == 0.0
+        # Nobody is there any more: the rest is done here.
+        assert helper.start(_where, [])()[0] == os.getpid()
+    with pytest.raises(KeyError), beside() as helper:
+        assert helper is not None
+        helper.start(_killed_elsewhere, os.getpid())()
+        raise KeyError  # and not that the helper is gone
 
 
 def test_a_demo_that_fails_takes_its_helper_along() -> None:

@@ -17,11 +17,13 @@ from pathlib import Path
 from vestige.audit.budget import AuditPlan, described, plan_audit, shown, too_long
 from vestige.audit.words import PAGE_TITLE, findings
 from vestige.audit.work import Audit, AuditWork
+from vestige.data.rows import read_file
 from vestige.errors import UserError
 from vestige.report.assemble import PageAsk
 from vestige.report.format import PAGE
 from vestige.report.run import ReportAsk, write_report
 from vestige.show.progress import hushed
+from vestige.store.directories import refuse_other_kind
 
 EVALUATIONS = ("retain", "before", "after")
 
@@ -33,6 +35,8 @@ def audit(ask: Audit) -> int:
     for name, file in ask.files.items():
         if not file.is_file():
             raise UserError(f"--{name} {file}: no such file; check the path.")
+        _check_columns(name, file)
+    refuse_other_kind(ask.out, "audit")  # it would write into that run
     started = time.monotonic()
     work = AuditWork(ask)
     print("Planning ...", flush=True)
@@ -45,6 +49,16 @@ def audit(ask: Audit) -> int:
     took = (time.monotonic() - started) / 60
     print(f"\nTook {took:.1f} min{f' of {ask.minutes:g}' if ask.minutes is not None else ''}.")
     return 0
+
+
+def _check_columns(name: str, file: Path) -> None:
+    """Rows under other names would be left out of everything, which is noticed before models are loaded."""
+    have = {column for row in read_file(file) for column in row}
+    if not {"question", "answer"} <= have and "text" not in have:
+        raise UserError(
+            f"--{name} {file} has neither the columns question and answer nor text (it has {', '.join(sorted(have))}); "
+            "rename them."
+        )
 
 
 def _do_all(work: AuditWork, plan: AuditPlan, started: float) -> None:

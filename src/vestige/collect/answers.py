@@ -22,6 +22,7 @@ from vestige.collect.forward import score_packed, score_plain
 from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, free_memory
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, out_of_memory, reraise_ours
+from vestige.sums import distances
 from vestige.types import Target, TokenStats
 
 LONGEST_PACKED = 8192  # tokens; a tree mask costs the square of a row
@@ -154,7 +155,7 @@ class AnswerCollector:
             noise = batch_noise(self.model, sample, alone)
             broken = np.isnan(np.concatenate(alone)).any()  # NaN models: nothing to compare
             for i, plain in enumerate(alone):
-                gap = float(np.mean(np.abs(packed[i].logprob - plain)))
+                gap = float(np.mean(distances(packed[i].logprob, plain)))
                 if not broken and not gap <= allowed(self.model, noise, len(plain)):
                     problem = f"log-probabilities differ by {gap:.2g} on average"
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there

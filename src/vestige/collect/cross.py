@@ -30,6 +30,7 @@ from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, che
 from vestige.collect.tree import PackedRow, Tree, build_tree, split_rows
 from vestige.errors import UserError, named, out_of_memory, reraise_ours
 from vestige.models.calling import send
+from vestige.sums import distances
 from vestige.types import Array, Target
 
 TokenIds = tuple[int, ...]
@@ -187,7 +188,7 @@ class CrossScorer:
         plain = self._sequence(x, z)
         if np.isnan(plain).any():  # a NaN model: nothing to compare
             return
-        gap = float(np.mean(np.abs(plain - fast[: len(z)])))
+        gap = float(np.mean(distances(plain, fast[: len(z)])))
         # `not <=` also holds for NaN: numbers in the plain way and NaN in the fast one are a mismatch. A temperature
         # below 1 multiplies the logits, and their rounding with them.
         noise = 0.0

@@ -27,6 +27,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.models.args import precision
 from vestige.models.blocks import Site, find_sites
 from vestige.models.calling import send
+from vestige.sums import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import LAST_LAYERS, PatchWant
 
@@ -268,7 +269,7 @@ def patch_bound(model: Any, want: PatchWant, in_a_batch: Array) -> float:
     itself, in a batch (as given) and alone."""
     if precision(model) in IDENTITY_TOLERANCE:
         return IDENTITY_TOLERANCE[precision(model)]
-    noise = float(np.mean(np.abs(_label_stats(model, [want])["logprob"][0] - in_a_batch)))
+    noise = float(np.mean(distances(_label_stats(model, [want])["logprob"][0], in_a_batch)))
     return allowed(model, noise, len(in_a_batch))
 
 
@@ -284,7 +285,7 @@ def check_identity(model: Any, want: PatchWant, name: str = "the model") -> floa
     logprob = patched_plain(model, want, states, plan).logprob
     if np.isnan(logprob[0]).any():
         raise UserError(f"{name}: the log-probabilities of the entity tokens are NaN, so nothing can be patched.")
-    every = np.abs(logprob[1:] - logprob[0])
+    every = distances(logprob[1:], logprob[0])
     # Rounding, nothing more: of any token in float32; on average where one token's rounding is as large as an error.
     change = every.max(axis=-1) if exact(model) else every.mean(axis=-1)
     worst = int(change.argmax())

@@ -30,6 +30,7 @@ import torch
 from vestige.collect.forward import score_plain
 from vestige.errors import UserError, out_of_memory
 from vestige.models.args import precision
+from vestige.sums import distances
 from vestige.types import Array, Target
 
 TABLES = {"wpe", "embed_positions", "position_embeddings"}  # what Hugging Face models call the table
@@ -148,4 +149,4 @@ def batch_noise(model: Any, targets: Sequence[Target], alone: Sequence[Array]) -
     if exact(model) or not targets:
         return 0.0
     together = score_plain(model, targets)
-    return float(np.mean(np.abs(np.concatenate([together[i].logprob - a for i, a in enumerate(alone)]))))
+    return float(np.mean(np.concatenate([distances(together[i].logprob, a) for i, a in enumerate(alone)])))

@@ -47,6 +47,7 @@ from vestige.models.blocks import find_blocks, find_sites
 from vestige.models.cache import held
 from vestige.models.calling import additive, send, without_copies
 from vestige.models.stair_attention import PrefixLayer, can_part, rows_apart
+from vestige.sums import distances
 from vestige.types import ARRAY_FIELDS, Array, TokenStats
 from vestige.wants import PatchWant
 
@@ -377,7 +378,7 @@ class Patcher:
             fast = self._fast(sample, sources[:1])
             for want in sample:
                 plain = patched_plain(self.model, want, sources[0][want.key], self.plan).logprob
-                gap = float(np.abs(fast[want.key][0].logprob - plain).mean(axis=-1).max())
+                gap = float(distances(fast[want.key][0].logprob, plain).mean(axis=-1).max())
                 # NaN models: nothing to compare.
                 if not np.isnan(plain).any() and not gap <= patch_bound(self.model, want, plain[0]):
                     problem = f"scores differ by {gap:.2g}"

@@ -21,6 +21,7 @@ from vestige.collect.reduce import reduce_logits
 from vestige.collect.safety import tolerance
 from vestige.models.calling import send
 from vestige.models.diffusion import MaskPredictor
+from vestige.sums import distances
 from vestige.types import Array
 
 LivingRow = Sequence[int]
@@ -40,7 +41,7 @@ def verify_padding(predictor: MaskPredictor, rows: Sequence[LivingRow], tokens: 
     spent = predictor.forwards, predictor.tokens
     together, alone = _look(predictor, pair), [_look(predictor, [row])[0] for row in pair]
     predictor.forwards, predictor.tokens = spent
-    gap = max(float(np.mean(np.abs(a - b))) for a, b in zip(together, alone, strict=True))
+    gap = max(float(np.mean(distances(a, b))) for a, b in zip(together, alone, strict=True))
     if not gap <= tolerance(predictor.model) and not np.isnan(np.concatenate(alone)).any():
         predictor.alone = True
         cost.say(

@@ -48,7 +48,13 @@ def knowledge_points(facts: AuditFacts, rule: VerdictRule) -> list[VerdictPoint]
     """Of every measure and attack that says something about the forgotten rows."""
     margin = margin_of(facts, rule)
     out = [_measured(m, margin_at(m.test, margin, rule), rule) for m in facts.measures if m.value is not None]
-    return out + [_attacked(c, margin, rule) for c in facts.attacks if c.points]
+    out += [_attacked(c, margin, rule) for c in facts.attacks if c.points]
+    # Without a full model the way goes to 1, the most there is; the layers' way has its own ends.
+    return out if facts.has_full else [p if p.test == "layers" else replace(p, text=_to_certainty(p.text)) for p in out]
+
+
+def _to_certainty(text: str) -> str:
+    return text.replace("of the way to the full model", "of the way to certainty")
 
 
 def margin_of(facts: AuditFacts, rule: VerdictRule) -> float:

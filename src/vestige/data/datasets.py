@@ -115,7 +115,8 @@ def column(rows: Sequence[Row], key: str, source: str) -> list[Any]:
     """One column, checked: a missing column is named with those that exist, a bad row with its number."""
     have = sorted(set().union(*rows))
     if key not in have:
-        raise MissingData(f"{source} has no column '{key}'; it has: {', '.join(have)}.")
+        rename = "; rename the one that holds it" if key in ("question", "answer", "text") else ""
+        raise MissingData(f"{source} has no column '{key}'; it has: {', '.join(have)}{rename}.")
     out = []
     for number, row in enumerate(rows):
         if row.get(key) is None:

@@ -32,7 +32,7 @@ from vestige.models.tokenizer import tokenizer_facts
 from vestige.schema import misfit
 from vestige.secrets import without_secrets
 from vestige.store.directories import EVALUATIONS, begin, clusters_json, config_json, manifest, seal, writing
-from vestige.store.evidence import FORMATS, discard_all, tidy
+from vestige.store.evidence import FORMATS, discard_all, model_of, remove_stale, tidy
 from vestige.store.files import DamagedError, damaged, read_ours, result_file, save_rows, write_json, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
@@ -124,6 +124,9 @@ def check_directory(config: AnyConfig) -> None:
         raise UserError(
             f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
         )
+    held, asked = model_of(before), config.model_args.get("pretrained_model_name_or_path")
+    if held and asked and Path(held).absolute() != Path(str(asked)).expanduser().absolute():
+        log.warning("%s holds a run of %s; its results are replaced by those of %s.", config.output_dir, held, asked)
 
 
 def _keep_apart(config: RunConfig) -> None:
@@ -289,8 +292,9 @@ class _Evaluation:
         if not self.team.leads:
             about = self._manifest(prepared)
             return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
-        files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         about = self._manifest(prepared)
+        remove_stale(config.output_dir, suite.file_stem, about)
+        files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         write_json(config.output_dir / "manifest.json", about)
         run = Run(suite, scores, about, self.references)
         stats = write_statistics(config.output_dir, run, config.resamples, config.progress)

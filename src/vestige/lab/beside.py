@@ -8,11 +8,11 @@ Callers: lab/demo.py, lab/models.py.
 from __future__ import annotations
 
 import os
-import signal
+import pickle
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from typing import Any, TypeVar
 
 from vestige.lab.story import spare_core
@@ -28,13 +28,25 @@ class Helper:
 
     def start(self, work: Callable[..., T], *given: Any) -> Callable[[], T]:
         """Hands over work. Returns a function that waits for its end and gives its result."""
-        pending = self._pool.submit(work, *given)
+        # As bytes: torch would hand tensors over in shared memory, and a helper that dies halfway through a training
+        # would leave half-trained weights here.
+        order = pickle.dumps((work, given))
+        try:
+            pending = self._pool.submit(_carry_out, order)
+        except BrokenExecutor:
+            return lambda: work(*given)
 
         def result() -> T:
             failed = pending.exception()  # waits
-            return pending.result() if failed is None else work(*given)
+            done: T = pickle.loads(pending.result() if failed is None else _carry_out(order))
+            return done
 
         return result
+
+
+def _carry_out(order: bytes) -> bytes:
+    work, given = pickle.loads(order)
+    return pickle.dumps(work(*given))
 
 
 @contextmanager
@@ -50,8 +62,10 @@ def beside() -> Iterator[Helper | None]:
             yield Helper(pool)
         except BaseException:  # a demo that failed does not wait for its helper
             pool.shutdown(wait=False, cancel_futures=True)
-            if process.exception() is None:
-                os.kill(process.result(), signal.SIGTERM)
+            number = None if process.exception() else process.result()
+            for child in active_children():
+                if child.pid == number:
+                    child.terminate()
             raise
 
 

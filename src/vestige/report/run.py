@@ -30,7 +30,7 @@ from vestige.results.compare import Difference, Stored, differences, judged, rea
 from vestige.schema import misfit
 from vestige.secrets import hidden, homes, shorten
 from vestige.show.progress import Bar, hushed
-from vestige.store.directories import writing
+from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
 from vestige.types import IGNORE
@@ -125,6 +125,7 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
+    refuse_other_kind(ask.out, "report")
     _adopt_earlier(ask.out)
     permit(ask.out / REPORT, ask.out / PAGE)
     report = hidden(build_report(ask))  # runs of earlier versions may hold secrets

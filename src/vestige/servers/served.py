@@ -123,6 +123,11 @@ class ServedModel:
             raise server.refuse(f"its numbers for the same tokens are {gap:.3g} apart: it serves another model now")
 
 
+# Servers that write many texts in one batch. The others write a few at a time, and texts that wait for their turn for
+# longer than the timeout would be asked for again and again.
+WRITE_TOGETHER = ("vllm", "sglang")
+
+
 class ServedAnswers:
     """Answers wants through servers."""
 
@@ -136,7 +141,7 @@ class ServedAnswers:
 
     def _pool(self, texts: bool = False) -> Pool[Any, Any]:
         slots = self.model.slots
-        if texts and not self.model.abilities.chat:
+        if texts and self.model.facts.kind in WRITE_TOGETHER:
             slots *= BATCH_SEQUENCES  # one text per request: as many sequences under way as when scoring
         elif self.everything:
             slots = 1  # whole vocabularies keep a server's front end busy

@@ -68,7 +68,7 @@ def writing(directory: Path) -> Iterator[None]:
     make_directory(directory)
     lock, holder = FileLock(lock_file(directory)), directory / HOLDER
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=0.5)  # `held` takes it for a moment, to look
     except Timeout:
         raise HeldError(
             f"{directory} is being written by {_who(holder)}; "

@@ -21,6 +21,7 @@ from vestige.guard import read_json
 from vestige.schema import misfit
 from vestige.store.evidence import Bank, remarks, remember
 from vestige.store.laid_out import Joined
+from vestige.sums import distances
 from vestige.types import Text, TokenStats, Trace
 from vestige.writing import temporary
 
@@ -143,8 +144,8 @@ def _differs(old: Any, new: Any, tolerance: float) -> str:
     if isinstance(new, TokenStats):
         if not np.array_equal(old.label, new.label):
             return "other tokens were scored"
-        gaps = [_gap(getattr(old, name), getattr(new, name)) for name in ("logprob", "mean", "std")]
-        return f"log-probabilities differ by {max(gaps):.2g} on average" if max(gaps) > tolerance else ""
+        gap = max(_gap(getattr(old, name), getattr(new, name)) for name in ("logprob", "mean", "std"))
+        return f"log-probabilities differ by {gap:.2g} on average" if gap > tolerance else ""
     if isinstance(new, Text):
         return "" if old.ids == new.ids else "a text reads otherwise"
     if isinstance(new, Trace):
@@ -165,7 +166,9 @@ def _gap(old: Any, new: Any) -> float:
     if np.shape(old) != np.shape(new) or not np.array_equal(np.isnan(old), np.isnan(new)):
         return float("inf")
     there = ~np.isnan(new)
-    return float(np.mean(np.abs(np.asarray(old, float)[there] - np.asarray(new, float)[there]))) if there.any() else 0.0
+    return (
+        float(np.mean(distances(np.asarray(old, float)[there], np.asarray(new, float)[there]))) if there.any() else 0.0
+    )
 
 
 def made_before(run: Path, identity: str) -> dict[str, Any]:

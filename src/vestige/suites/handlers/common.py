@@ -46,7 +46,7 @@ def stats_of(inputs: Inputs, example: Example) -> TokenStats | None:
 
 def clean(value: Any) -> float | None:
     number = float(value)
-    return None if math.isnan(number) else number
+    return number if math.isfinite(number) else None
 
 
 def by_index(rows: Rows, value: Callable[[Example], Value]) -> dict[str, Value]:
@@ -157,6 +157,8 @@ def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]])
         if bad.all():
             return {**dict.fromkeys(fields), "reason": BAD_LOGITS}
         found = compute(t)
+        if not bad.ndim and not all(np.isfinite(v).all() for v in found.values()):
+            return {**dict.fromkeys(fields), "reason": BAD_LOGITS}  # a label of probability 0 has no loss
         if not bad.ndim:
             return {k: (v.tolist() if np.ndim(v) else float(v)) for k, v in found.items()}
         return _without(bad, {k: np.asarray(v, dtype=float) for k, v in found.items()})
@@ -165,9 +167,9 @@ def one_stat(inputs: Inputs, compute: Callable[[TokenStats], Mapping[str, Any]])
 
 
 def _without(bad: Array, found: Mapping[str, Array]) -> Value:
-    """Values over steps without those of bad steps. A value that is NaN on its own is as bad: it must not be lost."""
+    """Values over steps without those of bad steps. A value that is not a number is as bad: it must not be lost."""
     for v in found.values():
-        bad = bad | np.isnan(v).reshape(len(bad), -1).any(axis=-1)
+        bad = bad | ~np.isfinite(v).reshape(len(bad), -1).all(axis=-1)
     if not bad.any():
         return dict(found)
     kept = {k: np.where(bad.reshape(-1, *(1,) * (v.ndim - 1)), np.nan, v) for k, v in found.items()}

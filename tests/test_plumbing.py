@@ -38,7 +38,7 @@ from vestige.store.trust import Settling, disagreement
 from vestige.sweep import keys as task_keys
 from vestige.sweep.keys import checkpoint_parts, harness_part
 from vestige.sweep.tasks import Task, checkpoints_of, is_done, perform, task_key
-from vestige.types import Prompt, Text, TokenStats
+from vestige.types import Prompt, Text, TokenStats, stats
 from vestige.wants import Decoding, Request
 from vestige.writing import write_bytes
 
@@ -293,6 +293,16 @@ def test_texts_that_a_stop_word_ended_are_generated_again(tmp_path: Path) -> Non
     )
     assert "2 of 2 texts were read again" in read_again(bank, encoder, requests)[0]
     assert bank.load() == {requests[0].key: Text((5,), "new words", 0)}
+
+
+def test_infinite_log_probabilities_do_not_hide_a_disagreement() -> None:
+    """A model whose code forbids a token gives it -inf: the same infinity twice is agreement, and says nothing more."""
+    forbidden = float("-inf")
+    old = stats(logprob=[-1.0, forbidden], mean=[-5.0, -5.0])
+    assert not disagreement({"a": old}, {"a": stats(logprob=[-1.0, forbidden], mean=[-5.0, -5.0])}, "float32")
+    assert disagreement({"a": old}, {"a": stats(logprob=[-1.0, forbidden], mean=[-5.0, -9.0])}, "float32")
+    assert disagreement({"a": old}, {"a": stats(logprob=[-3.0, forbidden], mean=[-5.0, -5.0])}, "float32")
+    assert disagreement({"a": old}, {"a": stats(logprob=[-1.0, -2.0], mean=[-5.0, -5.0])}, "float32")
 
 
 def test_a_number_beside_nan_is_a_disagreement() -> None:

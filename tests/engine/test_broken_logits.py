@@ -201,3 +201,33 @@ def test_changed_retain_logs_are_named_and_an_auc_of_1_gives_no_privleak(
     assert any("changed since" in note for note in results["forget_quality"]["notes"])
     assert "privleak" not in read(run / "TOFU_SUMMARY.json")
     assert main(["verify", str(run)]) == 0
+
+
+def test_a_token_that_the_models_code_forbids_leaves_other_metrics_whole(tmp_path: Path) -> None:
+    """-inf at a label: no likelihood, but nothing else is lost; and a change of the model is still noticed."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    import vestige
+
+    place = LAB / "models" / "unlearned"
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(place).eval(), AutoTokenizer.from_pretrained(place)
+    sign = 1.0
+
+    def forbid(_module: Any, _given: Any, logits: Any) -> Any:
+        logits = sign * logits
+        logits[..., tokenizer.eos_token_id] = float("-inf")
+        return logits
+
+    model.lm_head.register_forward_hook(forbid)
+
+    def memorised() -> Any:
+        names = ["forget_Q_A_Prob", "mia_loss", "exact_memorization"]
+        more: dict[str, Any] = {"metrics": names, "limit": 4, "progress": False, "tokenizer": tokenizer}
+        return vestige.evaluate(model, "tofu", data=LAB / "data", out=tmp_path / "run", **more)
+
+    first = memorised()
+    assert BAD_LOGITS in first["forget_Q_A_Prob"].reason and BAD_LOGITS in first["mia_loss"].reason
+    assert not any("packed scoring" in note for note in first.notes)
+    sign = -1.0
+    second = memorised()
+    assert second["exact_memorization"].agg_value != first["exact_memorization"].agg_value

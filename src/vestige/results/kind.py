@@ -57,7 +57,8 @@ def _scored(path: Path, place: Path, suite: SuiteSpec, dialect: str, seal: Seal 
     scores = stored_scores(path, suite, dialect_for(manifest, dialect, path), references)
     suite = with_more(suite, scores)
     kept = {name: s for name, s in scores.items() if not lost & set(family(suite, name))}
-    again = f"delete it, then run `vestige score {path}`."
+    again = f"run `vestige score {path}`, which writes it again."
+    again = again if place == path else f"delete {place}, then score the run by that definition again."
     details, summary = (place / f"{suite.file_stem}_{part}.json" for part in ("EVAL", "SUMMARY"))
     stands = _some(read_ours(details, dict[str, Any]), kept, suite)
     yield compared(details, {n: _plain(s.to_json()) for n, s in kept.items()}, stands, again)

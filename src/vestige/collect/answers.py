@@ -19,7 +19,7 @@ import numpy as np
 
 from vestige.collect.answering import Cost
 from vestige.collect.forward import score_packed, score_plain
-from vestige.collect.safety import Halving, allowed, batch_noise, check_fit, check_tokens, free_memory
+from vestige.collect.safety import Halving, apart, batch_noise, check_fit, check_tokens, free_memory
 from vestige.collect.tree import Limits, Packing, pack
 from vestige.errors import named, out_of_memory, reraise_ours
 from vestige.sums import distances
@@ -153,11 +153,9 @@ class AnswerCollector:
             packed = score_packed(self.model, packing.tree, packing.batches[0])
             self.cost.score_tokens += packing.tokens
             noise = batch_noise(self.model, sample, alone)
-            broken = np.isnan(np.concatenate(alone)).any()  # NaN models: nothing to compare
-            for i, plain in enumerate(alone):
-                gap = float(np.mean(distances(packed[i].logprob, plain)))
-                if not broken and not gap <= allowed(self.model, noise, len(plain)):
-                    problem = f"log-probabilities differ by {gap:.2g} on average"
+            gaps = [distances(packed[i].logprob, plain) for i, plain in enumerate(alone)]
+            if not np.isnan(np.concatenate(alone)).any():  # NaN models: nothing to compare
+                problem = apart(self.model, gaps, noise)
         except Exception as error:  # whatever a foreign architecture does with a tree mask, the plain way is there
             reraise_ours(error)
             if out_of_memory(error):

@@ -140,8 +140,24 @@ def allowed(model: Any, noise: float, labels: int) -> float:
     """
     if exact(model):
         return tolerance(model)
-    bound = noise * (2 + 4 / math.sqrt(max(1, labels))) if math.isfinite(noise) else 0.0
-    return max(LOW_PRECISION_TOLERANCE, min(bound, CEILING))
+    few = 4 / math.sqrt(max(1, labels))
+    bound = noise * (2 + few) if math.isfinite(noise) else 0.0
+    return max(LOW_PRECISION_TOLERANCE * max(1.0, few), min(bound, CEILING))
+
+
+def apart(model: Any, gaps: Sequence[Array], noise: float) -> str:
+    """Whether two ways to score the same answers disagree, in words; nothing where they do not.
+
+    In full precision every answer by itself. Where rounding is coarse all labels together, because the mean of an
+    answer of four tokens is mostly noise; one answer by itself only if it is far off.
+    """
+    means = [float(np.mean(gap)) for gap in gaps]
+    worst = next((gap for gap in means if not gap <= (tolerance(model) if exact(model) else CEILING)), None)
+    if worst is None and not exact(model):
+        every = np.concatenate(gaps)
+        pooled = float(np.mean(every))
+        worst = None if pooled <= allowed(model, noise, len(every)) else pooled
+    return "" if worst is None else f"log-probabilities differ by {worst:.2g} on average"
 
 
 def batch_noise(model: Any, targets: Sequence[Target], alone: Sequence[Array]) -> float:

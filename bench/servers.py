@@ -37,6 +37,7 @@ from measure import crowded, machine
 from tofu import FILES, real_rows, worst, write_rows
 from vestige.data.chat import Encoder, Template
 from vestige.models.load import ModelArgs, load_tokenizer
+from vestige.sums import counted
 
 PAGE = Path(__file__).parent.parent / "docs" / "servers.md"
 OPEN, CLOSE = "<!-- served table: written by bench/servers.py -->", "<!-- /served table -->"
@@ -282,8 +283,9 @@ def main() -> int:
     print("\n".join(f"  {path}: {gap:.3g}" for path, gap in sorted(gaps, key=lambda g: -g[1])[:8]))
     rows = table(label, sides, {HARNESS: equal, HERE: alike})
     today = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    repeated = counted(args.runs, "run") + (" in turn" if args.runs > 1 else "")
     about = (
-        f"{args.rows} real TOFU rows per split, {args.runs} runs in turn, {machine()}, {today}. "
+        f"{args.rows} real TOFU rows per split, {repeated}, {machine()}, {today}. "
         f"Distinct sequences to score: {distinct:,} tokens; "
         f"their prefix tree: {tree:,}. {crowded().capitalize()}"
     ).strip()

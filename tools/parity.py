@@ -120,7 +120,7 @@ DIFFERENCES = """## Where we differ on purpose
 | a null among parents | later rows shift up by one | rows keep their index: a shift compares a question with another one's answer |
 | NaN in a row | the mean is NaN | the mean is null with a reason; JSON has no NaN |
 | a metric without a value | falls back in silence, or NaN | null, `reason` in the file, said on screen |
-| retain logs of another definition | compared as they are | re-scored by the same definition where they are our own run, else a note |
+| retain logs of another definition | compared as they are | re-scored by the same definition where they are a run of ours ([retain logs](results.md#retain-logs)) |
 | ragged lists of answers | the longer ones are cut, shorter ones crash | all are scored |
 | stale results | keyed by metric name in a folder | keyed by weights, tokens, mask, precision and decoding |
 | result files | rewritten after each metric | written once, atomically; evidence is kept batch by batch |

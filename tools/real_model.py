@@ -47,12 +47,14 @@ def commands(page: Path = PAGE, **places: str) -> list[list[str]]:
 
 
 def label(words: Sequence[str]) -> str:
-    """What a step is called: the verb and the place it writes.
+    """What a step is called: the verb and the place it writes, unless that has the verb's name.
 
     >>> label(["vestige", "eval", "tofu", "--out", "saves/eval/npo"])
     'eval npo'
+    >>> label(["vestige", "depth", "--out", "saves/depth"])
+    'depth'
     """
-    return f"{words[1]} {Path(words[words.index('--out') + 1]).name}"
+    return " ".join(dict.fromkeys([words[1], Path(words[words.index("--out") + 1]).name]))
 
 
 def step(number_: int, words: Sequence[str], out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The demo's second half: tiny diffusion models, and how likely the forgotten answers are while a text is denoised."""
+"""The demo's diffusion models, and how likely the forgotten answers are to them while a text is denoised."""
 
 from __future__ import annotations
 

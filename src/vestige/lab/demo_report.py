@@ -1,4 +1,4 @@
-"""The demo's end: what the layers hold, what attacks bring back, and the report of everything the demo made.
+"""The demo's looks deeper (what the layers hold, what attacks bring back) and its end: the report of all it made.
 
 Every unlearned model goes through the same tests, so that their verdicts compare: layers, an attack that teaches, and
 attacks that teach nothing. In: the lab's models. Out: runs and a report. Caller: lab/demo.py.

@@ -1,4 +1,4 @@
-"""The lab itself: one corpus and five tiny models, made in about a minute on one core.
+"""The lab itself: one corpus and five tiny models, made in a minute or two on one core.
 
     background --> base --> full   (retain + forget + what everybody knows) --> grad_ascent, grad_diff, npo
                        \\-> retain (the same without forget: what forgetting should look like)

@@ -151,13 +151,12 @@ def apart(model: Any, gaps: Sequence[Array], noise: float) -> str:
     In full precision every answer by itself. Where rounding is coarse all labels together, because the mean of an
     answer of four tokens is mostly noise; one answer by itself only if it is far off.
     """
-    means = [float(np.mean(gap)) for gap in gaps]
-    worst = next((gap for gap in means if not gap <= (tolerance(model) if exact(model) else CEILING)), None)
-    if worst is None and not exact(model):
+    limit = tolerance(model) if exact(model) else CEILING
+    off = [mean for gap in gaps if not (mean := float(np.mean(gap))) <= limit]
+    if not off and not exact(model):
         every = np.concatenate(gaps)
-        pooled = float(np.mean(every))
-        worst = None if pooled <= allowed(model, noise, len(every)) else pooled
-    return "" if worst is None else f"log-probabilities differ by {worst:.2g} on average"
+        off = [mean for mean in [float(np.mean(every))] if not mean <= allowed(model, noise, len(every))]
+    return f"log-probabilities differ by {max(off):.2g} on average" if off else ""
 
 
 def batch_noise(model: Any, targets: Sequence[Target], alone: Sequence[Array]) -> float:

@@ -196,6 +196,8 @@ def test_compare_runs_prints_as_the_command_line(
     assert found.rows()[0]["run"] == "mine" and found.rows()[0]["holm"] == first.holm
     with pytest.raises(UserError, match="at least two runs"):
         vestige.compare_runs(places[0])
+    with pytest.raises(UserError, match=r"not a list; write compare_runs\(a, b\), or compare_runs\(\*runs\)"):
+        vestige.compare_runs(places)  # type: ignore[arg-type]
 
 
 def test_plan_prints_as_the_command_line_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,22 +102,42 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", "mia_los"], "Did you mean 'mia_loss'"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dialect", "strickt"], "Did you mean 'strict'"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "/no.json"], "do not exist"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "at least 1"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "error: --limit (limit= in Python, "),
+        (["plan", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "error: --limit (limit= in Python, "),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--batch-size", "0"], "error: --batch-size ("),
+        (["audit", "--before", "MODEL", "--after", "MODEL", "--forget", "DATA"], "it is a directory"),
+        (["unlearn", "--model", "MODEL", "--forget", "DATA"], "it is a directory"),
+        (["unlearn", "NOP", "--model", "MODEL"], "a method is given as --method NAME: CEU, "),
+        (["train", "NOP", "--model", "MODEL"], "Cannot read 'NOP'; overrides are written KEY=VALUE."),
+        (["version"], "`vestige --version` prints it"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dtype", "float23"], "float32"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--plugin", "/no.py"], "does not exist"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "eval.tofu.nonsense=1"], "is not a setting"),
         (["eval", "tofu", "muse", "--model", "MODEL"], "One suite at a time"),
         (["eval", "experiment=eval/tofu/defaul"], "Did you mean 'default'"),
         (["eval", "model=Llama-3.2-1B-Instuct", "task_name=x"], "Did you mean 'Llama-3.2-1B-Instruct'"),
-        (["eval"], "task_name=NAME"),
+        (["eval"], "No suite and no model given; write `vestige eval tofu --model PATH"),
+        (["plan"], "No suite and no model given; write `vestige plan tofu --model PATH"),
+        (["eval", "eval=tofu"], "task_name=NAME"),
+        (["eval", "tofu", "MODEL"], "is not a suite; a model is given as --model /"),
+        (["eval", "MODEL"], "is not a suite; a model is given as --model /"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--batch-tokens", "0"], "at least 1"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", ""], "--metrics is empty"),
         (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "forget_split=forget05"], "eval.tofu.forget_split"),
         (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], "takes a folder"),
         (["eval", "experiment=eval/nowhere/default"], "eval/tofu/default"),
         (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], "not a directory"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "RUNS"], "it holds runs (deep/two"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "EMPTY"], "holds no *_EVAL.json"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "ROWS"], "are not a result file"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "ROWS"], "--data takes a folder; give --data /"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "ODD"], "put odd.jsonl into one as forget.jsonl"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--out", "ODD"], "a directory is needed"),
+        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--out", "ODD/x"], "odd.jsonl: it is a file, and a"),
+        (["pack", "RUNS"], "is not a run: it holds runs (deep/two, one); give one of them, as "),
         (["score", "EMPTY"], "not a run directory"),
         (["ls", "metrix"], "Did you mean 'metrics'"),
+        (["explain", "privlek"], "Did you mean 'privleak'? Near it: "),
     ],
 )  # fmt: skip
 def test_mistakes_get_one_sentence(
@@ -125,7 +145,16 @@ def test_mistakes_get_one_sentence(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
+    for name in ("one", "deep/two"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "TOFU_EVAL.json").write_text("{}")
+        (tmp_path / "runs" / name / "checksums.json").write_text("{}")
+    (tmp_path / "odd.jsonl").write_text("")
     places = {
+        "RUNS": str(tmp_path / "runs"),
+        "ROWS": str(LAB / "data" / "forget.jsonl"),
+        "ODD": str(tmp_path / "odd.jsonl"),
+        "ODD/x": str(tmp_path / "odd.jsonl" / "x"),
         "MODEL": str(FULL),
         "MODEL-X": str(FULL) + "l",
         "DATA": str(LAB / "data"),
@@ -135,7 +164,7 @@ def test_mistakes_get_one_sentence(
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert said.startswith("vestige: error: ")
     assert needle in said
-    assert "Traceback" not in said
+    assert "Traceback" not in said and said.count("lists them") <= 1
 
 
 def test_missing_files_are_said_and_the_rest_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,7 +207,10 @@ def test_nothing_computable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     ("content", "needle"),
     [
         ("", "is empty"),
-        ('{"question": "a", "answer": "b"}\n{"question": oops}\n', "line 2"),
+        (
+            '{"question": "a", "answer": "b"}\n{"question": oops}\n',
+            "line 2 is not valid JSON: Expecting value (column 14); ",
+        ),
         ('{"question": "a", "answer": "b"}\n["x"]\n', "line 2"),
         ('{"question": "a", "answer": null}\n', "row 0"),
         ('{"question": "a", "answer": 3}\n', "row 0"),
@@ -237,7 +269,9 @@ def test_the_retain_models_values_stand_beside(tmp_path: Path, capsys: pytest.Ca
     assert "retain" not in capsys.readouterr().out.splitlines()[3]  # this metric reads no retain logs
     words = eval_args(FULL, tmp_path, "--metrics", "forget_quality,forget_Q_A_Prob", "--retain-logs", logs)
     assert main([*words, "--cluster", "none"]) == 0
-    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("forget_Q_A_Prob"))
+    shown = capsys.readouterr().out.splitlines()
+    assert sum(x.startswith("D: the Kolmogorov-Smirnov distance from the retain model's") for x in shown) == 1
+    line = next(x for x in shown if x.startswith("forget_Q_A_Prob"))
     assert line.split()[1] == "0.9516" and line.split()[5] == "0.0532"  # between them its interval, "a to b"
 
 
@@ -252,6 +286,49 @@ def test_unknown_flags_get_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
         run("eval", "tofu", "--modle", FULL)
     assert stop.value.code == 2
     assert "did you mean --model?" in capsys.readouterr().err
+
+
+def test_nothing_far_fetched_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run("score", "RUN", "--out", "X")
+    assert stop.value.code == 2
+    assert "has no argument --out; see vestige score --help." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("eval --limit x", "--limit takes a whole number, not 'x'"),
+        ("unlearn --lr x", "--lr takes a number, not 'x'"),
+        ("eval tofu --model", "--model takes a value"),
+        ("eval tofu --retain-logs", "--retain-logs takes one value or more"),
+        ("audit --before X", "--after, --forget must be given"),
+        ("plot", "-o/--out must be given"),
+        ("plot RUN", "-o/--out must be given"),
+        ("pack", "RUN must be given"),
+        ("diff A", "RUN_B must be given"),
+        ("publish RUN", "--to must be given"),
+    ],
+)
+def test_a_mistake_in_flags_is_one_line(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        run(*words.split())
+    assert stop.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    verb = words.split()[0]
+    assert line.startswith(f"vestige: error: vestige {verb}: ") and says in line
+    assert line.endswith(f"; `vestige {verb} --help` shows all flags.")
+
+
+@pytest.mark.parametrize(("words", "same"), [(["help"], ["--help"]), (["help", "plot"], ["plot", "--help"])])
+def test_help_is_a_word_too(words: list[str], same: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for asked in (words, same):
+        with pytest.raises(SystemExit) as stop:
+            run(*asked)
+        assert stop.value.code == 0
+        said.append(capsys.readouterr().out)
+    assert said[0] == said[1] != ""
 
 
 def test_an_unreachable_classifier_does_not_take_the_rest_with_it(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from test_docs import ROOT
+from vestige.errors import MANY, unknown_name
 from vestige.internal import STATUS
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -71,3 +72,10 @@ def test_each_is_one_sentence(sentence: messages.Sentence) -> None:
 def test_the_audit_says_what_it_could_not_do(found: object, says: list[str]) -> None:
     text = "\n".join(audit.report(found))
     assert all(words in text for words in says)
+
+
+def test_many_names_that_no_command_lists_are_all_named() -> None:
+    names = [f"column_{number}" for number in range(MANY + 1)]
+    said = str(unknown_name("column", "foo", names, lists=""))
+    assert all(name in said for name in names) and "vestige ls" not in said
+    assert f"{len(names)} in all (`vestige ls` lists them)" in str(unknown_name("metric", "foo", names))

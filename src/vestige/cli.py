@@ -8,13 +8,14 @@ import gc
 import importlib
 import logging
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from vestige import __version__
 from vestige.errors import UserError, mishaps_said, one_line
@@ -63,7 +64,7 @@ SYNONYMS = {
     "list": "ls", "attack": "stress", "robustness": "stress", "relearn": "stress", "finetune": "train",
     "fine-tune": "train", "forget": "unlearn", "uds": "depth", "layers": "depth", "check": "verify", "html": "report",
     "page": "report", "upload": "publish", "push": "publish", "serve": "view", "export": "table", "latex": "table",
-    "figure": "plot", "describe": "explain", "help": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
+    "figure": "plot", "describe": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
     "methods": "methods-text",
 }  # fmt: skip
 
@@ -90,6 +91,15 @@ EXAMPLES = {
     "report": "example: vestige report saves/eval saves/depth -o report",
 }
 
+# What argparse says of a command line -> the same in our words. Anything else it says is passed on as it is.
+SENTENCES = {
+    r"^the following arguments are required: (.*)$": r"\1 must be given",
+    r"^argument (\S+/)?(\S+): invalid int value: (.*)$": r"\2 takes a whole number, not \3",
+    r"^argument (\S+/)?(\S+): invalid float value: (.*)$": r"\2 takes a number, not \3",
+    r"^argument (\S+/)?(\S+): expected one argument$": r"\2 takes a value",
+    r"^argument (\S+/)?(\S+): expected at least one argument$": r"\2 takes one value or more",
+}
+
 
 class Parser(argparse.ArgumentParser):
     """An argument parser that can name its arguments (for "did you mean", help and completion) and its verbs."""
@@ -112,6 +122,12 @@ class Parser(argparse.ArgumentParser):
     @property
     def options(self) -> list[str]:
         return [option for argument in self.arguments for option in argument.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        """One sentence, as for every other mistake; argparse prints the usage of all flags before its own."""
+        for pattern, ours in SENTENCES.items():
+            message = re.sub(pattern, ours, message)
+        self.exit(2, f"vestige: error: {one_line(f'{self.prog}: {message}; `{self.prog} --help` shows all flags.')}\n")
 
 
 class Verbs:
@@ -266,6 +282,8 @@ def speaking(verb: str) -> Iterator[None]:
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Flags and words in any order: argparse alone stops taking words after the first flag."""
+    if argv and argv[0] == "help":  # of everything, or of the verb that follows
+        argv = [*argv[1:2], "--help"]
     if argv and not argv[0].startswith("-") and argv[0] not in VERBS:
         raise _unknown_verb(argv[0])
     argv = argv or ["--help"]
@@ -288,8 +306,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     place: str | None = getattr(args, "late", None)
     if strange or (late and place is None):
         wrong = (strange or late)[0]
-        close = difflib.get_close_matches(wrong.split("=")[0], top.verbs[args.verb].options, n=1)
-        hint = f"; did you mean {close[0]}?" if close else f"; see vestige {args.verb} --help."
+        # Without dashes: two short names that share nothing else are not near each other.
+        named = {option.lstrip("-"): option for option in top.verbs[args.verb].options}
+        close = difflib.get_close_matches(wrong.split("=")[0].lstrip("-"), named, n=1)
+        hint = f"; did you mean {named[close[0]]}?" if close else f"; see vestige {args.verb} --help."
         top.exit(2, f"vestige: error: {one_line(f'vestige {args.verb} has no argument {wrong}{hint}')}\n")
     if place:
         getattr(args, place).extend(late)
@@ -297,6 +317,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _unknown_verb(word: str) -> UserError:
+    if word == "version":
+        return UserError("'version' is not a verb of vestige; `vestige --version` prints it.")
     near = SYNONYMS.get(word.lower()) or next(iter(difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)), "")
     guess = f" Did you mean `vestige {near}`?" if near else ""
     return UserError(f"'{word}' is not a verb of vestige.{guess} `vestige --help` lists them.")

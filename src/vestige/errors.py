@@ -83,8 +83,10 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
-def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> UserError:
+def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "", lists: str = "`vestige ls`") -> UserError:
     """The error for a name nobody registered, with the nearest names there are.
+
+    `lists`: the command that lists all of many names; where there is none, they are all named here.
 
     >>> str(unknown_name("metric", "roug", ["rouge", "loss"]))
     "Unknown metric 'roug'. Did you mean 'rouge'? Available: loss, rouge."
@@ -93,9 +95,9 @@ def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "") -> 
     names = sorted(known)
     lowered = {n.lower(): n for n in names}
     guess = did_you_mean(name, names)
-    if len(names) > MANY:  # the nearest ones are what the reader is after
+    if len(names) > MANY and lists:  # the nearest ones are what the reader is after
         near = difflib.get_close_matches(name.lower(), list(lowered), n=5, cutoff=0.0)
-        listing = f" Near it: {', '.join(lowered[n] for n in near)}; {len(names)} in all (`vestige ls` lists them)."
+        listing = f" Near it: {', '.join(lowered[n] for n in near)}; {len(names)} in all ({lists} lists them)."
     else:
         listing = f" Available: {', '.join(names)}." if names else ""
     return UserError(f"Unknown {kind} '{name}'.{guess}{listing}{' ' + hint if hint else ''}")
@@ -126,6 +128,9 @@ def write_error(error: OSError, path: str | Path) -> WriteError:
         return WriteError(f"Cannot write {path} ({words}); make room and run the same command again: it goes on.")
     if error.errno in CLOSED:
         return WriteError(f"Cannot write {path} ({words}); make the directory writable, or choose another --out.")
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        file = next((p for p in (Path(path), *Path(path).parents) if p.is_file()), path)
+        return WriteError(f"Cannot write into {file}: it is a file, and a directory is needed; choose another --out.")
     return WriteError(f"Cannot write {path} ({words}); when that is put right, run the same command again: it goes on.")
 
 

@@ -160,6 +160,16 @@ def add_flag(p: argparse.ArgumentParser, flag: Flag, own: Mapping[str, Any] | No
     p.add_argument(*flag.spellings, **facts)
 
 
+def spoken(name: str) -> str:
+    """A flag as an error names it: typed, in Python, and in a configuration.
+
+    >>> spoken("batch-size")
+    '--batch-size (batch_size= in Python, max_rows= in a configuration)'
+    """
+    flag = FLAGS[name]
+    return f"--{name} ({flag.attribute}= in Python, {flag.key}= in a configuration)"
+
+
 def settings_of(said: Mapping[str, Any], suite: str = "") -> dict[str, Any]:
     """Configuration values of flags by name; one that was not given (None, False) is left out.
 

@@ -137,7 +137,9 @@ def test_rows_are_cut_to_the_minutes_and_the_same_command_keeps_the_cut(
     assert plan_audit(work_on(tmp_path, many, minutes=2.0)).limit == 36
     assert plan_audit(work_on(tmp_path, many, minutes=3.0)).limit is None  # another command
     monkeypatch.setattr(budget, "likely", lambda cost: 1e6)
-    assert plan_audit(work_on(tmp_path / "b", many, minutes=1.0)).limit == FEWEST
+    short = plan_audit(work_on(tmp_path / "b", many, minutes=1.0))
+    assert short.limit == FEWEST and "Too long for --minutes 1: the evaluations are made" in shown(short, 1.0)
+    assert "Too long" not in shown(plan, 2.0)
     assert plan_audit(work_on(tmp_path / "c", many)).limit is None  # as long as it takes
 
 

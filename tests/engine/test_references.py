@@ -64,14 +64,33 @@ def test_an_override_reaches_a_parent_that_is_not_listed(tmp_path: Path) -> None
     assert manifest["config"]["metrics"]["mia_min_k"]["k"] == 0.9
 
 
-def test_other_rows_are_said(retain: Path, tmp_path: Path) -> None:
+def test_other_rows_are_said(retain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
     few = run("unlearned", tmp_path / "a", "--limit", "3", "--retain-logs", str(retain))
     assert "other rows" in few["privleak"]["notes"][0]
-    assert "other rows" in few["forget_quality"]["notes"][0]
+    assert few["forget_quality"]["notes"][0].startswith(
+        "compared with other rows: forget_truth_ratio of the retain logs"
+    )
+    shown = capsys.readouterr().out
+    assert shown.count("not read: other rows (below)") == 2 and "retain model" not in shown.split("compared with")[0]
     theirs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")  # no manifest beside it: only counts are known
     few = run("unlearned", tmp_path / "b", "--limit", "3", "--retain-logs", theirs)
     assert "hold 32 rows of mia_min_k, this run 3" in few["privleak"]["notes"][0]
     assert "notes" not in run("unlearned", tmp_path / "c", "--retain-logs", theirs)["privleak"]
+
+
+def test_a_run_of_another_suite_is_refused_where_it_lacks_a_number(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, data, theirs = str(LAB / "models" / "retain"), str(LAB / "data"), str(tmp_path / "own")
+    words = ["eval", "own", "--model", model, "--data", data, "--limit", "3", "--out", theirs, "--quiet"]
+    assert main([*words, "--metrics", "mia_min_k", "--dialect", "open-unlearning"]) == 0
+    ours = eval_args(LAB / "models" / "full", tmp_path / "a", "--limit", "3", "--retain-logs", theirs)
+    capsys.readouterr()
+    assert main([*ours, "--metrics", "privleak,forget_quality"]) == 2
+    said = capsys.readouterr().err.strip()
+    assert said.endswith(f"{theirs} is a run of suite own, this one is tofu; evaluate the retain model with tofu.")
+    assert main([*ours, "--metrics", "privleak"]) == 0  # it has what this is compared with
 
 
 def test_logs_that_cannot_be_rescored_carry_a_caveat(tmp_path: Path) -> None:

@@ -368,10 +368,13 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     )
     assert [p.name for p in tmp_path.glob("*.png")] == ["curve_prune.png"]
     printed = capsys.readouterr().out
+    assert printed.startswith("Plan: 6 evaluations: before any attack, relearn=1, jailbreak=")
     assert all(word in printed for word in ("1 step", "jailbreak", "paraphrase", "0.5 share"))
     record = json.loads((out / "stress.json").read_text())["rows"]
     assert [row["attack"] for row in record] == ["none", "relearn", "jailbreak", "paraphrase", "prune", "prune"]
     assert len({row["values"]["forget_Q_A_Prob"] for row in record}) == 6
+    assert main(["methods-text", str(out)]) == 0
+    assert "after each attack forget_Q_A_Prob was measured again" in capsys.readouterr().out
     for more, said in (
         (["relern"], "Did you mean 'relearn'"),
         (["relearn=x"], "a budget is a number"),

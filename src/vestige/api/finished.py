@@ -102,8 +102,13 @@ def compare_runs(
                 name = run.short_name
                 unique = name if name not in taken else f"{name}-{len(places) + 1}"
                 places.append(stack.enter_context(run.placed(unique)))
-            else:
+            elif isinstance(run, (str, Path)):
                 places.append(Path(run).expanduser())
+            else:
+                raise UserError(
+                    f"compare_runs() takes runs one by one, as paths or Results, not a {type(run).__name__}; write "
+                    "compare_runs(a, b), or compare_runs(*runs) for a list."
+                )
         return compare(places, None if names is None else ",".join(names), margin, resamples, cluster)
 
 

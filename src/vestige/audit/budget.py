@@ -175,6 +175,10 @@ def shown(plan: AuditPlan, minutes: float | None) -> str:
     given = f" of {minutes:g} min" if minutes is not None else ""
     lines = [f"Plan: about {duration(total)}{given}, by {plan.by}.", ""]
     lines += table(rows, ["", "step", "takes"]).splitlines()[2:]
+    if minutes is not None and total > 60 * minutes:
+        lines.append(
+            f"Too long for --minutes {minutes:g}: the evaluations are made in any case, everything else is left out."
+        )
     if plan.done:
         lines.append(f"Done already: {', '.join(plan.done)}.")
     if plan.limit is not None:

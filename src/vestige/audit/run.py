@@ -34,7 +34,8 @@ def audit(ask: Audit) -> int:
         raise UserError(f"--minutes must be more than 0, it is {ask.minutes:g}.")
     for name, file in ask.files.items():
         if not file.is_file():
-            raise UserError(f"--{name} {file}: no such file; check the path.")
+            wrong = "it is a directory; give a file of rows in it" if file.is_dir() else "no such file; check the path"
+            raise UserError(f"--{name} {file}: {wrong}.")
         _check_columns(name, file)
     refuse_other_kind(ask.out, "audit")  # it would write into that run
     started = time.monotonic()

@@ -26,6 +26,7 @@ import numpy as np
 from vestige.compare import bootstrap
 from vestige.compare.bootstrap import LEVEL, Counts, Sample, Statistic, Stratum
 from vestige.compare.exact import student_reach, student_within
+from vestige.sums import counted
 from vestige.types import Array, Grouping
 
 FEWEST = 5
@@ -228,5 +229,6 @@ def cluster_notes(source: str, found: Grouping) -> list[str]:
     known = [f"{source}: clusters for intervals: {found.by}"] if found.by.startswith("every ") else []
     if count >= FEWEST:
         return known
-    few = f"{source}: {count} clusters ({found.by}) are too few for intervals, which take {FEWEST}"
+    are = f"{counted(count, 'cluster')} ({found.by}) {'is' if count == 1 else 'are'}"
+    few = f"{source}: {are} too few for intervals, which take {FEWEST}"
     return [*known, f"{few}; --cluster none takes rows for independent"]

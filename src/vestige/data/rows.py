@@ -128,7 +128,8 @@ def _local_files(place: Path, path: str, args: Mapping[str, Any], split: str) ->
             return found or None  # a data card may map names to files: `datasets` reads it
         wanted = f"'{args['name']}'" if args.get("name") else f"split '{split}'"
         have = ", ".join(sorted(p.name for p in place.iterdir())[:20]) or "nothing"
-        raise MissingData(f"{place} has no file for {wanted} (looked for .jsonl, .json, .parquet); it holds: {have}.")
+        ends = ", ".join(suffixes())
+        raise MissingData(f"{place} has no file for {wanted} (looked for {ends}); it holds: {have}.")
     if path.startswith((".", "/", "~")) or path.endswith(suffixes()):
         raise MissingData(f"Data file {place} does not exist; check the path.")
     return None
@@ -282,7 +283,9 @@ def _json(text: str, path: Path, line: int | None) -> Any:
         raise UserError(f"{path} line {line or second_line(text, error.key)}: {error}.") from None
     except json.JSONDecodeError as error:
         column = "" if line is None else f" (column {error.colno})"
-        raise UserError(f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}.") from None
+        raise UserError(
+            f"{path} line {line or error.lineno} is not valid JSON: {error.msg}{column}; correct it."
+        ) from None
     except ValueError as error:
         where = "" if line is None else f" line {line}"
         raise UserError(f"{path}{where} cannot be used: {error}.") from None
@@ -351,13 +354,16 @@ def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
         given_rows(data).check_names(file for pair in pairs for file in pair)
         return {hub: {"path": data, "names": dict(pairs)}}
     root = Path(data).expanduser()
+    stems = dict.fromkeys(chain.from_iterable(pairs))
     if not is_there(root):
         raise UserError(
             f"Data directory {root} does not exist; --data takes a folder with forget.jsonl, retain.jsonl, ..."
         )
     if not root.is_dir():
-        raise UserError(f"--data takes a folder; put {root.name} into one as forget.jsonl (or .json, .csv, .parquet).")
-    stems = dict.fromkeys(chain.from_iterable(pairs))
+        instead = f"put {root.name} into one as forget.jsonl (or .json, .csv, .parquet)"
+        if any(root.name == f"{stem}{suffix}" for stem in stems for suffix in suffixes()):
+            instead = f"give --data {root.parent}"
+        raise UserError(f"--data takes a folder; {instead}.")
     if not any((root / f"{stem}{suffix}").exists() for stem in stems for suffix in suffixes()):
         have = ", ".join(sorted(p.name for p in root.iterdir())[:12]) or "nothing"
         wanted = ", ".join(f"{file}.jsonl" for file in dict.fromkeys(file for _, file in pairs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -35,8 +34,6 @@ from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
 from vestige.types import TokenStats
 from vestige.writing import keep_apart
-
-log = logging.getLogger("vestige.depth")
 
 
 @dataclass
@@ -174,8 +171,6 @@ class _DepthRun:
             tidy(self.ask.cache)
         self._manifest(sources)
         seal(out, "depth")
-        for note in [*self.notes, *self.cost.notes]:
-            log.warning(note)
         return results
 
     def _manifest(self, sources: Sequence[PatchSource]) -> None:

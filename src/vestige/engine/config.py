@@ -22,6 +22,7 @@ from vestige.configs.compose import (
     seed_of,
 )
 from vestige.errors import UserError, unknown_name
+from vestige.flags import spoken
 from vestige.guard import inside
 from vestige.integrations import HARNESSES
 from vestige.metrics.dialects import get_dialect
@@ -252,9 +253,9 @@ def _run(
     dialect = str(cfg.get("dialect") or settings.get("dialect") or "open-unlearning")
     limit = data.get("max_samples") if data.get("max_samples") is not None else get_dialect(dialect).rows
     sizes = (limit, cfg.get("batch_tokens"), cfg.get("max_rows"))
-    for key, count in zip(("data.max_samples", "batch_tokens", "max_rows"), sizes, strict=True):
+    for flag, count in zip(("limit", "batch-tokens", "batch-size"), sizes, strict=True):
         if count is not None and (not isinstance(count, int) or count < 1):
-            raise UserError(f"{key} must be a whole number of at least 1, it is {count!r}.")
+            raise UserError(f"{spoken(flag)} must be a whole number of at least 1, it is {count!r}.")
     shared = _shared(cfg, settings, model, limit)
     if settings.get("handler") in HARNESSES:
         if only is not None:

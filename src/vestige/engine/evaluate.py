@@ -91,9 +91,9 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
-        if us.leads and compares and config.retain_logs is None:
-            log.warning(no_retain_logs(config.suite))
         prepared = evaluation.prepare()
+        if us.leads and compares and config.retain_logs is None:  # not before mistakes in the rows are told
+            log.warning(no_retain_logs(config.suite))
         first = evaluation.model  # code of an evaluator may put another in its place
         if evaluation.evaluator:
             scores = evaluation.evaluated(prepared)
@@ -192,7 +192,7 @@ class _Evaluation:
             if rows.clusters:
                 from vestige.compare.clusters import cluster_notes  # most data has none
 
-                self.notes += cluster_notes(rows.source, rows.clusters)
+                self.notes += [n for n in cluster_notes(rows.source, rows.clusters) if n not in self.notes]
         check_column(self.config.cluster, list(prepared.rows.values()))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         if self.team.leads:

@@ -51,6 +51,18 @@ def evaluation_flags(p: Any, verb: str) -> None:
     )
 
 
+def _check_words(args: argparse.Namespace, suites: Sequence[str], overrides: Sequence[str]) -> None:
+    """A suite is one word, and a model is not a word but a flag."""
+    places = [word for word in suites if "/" in word or Path(word).is_dir()]
+    if places and args.model is None:
+        raise UserError(f"'{places[0]}' is not a suite; a model is given as --model {places[0]}.")
+    if len(suites) > 1:
+        raise UserError(f"One suite at a time, please: {', '.join(suites)}. Overrides are written KEY=VALUE.")
+    own = args.config_dir or args.config_name != "eval.yaml"  # a configuration that may say everything
+    if not (suites or overrides or args.model or own):
+        raise UserError(f"No suite and no model given; write `vestige {args.verb} tofu --model PATH --data DIR`.")
+
+
 def runs_of(args: argparse.Namespace) -> list[Any]:
     """The evaluations a command line means: friendly flags, Hydra overrides, or both."""
     if args.plugin:
@@ -61,8 +73,7 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
     overrides: list[str] = []
     for word in args.words:
         (overrides if "=" in word or word.startswith(("+", "~")) else suites).append(word)
-    if len(suites) > 1:
-        raise UserError(f"One suite at a time, please: {', '.join(suites)}. Overrides are written KEY=VALUE.")
+    _check_words(args, suites, overrides)
     metrics = None if args.metrics is None else list(filter(None, map(str.strip, args.metrics.split(","))))
     if metrics == []:
         raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
@@ -135,7 +146,7 @@ def _print_outcome(outcome: Any, run: Any) -> None:
     about = f"{run.suite.name}, dialect {outcome.dialect}, {sum(rows.values())} rows read"
     print(f"\n{outcome.manifest['model']['name']}  ({about})\n")
     print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
-    for note in outcome.notes:
+    for note in dict.fromkeys(outcome.notes):  # several metrics may read one file
         print(f"note: {note}")
     if run.retain_logs is None and (words := without_retain(outcome.metrics, outcome.scores)):
         print(f"\n{words}")

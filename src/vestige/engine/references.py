@@ -37,7 +37,7 @@ from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import OTHER_ROWS, Score
 
 log = logging.getLogger("vestige.engine")
 
@@ -53,7 +53,7 @@ def load_references(
     """Every reference file the suite names, read before anything is computed: a wrong path costs nothing.
 
     `moved`: where a file is now, for a run that came in an archive. `before`: the sha256 of each file when the run was
-    made; one that has changed since is used, and every number that rests on it says so.
+    made; one that has changed since is used, and every number that rests on it says so. Neither: a new run.
     """
     wanted: dict[str, set[str]] = {}
     for spec in suite.metrics.values():
@@ -69,11 +69,28 @@ def load_references(
                 "it, or give --retain-logs FILE."
             )
         file = now.get(path, Path(path))
+        if moved is None and before is None:
+            _check_suite(file, suite, metrics)
         out[path] = load_reference(file, suite, metrics, dialect)
         _check_steps(suite, path, out[path].results)
         if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
             out[path] = _changed(out[path], metrics, path)
     return out
+
+
+def _check_suite(path: Path, suite: SuiteSpec, metrics: set[str]) -> None:
+    """Another suite's run serves as long as it has what is compared; a trajectory is compared step by step."""
+    file = result_file(path)
+    if not (file.parent / "manifest.json").is_file() or any(spec.children for spec in suite.metrics.values()):
+        return
+    from vestige.store.kinds import read_manifest
+
+    theirs = str(read_manifest(file.parent)["config"]["suite"])
+    found = read_scores(file)
+    if theirs != suite.name and any((found.get(m) or {}).get("agg_value") is None for m in metrics):
+        raise UserError(
+            f"{path} is a run of suite {theirs}, this one is {suite.name}; evaluate the retain model with {suite.name}."
+        )
 
 
 def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> None:
@@ -124,7 +141,7 @@ def load_reference(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str
             m: f"the retain logs differ in {why}, and cannot be re-scored: {error}" for m, why in differing.items()
         }
         return Reference(results, caveats, fingerprints, groupings(manifest))
-    log.warning("Retain logs %s re-scored to match this run (%s).", file, "; ".join(sorted(set(differing.values()))))
+    log.warning("Retain logs %s re-scored to match this run: %s.", file, "; ".join(sorted(set(differing.values()))))
     return Reference({**results, **again}, fingerprints=fingerprints, groupings=groupings(manifest))
 
 
@@ -255,7 +272,7 @@ def _caveats(suite: SuiteSpec, spec: MetricSpec, files: Mapping[str, Reference],
                 yield file.caveats[metric]
             theirs, ours = file.fingerprints.get(metric), rows_behind(suite, metric, prepared)
             if theirs and ours and theirs != ours:
-                yield f"the retain logs were made from other rows than this run ({metric})"
+                yield f"{OTHER_ROWS}: {metric} of the retain logs; run both with the same --data and --limit"
         if not file.fingerprints:
             yield from _other_counts(suite, r, file, prepared)
 

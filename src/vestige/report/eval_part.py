@@ -13,6 +13,7 @@ from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
 from vestige.show.tables import own_interval
 from vestige.store.kinds import RunSource
+from vestige.types import OTHER_ROWS
 
 
 def met(source: RunSource, planned: bool = False) -> Met:
@@ -103,6 +104,8 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
 
 
 def _reading(source: RunSource, metric: str, body: Mapping[str, Any], v: float, stat: Mapping[str, Any]) -> str:
+    if any(str(n).startswith(OTHER_ROWS) for n in body.get("notes") or ()):
+        return ""
     against = not any("ref_value" in str(n) for n in body.get("notes") or ())
     aggregator = str(settings_of(source, metric).get("aggregator") or "")
     return reading(handler_of(source, metric), v, aggregator, against, own_interval(stat))

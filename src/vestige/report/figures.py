@@ -68,7 +68,7 @@ def scatter(report: Report, which: Which, path: Path) -> Path:
         if key is None:
             raise UserError("Say which columns to draw: --x NAME --y NAME.")
         if key not in report["metrics"]:
-            raise unknown_name("column", key, report["metrics"])
+            raise unknown_name("column", key, report["metrics"], lists="")
     figure, axes = _axes()
     drawn = 0
     for role, (marker, colour) in MARKS.items():

@@ -33,6 +33,7 @@ from vestige.show.progress import Bar, hushed
 from vestige.store.directories import refuse_other_kind, writing
 from vestige.store.files import relative, write_json
 from vestige.store.kinds import RunSource
+from vestige.sums import counted
 from vestige.types import IGNORE
 from vestige.writing import write_bytes
 
@@ -159,7 +160,7 @@ def _adopt_earlier(out: Path) -> None:
 def summary(report: Report, out: Path) -> str:
     """For the terminal: what is in it, and the verdicts."""
     names = {m["id"]: m["name"] for m in report["models"]}
-    lines = [f"{report['title']}: {len(names)} models, {len(report['sources'])} sources"]
+    lines = [f"{report['title']}: {counted(len(names), 'model')}, {counted(len(report['sources']), 'source')}"]
     for a in report["audits"][:MOST_PAIRS]:
         lines.append(f"  {names[a['model']]}: {a['verdict']['title']}. {a['verdict']['headline']}")
     lines += [f"problem: {p['text']}" for p in report["problems"]]

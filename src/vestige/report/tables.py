@@ -54,7 +54,7 @@ def models_table(report: Report, columns: Sequence[str] | None = None, sort: str
     settings = {k for m in report["models"] for k in m["settings"]}
     for c in (*chosen, *([sort] if sort else [])):
         if c not in metrics and c not in FACTS and c not in settings:
-            raise unknown_name("column", c, [*FACTS, *settings, *metrics])
+            raise unknown_name("column", c, [*FACTS, *settings, *metrics], lists="")
     best = {c: _best(report, c) for c in chosen if c in metrics}
     models = list(report["models"])
     if sort:
@@ -137,7 +137,7 @@ def meta_table(report: Report, columns: Sequence[str] | None = None) -> Table:
     known = [*META_HEADS, *(k for k in meta["metrics"][0] if k not in META_HEADS)] if meta["metrics"] else []
     for c in chosen:
         if c not in known:
-            raise unknown_name("column", c, known)
+            raise unknown_name("column", c, known, lists="")
     return Table(
         tuple(META_HEADS.get(c, c) for c in chosen),
         tuple(tuple(_meta_cell(m, c) for c in chosen) for m in meta["metrics"]),

@@ -249,7 +249,11 @@ def _obstacle(base: Stored, other: Stored, name: str) -> str:
     assert base.run is not None and other.run is not None
     if data_fingerprints(base.run.manifest, name) != data_fingerprints(other.run.manifest, name):
         return "the runs read other rows"
-    if _yardsticks(base.run, name) != _yardsticks(other.run, name):
+    mine, theirs = _yardsticks(base.run, name), _yardsticks(other.run, name)
+    if mine != theirs:
+        for r, values in ((base, mine), (other, theirs)):
+            if set(values) == {None}:
+                return f"{r.name} had no retain logs, the other run had some; evaluate both with the same"
         return "the runs were compared with different retain models"
     apart = difference(other.run.manifest, base.run.suite, name, base.dialect())
     return f"the runs differ in {apart}" if apart else ""

@@ -59,9 +59,8 @@ def explain(name: str | None, config_dir: Path | None = None) -> str:
     if suites:
         handler = canonical(str(next(iter(suites.values())).get("handler", handler)))
     if handler not in HANDLERS:
-        raise unknown_name(
-            "metric, handler or dialect", asked, {*known, *DIALECTS, *PARTS}, "`vestige explain` alone lists them."
-        )
+        names = {*known, *DIALECTS, *PARTS}
+        raise unknown_name("metric, handler or dialect", asked, names, lists="`vestige explain` alone")
     return explain_metric(ExplainedMetric(name, handler, suites, asked))
 
 

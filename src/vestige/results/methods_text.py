@@ -254,8 +254,8 @@ def _stress(runs: Mapping[Path, Mapping[str, Any]]) -> str:
     half = " Every other forget row was taught, the rest measured." if c.get("held_out") else ""
     return (
         f"{PurePath(str(c['model'])).name} was attacked with vestige {about['versions'].get('vestige')} "
-        f"({_versions(about)}): {'; '.join(told)}; after each attack {_joined(list(c['metrics']))} were measured "
-        f"again, with the definitions above.{control}{half}"
+        f"({_versions(about)}): {'; '.join(told)}; after each attack {_joined(list(c['metrics']))} "
+        f"{'was' if len(c['metrics']) == 1 else 'were'} measured again, with the definitions above.{control}{half}"
     )
 
 

@@ -104,7 +104,9 @@ class Wire:
                 self._local.reopened = self.reopened + 1
                 broken, why = broken + 1, _why(error)
             if broken >= tries or busy >= max(BUSY_TRIES, tries):
-                raise ServerDown(f"The server at {self.url} does not answer {path}: {why}.")
+                raise ServerDown(
+                    f"The server at {self.url} does not answer {path}: {why}; start it, or correct --server."
+                )
             with self._lock:
                 self.count.retries += 1
             self.pause(min(pause, LONGEST_PAUSE))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
 from vestige.metrics.cards import is_attack, reading
 from vestige.suites.spec import MetricSpec
 from vestige.sums import number
-from vestige.types import NO_RETAIN_LOGS, Score
+from vestige.types import NO_RETAIN_LOGS, OTHER_ROWS, Score
+
+DISTANCE = "D "  # begins an interval that is about the distance between two samples
 
 
 def span(stat: Mapping[str, Any]) -> str:
@@ -25,7 +27,7 @@ def span(stat: Mapping[str, Any]) -> str:
     low, high = stat["interval"]
     if low == high:
         return "no spread"
-    return f"{'D ' if stat.get('of') == 'ks_statistic' else ''}{number(low)} to {number(high)}"
+    return f"{DISTANCE if stat.get('of') == 'ks_statistic' else ''}{number(low)} to {number(high)}"
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[int] = ()) -> str:
@@ -81,6 +83,8 @@ def describe(spec: MetricSpec, score: Score, stat: Mapping[str, Any] | None = No
         return "curves over denoising steps (below)"
     if score.agg_value is None:
         return "not computed (no retain model)" if score.reason == NO_RETAIN_LOGS else "not computed (below)"
+    if any(note.startswith(OTHER_ROWS) for note in score.notes):
+        return "not read: other rows (below)"
     against = "ref_value" not in "\n".join(score.notes)
     ends = own_interval(stat or {})
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against, ends)
@@ -95,6 +99,23 @@ def own_interval(stat: Mapping[str, Any]) -> tuple[float, float] | None:
     if not stat.get("interval") or stat.get("of"):
         return None
     return float(stat["interval"][0]), float(stat["interval"][1])
+
+
+def _legend(intervals: Iterable[str]) -> list[str]:
+    """What an interval is about, where it is not about the metric's own value."""
+    if any(words.startswith(DISTANCE) for words in intervals):
+        return ["D: the Kolmogorov-Smirnov distance from the retain model's answers (0: alike, 1: wholly apart)"]
+    return []
+
+
+def _reasons(top: Sequence[str], scores: Mapping[str, Score]) -> list[str]:
+    """What must be known of the numbers and why others are missing, each once with the metrics it is about."""
+    reasons: dict[str, list[str]] = {}
+    for name in top:
+        for words in (*scores[name].notes, *([scores[name].reason] if scores[name].missing else [])):
+            if not words.endswith(NO_RETAIN_LOGS):  # the reading says so
+                reasons.setdefault(words, []).append(name)
+    return [f"{', '.join(names)}: {words}" for words, names in reasons.items()]
 
 
 def summary(
@@ -125,14 +146,8 @@ def summary(
         for row in rows:
             row.insert(2, span(told.get(row[0], {})))
     lines = [table(rows, heads, right=tuple(range(1, len(heads) - 1)))]
-    reasons: dict[str, list[str]] = {}
-    for name in top:
-        for words in (*scores[name].notes, *([scores[name].reason] if scores[name].missing else [])):
-            if not words.endswith(NO_RETAIN_LOGS):  # the reading says so
-                reasons.setdefault(words, []).append(name)
-    if reasons:
-        lines.append("")
-        lines += [f"{', '.join(names)}: {words}" for words, names in reasons.items()]
+    if below := [*_legend(row[2] for row in rows if spread), *_reasons(top, scores)]:
+        lines += ["", *below]
     for name in top:
         if scores[name].curves:
             lines.append(f"\n{curves_table(name, scores[name])}")

@@ -25,8 +25,8 @@ from typing import Any, TypedDict
 from vestige.errors import UserError, write_error
 from vestige.schema import check_form, misfit
 from vestige.secrets import expand, hide
-from vestige.store.directories import SEAL, check, read_seal, sha256
-from vestige.store.files import read_ours
+from vestige.store.directories import MANIFEST, SEAL, check, read_seal, sha256
+from vestige.store.files import read_ours, runs_below
 from vestige.writing import create_bytes, one_file
 
 PACK = "pack.json"
@@ -58,6 +58,8 @@ def sealed_files(directory: Path) -> tuple[str, dict[str, Path]]:
     except ValueError as error:
         raise UserError(f"{directory / SEAL} is damaged ({error}); see `vestige verify {directory}`.") from None
     if seal is None:
+        if not (directory / MANIFEST).is_file() and (below := runs_below(directory, SEAL)):
+            raise UserError(f"{directory} is not a run: {below}.")
         raise UserError(f"{directory} has no {SEAL}; `vestige score {directory}` writes one, then pack again.")
     if not seal.finished:
         raise UserError(f"{directory} is not finished; run the same command again, then pack it.")

@@ -20,7 +20,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
 from vestige.schema import check_form, misfit
 from vestige.secrets import hide
@@ -168,9 +168,22 @@ def result_file(path: Path) -> Path:
     if not path.is_dir():
         return path
     found = sorted(path.glob("*_EVAL.json"))
-    if len(found) != 1:
+    if not found:
+        below = runs_below(path, "*_EVAL.json") or "it holds no *_EVAL.json; give the directory of a finished run"
+        raise UserError(f"{path} is not a run: {below}.")
+    if len(found) > 1:
         raise UserError(f"{path} holds {len(found)} *_EVAL.json files; name the one to use as retain logs.")
     return found[0]
+
+
+def runs_below(path: Path, mark: str) -> str:
+    """What to say of a folder that is not a run but holds runs, known by a file in each; nothing if it holds none."""
+    files = (*path.glob(f"*/{mark}"), *path.glob(f"*/*/{mark}"))
+    found = sorted({file.parent.relative_to(path).as_posix() for file in files})
+    if not found:
+        return ""
+    more = f" and {len(found) - MANY} more" if len(found) > MANY else ""
+    return f"it holds runs ({', '.join(found[:MANY])}{more}); give one of them, as {path / found[0]}"
 
 
 def read_results(path: Path) -> dict[str, Any]:
@@ -182,7 +195,10 @@ def read_results(path: Path) -> dict[str, Any]:
             f"Retain logs {path} do not exist; evaluate the retain model first and give its *_EVAL.json."
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"Retain logs {path} are not valid JSON ({error}); evaluate the retain model again.") from None
+        raise UserError(
+            f"Retain logs {path} are not a result file ({error}); give the retain model's run directory or its "
+            "*_EVAL.json."
+        ) from None
     if not isinstance(data, dict):
         raise UserError(f"Retain logs {path} must hold an object of metrics, not {type(data).__name__}.")
     return data

@@ -48,13 +48,14 @@ def run_stress(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
     from vestige.stress.ask import NO_WEIGHTS, SETTINGS, make_stress, possible_served
     from vestige.stress.robustness import relearning_r, show_r
-    from vestige.stress.run import draw, explained, judged, show, stress
+    from vestige.stress.run import draw, explained, judged, plan_words, show, stress
 
     load_plugins(args.plugin)
     given = {name: getattr(args, name) for name in SETTINGS if name != "progress"}
     where = {"out": args.out, "retain_model": args.retain_model, "plugins": args.plugin}
     chosen = args.attacks or [name for name in OURS if not args.server or possible_served(name)]
     ask = make_stress(args.model, args.data, chosen, progress=not args.quiet, **where, **given)
+    print(plan_words(ask), flush=True)
     rows = stress(ask)
     print(f"\n{args.model}\n\n{show(rows)}\n\n{explained(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):

@@ -35,7 +35,7 @@ from vestige.stress.copies import AttackLesson, attack_weights, measured_half
 from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, attack_named
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
-from vestige.sums import number
+from vestige.sums import counted, number
 from vestige.writing import copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
@@ -94,7 +94,7 @@ def _stress(ask: Stress) -> list[AttackRow]:
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
     rows: list[AttackRow] = []
-    total = len(subjects) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
+    total = evaluations(ask)
     with hushed(), Bar("attacking", total, "evaluation", ask.progress) as bar:
         for who, path in subjects.items():
             shared = who == "retain" and ask.control is not None
@@ -116,6 +116,22 @@ def _stress(ask: Stress) -> list[AttackRow]:
     write_manifest(ask.out, "stress", _described(ask), attacks=facts)
     seal(ask.out, "stress")
     return rows
+
+
+def evaluations(ask: Stress) -> int:
+    """How many there are in all: of each model before any attack, and under every budget of every attack."""
+    return (2 if ask.retain_model else 1) * (1 + sum(len(_budgets(ask, attack)) for attack in ask.attacks))
+
+
+def plan_words(ask: Stress) -> str:
+    """What is about to be done, for a terminal: attacks with their budgets, and how many evaluations they take.
+
+    >>> plan_words(Stress("m", Path("d"), ["relearn"], Path("o"), budget={"relearn": [5, 20]}))
+    'Plan: 3 evaluations: before any attack, relearn=5,20.'
+    """
+    attacks = [f"{name}={','.join(f'{budget:g}' for budget in _budgets(ask, name))}" for name in ask.attacks]
+    control = ", each also on the retain model" if ask.retain_model else ""
+    return f"Plan: {counted(evaluations(ask), 'evaluation')}: {', '.join(['before any attack', *attacks])}{control}."
 
 
 def _keep_apart(ask: Stress) -> None:

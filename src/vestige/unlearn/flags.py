@@ -57,7 +57,7 @@ def config_of(args: argparse.Namespace) -> Any:
     load_plugins(args.plugin)
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
-        raise UserError(f"Cannot read '{strange[0]}'; overrides are written KEY=VALUE.")
+        raise _bare_word(strange[0], args)
     evaluating = True if args.eval_data or args.metrics or args.keep_best or args.retain_logs else None
     config_dir = Path(args.config_dir) if args.config_dir else None
     name = args.config_name or f"{args.verb}.yaml"
@@ -72,6 +72,14 @@ def config_of(args: argparse.Namespace) -> Any:
         data.pop("retain", None)  # rows of one's own are not mixed with a benchmark's
     config = replace(config, data=_with_alternates(data, getattr(args, "alternate", None)))
     return _with_folder(config, args.eval_data) if args.eval_data else config
+
+
+def _bare_word(word: str, args: argparse.Namespace) -> UserError:
+    """A method, where none was chosen, is what somebody means who writes one word."""
+    if args.verb == "unlearn" and args.method is None:
+        names = ", ".join(_methods())
+        return UserError(f"Cannot read the word '{word}'; a method is given as --method NAME: {names}.")
+    return UserError(f"Cannot read '{word}'; overrides are written KEY=VALUE.")
 
 
 def _is_friendly(args: argparse.Namespace) -> bool:
@@ -106,16 +114,30 @@ def _values(args: argparse.Namespace) -> dict[str, Any]:
     return shared | {key: value for key, value in said.items() if value is not None}
 
 
-def _method(name: str) -> list[str]:
-    """The trainer of a method in any spelling: its configuration, or where it has none (a plug-in's) the plain one."""
+def _configured() -> dict[str, str]:
+    """Methods by key -> the name of the configuration that trains with them."""
     from vestige.configs.compose import PACKAGE_DIR
     from vestige.unlearn.methods import METHODS, method_key
 
-    key = method_key(name)
     configs = [p.stem for p in (PACKAGE_DIR / "trainer").glob("*.yaml")]
-    by_key = {method_key(stem): stem for stem in configs if method_key(stem) in METHODS}
+    return {method_key(stem): stem for stem in configs if method_key(stem) in METHODS}
+
+
+def _methods() -> list[str]:
+    """Every method as it is written: by its configuration's name, or where it has none (a plug-in's) its own."""
+    from vestige.unlearn.methods import METHODS
+
+    by_key = _configured()
+    return sorted(by_key.get(key, key) for key in METHODS)
+
+
+def _method(name: str) -> list[str]:
+    """The trainer of a method in any spelling: its configuration, or where it has none (a plug-in's) the plain one."""
+    from vestige.unlearn.methods import METHODS, method_key
+
+    key, by_key = method_key(name), _configured()
     if key not in METHODS:
-        raise unknown_name("unlearning method", name, sorted(by_key.get(key, key) for key in METHODS))
+        raise unknown_name("unlearning method", name, _methods())
     return [f"trainer={by_key[key]}"] if key in by_key else ["trainer=finetune", f"++trainer.handler={key}"]
 
 
@@ -169,7 +191,8 @@ def _files(kind: str, files: list[str]) -> dict[str, Any]:
         place = Path(file).expanduser()
         if not place.is_file():
             flag = "learn" if kind == "train" else kind
-            raise UserError(f"--{flag} {file}: no such file; give rows as .jsonl, .json, .csv or .parquet.")
+            wrong = "it is a directory" if place.is_dir() else "no such file"
+            raise UserError(f"--{flag} {file}: {wrong}; give rows as .jsonl, .json, .csv or .parquet.")
         name = f"{kind}_{number + 1}" if number else kind
         out[name] = {"handler": "AutoDataset", "args": {"hf_args": {"path": str(place)}}}
     return out

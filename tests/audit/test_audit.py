@@ -175,7 +175,7 @@ def test_plain_text_rows_are_cut_in_the_middle(tmp_path: Path) -> None:
     ("file", "content", "more", "needle"),
     [
         ("missing.jsonl", None, (), "no such file"),
-        ("odd.jsonl", '{"body": "x"}\n', SHORT, "none of the metrics"),
+        ("odd.jsonl", '{"body": "x"}\n', SHORT, "neither the columns question and answer nor text"),
         ("f.jsonl", '{"question": "a", "answer": "b"}\n', ("--minutes", "0"), "--minutes must be more than 0"),
     ],
 )

@@ -255,3 +255,19 @@ def test_another_model_in_the_same_directory_leaves_no_results_of_the_first(
     assert f"{out} holds a run of {first}; its results are replaced by those of {second}." in caplog.text
     assert not list(scores.rglob("*.json")) and theirs.is_file() and not list(out.glob("OWN_*"))
     assert main(["verify", str(out)]) == 0
+
+
+def test_reports_and_audits_do_not_write_into_a_finished_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, model = tmp_path / "out", LAB / "models" / "retain"
+    assert main(eval_args(model, out, "--metrics", "forget_Q_A_Prob", "--limit", "2", "--quiet")) == 0
+    before = files_of(out)
+    rows = str(LAB / "data" / "forget.jsonl")
+    report = ["report", str(out), "--out", str(out)]
+    audit = ["audit", "--before", str(model), "--after", str(model), "--forget", rows, "--out", str(out)]
+    for words in (report, audit):
+        capsys.readouterr()
+        assert main(words) == 2
+        assert f"{out} holds a finished run of another kind (eval); choose another --out." in capsys.readouterr().err
+    assert files_of(out) == before

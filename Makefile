@@ -23,10 +23,10 @@ $(STAMP): $(CORE)
 	-$(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null
 	touch $(STAMP)
 
-# What is compiled is kept, even where the environment says that nothing is to be.
-demo: export PYTHONDONTWRITEBYTECODE =
 demo: $(CORE)
 	$(BIN)/vestige demo
+# What is compiled is kept, even where the environment says that nothing is to be.
+demo: export PYTHONDONTWRITEBYTECODE =
 
 # Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab". It draws pictures, which
 # the core cannot.

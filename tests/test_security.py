@@ -469,7 +469,8 @@ def test_what_a_file_says_cannot_move_the_cursor(tmp_path: Path, capsys: pytest.
 def test_trouble_with_files_is_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     words = ("eval", "tofu", "--model", str(save(tmp_path / "m", tiny_model())), "--data", str(LAB / "data"))
-    assert "Not a directory" in refused(capsys, *words, "--out", str(tmp_path / "file" / "x"), "--limit", "1")
+    said = refused(capsys, *words, "--out", str(tmp_path / "file" / "x"), "--limit", "1")
+    assert "it is a file, and a directory is needed" in said
     assert "File name too long" in refused(capsys, "import", "x" * 300)
 
 

@@ -243,7 +243,7 @@ fault("files put beside a sealed run", "store/directories.py", "elif name not in
       "elif name not in found.files and False:", HAND)
 fault("files lost from a sealed run", "store/directories.py",
       "lost = [name for name in found.files if name not in files] +", "lost = [] +", HAND)
-fault("two writers in one directory", "store/directories.py", "lock.acquire(timeout=0)", "pass",
+fault("two writers in one directory", "store/directories.py", "lock.acquire(timeout=0.5)", "pass",
       "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")
 fault("a directory in use is a failure", "store/directories.py", "        raise HeldError(", "        raise UserError(",
       "sweep/test_sweep.py::test_a_run_that_another_process_writes_is_held")

@@ -63,7 +63,7 @@ def means(values: Array) -> Array:
 
 
 def distances(a: Array, b: Array) -> Array:
-    """How far apart numbers are, one by one. The same infinity twice is no distance; NaN stays NaN.
+    """How far apart numbers are, one by one. The same infinity twice is at distance 0; NaN stays NaN.
 
     >>> distances(np.array([1.0, -np.inf, -np.inf]), np.array([3.0, -np.inf, 0.0])).tolist()
     [2.0, 0.0, inf]

@@ -7,8 +7,8 @@ Callers: lab/demo.py, lab/models.py.
 
 from __future__ import annotations
 
+import copy
 import os
-import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import contextmanager
@@ -28,25 +28,18 @@ class Helper:
 
     def start(self, work: Callable[..., T], *given: Any) -> Callable[[], T]:
         """Hands over work. Returns a function that waits for its end and gives its result."""
-        # As bytes: torch would hand tensors over in shared memory, and a helper that dies halfway through a training
-        # would leave half-trained weights here.
-        order = pickle.dumps((work, given))
+        # A copy is handed over, because torch puts tensors into shared memory: a helper that dies halfway through a
+        # training would leave half-trained weights here.
         try:
-            pending = self._pool.submit(_carry_out, order)
+            pending = self._pool.submit(work, *copy.deepcopy(given))
         except BrokenExecutor:
             return lambda: work(*given)
 
         def result() -> T:
             failed = pending.exception()  # waits
-            done: T = pickle.loads(pending.result() if failed is None else _carry_out(order))
-            return done
+            return pending.result() if failed is None else work(*given)
 
         return result
-
-
-def _carry_out(order: bytes) -> bytes:
-    work, given = pickle.loads(order)
-    return pickle.dumps(work(*given))
 
 
 @contextmanager

@@ -95,7 +95,8 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     rows = measured(args.model.resolve(), args.tofu, args.rows)
-    section = f"{circumstances("; by torch's profiler")}\n\n{markdown(HEAD, rows)}"
+    said = circumstances("; by torch's profiler")
+    section = f"{said}\n\n{markdown(HEAD, rows)}"
     print(section)
     if args.write:
         put(section, OPEN, CLOSE)

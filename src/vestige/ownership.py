@@ -1,8 +1,8 @@
 """Whose a path is: ours because `.vestige.journal` in its directory lists it, never because of its name.
 
-The journal has one record per line and is only ever appended to. A line is written before the file it names
-exists, so that a killed process leaves nothing of ours unlisted. A line is JSON and its own checksum; one that does
-not fit counts for nothing. Lines:
+The journal has one record per line; lines are added at its end, and a long journal is written again, shorter, under
+its lock. A line is written before the file it names exists, so that a killed process leaves nothing of ours unlisted.
+A line is JSON and its own checksum; one that does not fit counts for nothing. Lines:
 
     {"vestige": "journal", "version": 1}                the first one
     {"token": "1f0c...", "pid": 7, "host": "gpu1"}      a process that writes here; its temporary names carry the token

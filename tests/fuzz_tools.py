@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import vestige
 from fuzz_inputs import mutated
 
 SECONDS = 10  # no input of a few kilobytes should keep a reader busy for as long
@@ -145,8 +146,9 @@ def bad_sentence(text: str) -> str:
 
 
 def _ours(error: BaseException) -> str:
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "/vestige/" in f.filename]
-    return f"{frames[-1].filename.split('/vestige/')[-1]}:{frames[-1].name}" if frames else "?"
+    package = f"{Path(vestige.__file__).parent}{os.sep}"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if f.filename.startswith(package)]
+    return f"{frames[-1].filename.removeprefix(package)}:{frames[-1].name}" if frames else "?"
 
 
 # ---- for targets --------------------------------------------------------------------------------------------------

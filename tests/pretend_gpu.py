@@ -23,17 +23,22 @@ What this cannot show: speed, kernels, memory of a device, streams, other roundi
 
 from __future__ import annotations
 
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+import vestige
+
 CPU = torch.device("cpu")
+PACKAGE = f"{Path(vestige.__file__).parent}{os.sep}"  # the checkout itself may lie in a folder called vestige
 WAITING = ("wait", "to_host", "to_device")
 # Operations after which the host must know something of the result before it can go on.
 NUMBERS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "allclose"}
@@ -87,8 +92,8 @@ def _site() -> str:
     library = ""
     while frame is not None:
         name = frame.f_code.co_filename
-        if "/vestige/" in name and frame.f_code.co_name != "send":
-            return f"{name.rpartition('/vestige/')[2]}:{frame.f_lineno} {frame.f_code.co_name}" + (
+        if name.startswith(PACKAGE) and frame.f_code.co_name != "send":
+            return f"{name.removeprefix(PACKAGE)}:{frame.f_lineno} {frame.f_code.co_name}" + (
                 f" ({library})" if library else ""
             )
         if not library and "/transformers/" in name:

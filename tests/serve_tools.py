@@ -13,7 +13,6 @@ import json
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -303,21 +302,6 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return int(s.getsockname()[1])
-
-
-def wait_for(url: str, seconds: float = 60.0) -> None:
-    """Until a server answers."""
-    import urllib.request
-
-    end = time.monotonic() + seconds
-    while True:
-        try:
-            urllib.request.urlopen(f"{url}/v1/models", timeout=2).close()
-            return
-        except OSError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.1)
 
 
 if __name__ == "__main__":

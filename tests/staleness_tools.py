@@ -242,35 +242,6 @@ CASES = [
     Case("a weight of a model in memory", lambda w: setattr(w, "live", in_place), python=AGAIN),
 ]  # fmt: skip
 
-VERBS = ("eval", "sweep", "depth", "python", "collapse")
-
-
-# Changes with a test of their own, by its name: what each command does about them, in the order of VERBS.
-REFUSED = "refused"
-OTHERS = {
-    "test_a_revision_of_a_hub_id": ("revision of a hub id", AGAIN, AGAIN, "-", "-", "-"),
-    "test_sweep_knows_models_that_a_metric_names_and_modules_of_a_plugin": (
-        "source of a plug-in, weights of a second model", "-", AGAIN, "-", "-", "-",
-    ),
-    "test_sweep_says_the_day_where_a_template_does": ("the day, where a template prints it", "-", AGAIN, "-", "-", "-"),
-    "test_weights_replaced_before_they_are_loaded": ("weights replaced before they are loaded", REFUSED, *["-"] * 4),
-    "test_weights_replaced_while_they_are_used": ("weights replaced while they are used", REFUSED, *["-"] * 4),
-    "test_weights_replaced_in_depth_and_collapse": (
-        "weights replaced after they were loaded", REFUSED, "-", REFUSED, "-", REFUSED,
-    ),
-    "test_evidence_of_another_model_under_this_name": ("another model's evidence under this name", AGAIN, *["-"] * 4),
-    "test_depth_evidence_under_another_name": ("other patched states under this name", "-", "-", AGAIN, "-", "-"),
-    "test_old_evidence_is_checked_and_filed_anew": ("evidence of older versions", "checked", "-", "checked", "-", "-"),
-    "test_a_stray_pack_json_redirects_nothing": ("a stray pack.json two levels up", KEPT, *["-"] * 4),
-}  # fmt: skip
-
-
-def table() -> str:
-    """The matrix as docs/faults.md shows it."""
-    lines = ["| what changed | " + " | ".join(VERBS) + " |", "|---|" + "---|" * len(VERBS)]
-    rows = [(case.name, *(getattr(case, verb) or "-" for verb in VERBS)) for case in CASES]
-    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in [*rows, *OTHERS.values()])])
-
 
 @contextmanager
 def forwards() -> Iterator[list[int]]:

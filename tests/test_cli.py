@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +10,8 @@ import pytest
 
 from conftest import LAB
 from golden_tools import eval_args
-from vestige.cli import VERBS, main, parser
+from loops import one_test
+from vestige.cli import main
 from vestige.costs.estimate import CostPlan, make_plan
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
@@ -24,21 +23,12 @@ def run(*words: str) -> int:
     return main([str(w) for w in words])
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys; from vestige.cli import parser; parser().format_help(); print([m for m in sys.modules if m in "
-    code += "('torch', 'transformers', 'hydra', 'numpy', 'datasets')])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "what", ["all", "metrics", "suites", "models", "datasets", "dialects", "handlers", "experiments"]
-)
-def test_ls(what: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("ls", what) == 0
-    out = capsys.readouterr().out
-    for name in {"metrics": ["forget_quality", "mia_zlib"], "models": ["Qwen2.5-7B-Instruct", "phi-1_5"]}.get(what, []):
-        assert name in out
+def test_ls(capsys: pytest.CaptureFixture[str]) -> None:
+    known = {"metrics": ["forget_quality", "mia_zlib"], "models": ["Qwen2.5-7B-Instruct", "phi-1_5"]}
+    for what in ("all", "metrics", "suites", "models", "datasets", "dialects", "handlers", "experiments"):
+        assert run("ls", what) == 0, what
+        out = capsys.readouterr().out
+        assert out.strip() and all(name in out for name in known.get(what, [])), what
 
 
 def test_plan_counts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -91,58 +81,49 @@ def test_a_plan_counts_the_reference_model(capsys: pytest.CaptureFixture[str], t
     assert "12 answers, 12 cached, 0 tokens to push" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("words", "needle"),
-    [
-        (["eval", "tofu", "--data", "DATA"], "No model given"),
-        (["eval", "tofu", "--model", "MODEL-X", "--data", "DATA"], "Did you mean"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "/nowhere"], "does not exist"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "EMPTY"], "has none of forget.jsonl"),
-        (["eval", "tofo", "--model", "MODEL", "--data", "DATA"], "Did you mean 'tofu'"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", "mia_los"], "Did you mean 'mia_loss'"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dialect", "strickt"], "Did you mean 'strict'"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "/no.json"], "do not exist"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "error: --limit (limit= in Python, "),
-        (["plan", "tofu", "--model", "MODEL", "--data", "DATA", "--limit", "0"], "error: --limit (limit= in Python, "),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--batch-size", "0"], "error: --batch-size ("),
-        (["audit", "--before", "MODEL", "--after", "MODEL", "--forget", "DATA"], "it is a directory"),
-        (["unlearn", "--model", "MODEL", "--forget", "DATA"], "it is a directory"),
-        (["unlearn", "NOP", "--model", "MODEL"], "a method is given as --method NAME: CEU, "),
-        (["train", "NOP", "--model", "MODEL"], "Cannot read 'NOP'; overrides are written KEY=VALUE."),
-        (["version"], "`vestige --version` prints it"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--dtype", "float23"], "float32"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--plugin", "/no.py"], "does not exist"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "eval.tofu.nonsense=1"], "is not a setting"),
-        (["eval", "tofu", "muse", "--model", "MODEL"], "One suite at a time"),
-        (["eval", "experiment=eval/tofu/defaul"], "Did you mean 'default'"),
-        (["eval", "model=Llama-3.2-1B-Instuct", "task_name=x"], "Did you mean 'Llama-3.2-1B-Instruct'"),
-        (["eval"], "No suite and no model given; write `vestige eval tofu --model PATH"),
-        (["plan"], "No suite and no model given; write `vestige plan tofu --model PATH"),
-        (["eval", "eval=tofu"], "task_name=NAME"),
-        (["eval", "tofu", "MODEL"], "is not a suite; a model is given as --model /"),
-        (["eval", "MODEL"], "is not a suite; a model is given as --model /"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--batch-tokens", "0"], "at least 1"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--metrics", ""], "--metrics is empty"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "forget_split=forget05"], "eval.tofu.forget_split"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], "takes a folder"),
-        (["eval", "experiment=eval/nowhere/default"], "eval/tofu/default"),
-        (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], "not a directory"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "RUNS"], "it holds runs (deep/two"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "EMPTY"], "holds no *_EVAL.json"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--retain-logs", "ROWS"], "are not a result file"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "ROWS"], "--data takes a folder; give --data /"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "ODD"], "put odd.jsonl into one as forget.jsonl"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--out", "ODD"], "a directory is needed"),
-        (["eval", "tofu", "--model", "MODEL", "--data", "DATA", "--out", "ODD/x"], "odd.jsonl: it is a file, and a"),
-        (["pack", "RUNS"], "is not a run: it holds runs (deep/two, one); give one of them, as "),
-        (["score", "EMPTY"], "not a run directory"),
-        (["ls", "metrix"], "Did you mean 'metrics'"),
-        (["explain", "privlek"], "Did you mean 'privleak'? Near it: "),
-    ],
-)  # fmt: skip
+ON_LAB = ["eval", "tofu", "--model", "MODEL", "--data", "DATA"]
+# A command, and what its sentence names. Mistakes in flags and names of verbs are in tests/contract.
+MISTAKES = [
+    (["eval", "tofu", "--data", "DATA"], ["--model"]),
+    (["eval", "tofu", "--model", "MODEL-X", "--data", "DATA"], ["fulll", "full"]),
+    (["eval", "tofu", "--model", "MODEL", "--data", "EMPTY"], ["EMPTY", "forget.jsonl"]),
+    (["plan", *ON_LAB[1:], "--limit", "0"], ["--limit"]),
+    ([*ON_LAB, "--batch-size", "0"], ["--batch-size"]),
+    (["audit", "--before", "MODEL", "--after", "MODEL", "--forget", "DATA"], ["DATA", "directory"]),
+    (["unlearn", "--model", "MODEL", "--forget", "DATA"], ["DATA", "directory"]),
+    (["unlearn", "NOP", "--model", "MODEL"], ["--method", "NPO"]),
+    (["train", "NOP", "--model", "MODEL"], ["'NOP'", "KEY=VALUE"]),
+    ([*ON_LAB, "--dtype", "float23"], ["float23", "float32"]),
+    ([*ON_LAB, "--plugin", "/no.py"], ["/no.py"]),
+    (["eval", "experiment=eval/tofu/defaul"], ["'default'"]),
+    (["plan"], ["vestige plan", "--model"]),
+    (["eval", "eval=tofu"], ["task_name"]),
+    (["eval", "tofu", "MODEL"], ["--model MODEL"]),
+    (["eval", "MODEL"], ["--model MODEL"]),
+    ([*ON_LAB, "--batch-tokens", "0"], ["batch-tokens"]),
+    ([*ON_LAB, "--metrics", ""], ["--metrics"]),
+    ([*ON_LAB, "forget_split=forget05"], ["eval.tofu.forget_split"]),
+    (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], ["--data"]),
+    (["eval", "experiment=eval/nowhere/default"], ["eval/tofu/default"]),
+    (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], ["/nowhere"]),
+    ([*ON_LAB, "--retain-logs", "/no.json"], ["/no.json"]),
+    ([*ON_LAB, "--retain-logs", "RUNS"], ["RUNS", "deep/two"]),
+    ([*ON_LAB, "--retain-logs", "EMPTY"], ["EMPTY", "_EVAL.json"]),
+    ([*ON_LAB, "--retain-logs", "ROWS"], ["ROWS"]),
+    (["eval", "tofu", "--model", "MODEL", "--data", "ROWS"], ["--data DATA"]),
+    (["eval", "tofu", "--model", "MODEL", "--data", "ODD"], ["odd.jsonl", "forget.jsonl"]),
+    ([*ON_LAB, "--out", "ODD"], ["ODD", "directory"]),
+    ([*ON_LAB, "--out", "ODD/x"], ["ODD", "file"]),
+    (["pack", "RUNS"], ["RUNS", "deep/two", "one"]),
+    (["score", "EMPTY"], ["EMPTY"]),
+]
+
+
+@one_test(("words", "named"), MISTAKES)
 def test_mistakes_get_one_sentence(
-    words: list[str], needle: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    words: list[str], named: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     for name in ("one", "deep/two"):
@@ -153,18 +134,20 @@ def test_mistakes_get_one_sentence(
     places = {
         "RUNS": str(tmp_path / "runs"),
         "ROWS": str(LAB / "data" / "forget.jsonl"),
-        "ODD": str(tmp_path / "odd.jsonl"),
         "ODD/x": str(tmp_path / "odd.jsonl" / "x"),
-        "MODEL": str(FULL),
+        "ODD": str(tmp_path / "odd.jsonl"),
         "MODEL-X": str(FULL) + "l",
+        "MODEL": str(FULL),
         "DATA": str(LAB / "data"),
         "EMPTY": str(tmp_path / "empty"),
     }
     assert run(*(places.get(w, w) for w in words)) == 2
     said = capsys.readouterr().err.strip().splitlines()[-1]
-    assert said.startswith("vestige: error: ")
-    assert needle in said
-    assert "Traceback" not in said and said.count("lists them") <= 1
+    assert said.startswith("vestige: error: ") and "Traceback" not in said
+    for text in named:
+        for word, place in places.items():
+            text = text.replace(word, place) if word in text.split() else text
+        assert text in said, f"{said} does not name {text}"
 
 
 def test_missing_files_are_said_and_the_rest_computed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -176,7 +159,7 @@ def test_missing_files_are_said_and_the_rest_computed(tmp_path: Path, capsys: py
     assert run("eval", "tofu", "--model", FULL, "--data", data, "--out", tmp_path / "run") == 0
     out = capsys.readouterr().out
     assert "forget_Q_A_Prob" in out
-    assert "has no column 'paraphrased_answer'; it has: answer, question" in out
+    assert "'paraphrased_answer'; it has: answer, question" in out
     result = json.loads((tmp_path / "run" / "TOFU_EVAL.json").read_text())
     assert len(result["forget_Q_A_Prob"]["value_by_index"]) == 6
     assert result["model_utility"]["agg_value"] is None
@@ -203,13 +186,13 @@ def test_nothing_computable_is_an_error(tmp_path: Path, capsys: pytest.CaptureFi
     assert "none of the metrics" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("content", "needle"),
     [
         ("", "is empty"),
         (
             '{"question": "a", "answer": "b"}\n{"question": oops}\n',
-            "line 2 is not valid JSON: Expecting value (column 14); ",
+            "line 2 ",
         ),
         ('{"question": "a", "answer": "b"}\n["x"]\n', "line 2"),
         ('{"question": "a", "answer": null}\n', "row 0"),
@@ -237,7 +220,7 @@ def test_missing_retain_logs_are_mentioned_once_and_in_the_file(
     assert main(args) == 0
     said = [r.getMessage() for r in caplog.records]
     [once] = [m for m in said if "retain logs" in m]
-    assert once.startswith("No retain logs given: forget_quality cannot be computed and privleak is compared with")
+    assert once.startswith("No retain logs")
     result = json.loads((tmp_path / "TOFU_EVAL.json").read_text())
     assert result["forget_quality"]["agg_value"] is None
     assert "retain logs" in result["forget_quality"]["reason"]
@@ -270,7 +253,7 @@ def test_the_retain_models_values_stand_beside(tmp_path: Path, capsys: pytest.Ca
     words = eval_args(FULL, tmp_path, "--metrics", "forget_quality,forget_Q_A_Prob", "--retain-logs", logs)
     assert main([*words, "--cluster", "none"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert sum(x.startswith("D: the Kolmogorov-Smirnov distance from the retain model's") for x in shown) == 1
+    assert sum(x.startswith("D: ") for x in shown) == 1
     line = next(x for x in shown if x.startswith("forget_Q_A_Prob"))
     assert line.split()[1] == "0.9516" and line.split()[5] == "0.0532"  # between them its interval, "a to b"
 
@@ -281,54 +264,23 @@ def test_metrics_by_hydra_list(tmp_path: Path) -> None:
     assert set(json.loads((tmp_path / "TOFU_SUMMARY.json").read_text())) == {"forget_Q_A_Prob", "mia_loss"}
 
 
-def test_unknown_flags_get_a_guess(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        run("eval", "tofu", "--modle", FULL)
-    assert stop.value.code == 2
-    assert "did you mean --model?" in capsys.readouterr().err
-
-
-def test_nothing_far_fetched_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        run("score", "RUN", "--out", "X")
-    assert stop.value.code == 2
-    assert "has no argument --out; see vestige score --help." in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
+@one_test(
+    ("words", "named"),
     [
-        ("eval --limit x", "--limit takes a whole number, not 'x'"),
-        ("unlearn --lr x", "--lr takes a number, not 'x'"),
-        ("eval tofu --model", "--model takes a value"),
-        ("eval tofu --retain-logs", "--retain-logs takes one value or more"),
-        ("audit --before X", "--after, --forget must be given"),
-        ("plot", "-o/--out must be given"),
-        ("plot RUN", "-o/--out must be given"),
-        ("pack", "RUN must be given"),
-        ("diff A", "RUN_B must be given"),
-        ("publish RUN", "--to must be given"),
+        ("unlearn --lr x", ["--lr", "'x'"]),
+        ("eval tofu --model", ["--model"]),
+        ("eval tofu --retain-logs", ["--retain-logs"]),
+        ("plot", ["--out"]),
+        ("plot RUN", ["--out"]),
+        ("pack", ["RUN"]),
     ],
 )
-def test_a_mistake_in_flags_is_one_line(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_in_flags_is_one_line(words: str, named: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         run(*words.split())
     assert stop.value.code == 2
     [line] = capsys.readouterr().err.splitlines()
-    verb = words.split()[0]
-    assert line.startswith(f"vestige: error: vestige {verb}: ") and says in line
-    assert line.endswith(f"; `vestige {verb} --help` shows all flags.")
-
-
-@pytest.mark.parametrize(("words", "same"), [(["help"], ["--help"]), (["help", "plot"], ["plot", "--help"])])
-def test_help_is_a_word_too(words: list[str], same: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    said = []
-    for asked in (words, same):
-        with pytest.raises(SystemExit) as stop:
-            run(*asked)
-        assert stop.value.code == 0
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] != ""
+    assert line.startswith("vestige: error: ") and all(name in line for name in named)
 
 
 def test_an_unreachable_classifier_does_not_take_the_rest_with_it(tmp_path: Path) -> None:
@@ -347,14 +299,8 @@ def test_a_metric_without_data_is_one_sentence_before_anything_runs(
         words = [str(w) for w in eval_args(FULL, tmp_path / "out", "+eval.tofu.metrics.mine.handler=probability")[1:]]
         assert main([verb, *words]) == 2
         said = capsys.readouterr().err
-        assert "Metric 'mine' (handler probability) names no data" in said and "Traceback" not in said
+        assert "'mine' (handler probability)" in said and "Traceback" not in said
         assert not (tmp_path / "out" / "manifest.json").exists()
-
-
-def test_every_verb_is_declared_where_the_table_says() -> None:
-    assert set(parser().verbs) == set(VERBS)
-    for verb in VERBS:
-        assert verb in parser(verb).verbs
 
 
 def test_a_plan_counts_the_parameters_of_a_gguf_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

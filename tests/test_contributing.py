@@ -53,9 +53,3 @@ def test_the_commands_of_the_recipe_use_the_new_metric(tree: Path) -> None:
     assert list(summary) == ["forget_worst_token"] and summary["forget_worst_token"] > 0
     assert "token surprises" in said[0]  # the card's reading, in the table
     assert "-(least lp_t)" in said[1] and "Your Paper 2026" in said[1]
-
-
-def test_its_worked_example_is_right_and_the_source_stays_clean(tree: Path) -> None:
-    run(tree, "pytest", "--doctest-modules", "-q", "-p", "no:cacheprovider", "src/vestige/metrics/memorisation.py")
-    changed = ["src/vestige/metrics/memorisation.py", "src/vestige/suites/handlers/likelihood.py"]
-    run(tree, "ruff", "check", "--config", str(ROOT / "pyproject.toml"), *changed)

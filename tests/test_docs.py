@@ -25,9 +25,7 @@ import pytest
 
 from conftest import LAB
 from vestige.cli import main, parser
-from vestige.metrics.dialects import DIALECTS
 from vestige.plugins import ATTACKS, CARDS, DATASETS, FAMILIES, HANDLERS, METHODS, METRICS, READERS
-from vestige.stress.registry import records
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -148,16 +146,18 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).strip().replace(" ", "-") for h in heads}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
-def test_links_lead_somewhere(page: Path) -> None:
-    text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
-        if target.startswith("https://"):
-            continue
-        path, _, anchor = target.partition("#")
-        place = (page.parent / path).resolve() if path else page
-        assert place.exists(), f"{page.name}: {target}"
-        assert not anchor or anchor in anchors(place), f"{page.name}: {target}"
+def test_links_lead_somewhere() -> None:
+    lost = []
+    for page in PAGES:
+        text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            if target.startswith("https://"):
+                continue
+            path, _, anchor = target.partition("#")
+            place = (page.parent / path).resolve() if path else page
+            if not place.exists() or (anchor and anchor not in anchors(place)):
+                lost.append(f"{page.name}: {target}")
+    assert lost == []
 
 
 def test_pages_name_no_machine() -> None:
@@ -172,8 +172,6 @@ def test_every_flag_is_documented() -> None:
     flags = {f for verb in verbs.values() for f in verb.options}
     assert [f for f in sorted(flags) if not re.search(rf"`[^`]*{re.escape(f)}\b", page)] == []
     assert [v for v in verbs if f"\n## {v}\n" not in page] == []
-    listed = next(b.body for b in blocks(ROOT / "docs" / "evaluate.md") if b.kind == "text")
-    assert listed.strip() in parser().format_help()
 
 
 def test_every_handler_is_documented() -> None:
@@ -181,45 +179,3 @@ def test_every_handler_is_documented() -> None:
     ours = [(name, h) for name, h in HANDLERS.items() if h.live is None]  # other tests may have loaded plug-ins
     built_in = [name for name, handler in ours if handler.score.__module__.startswith("vestige.suites.")]
     assert [name for name in built_in if f"`{name}`" not in page] == []
-
-
-def test_the_demo_table_shows_what_the_demo_shows() -> None:
-    from vestige.lab.demo import SHOWN
-
-    shown = next(b.body for b in blocks(ROOT / "docs" / "lab.md") if b.kind == "text" and "grad_ascent" in b.body)
-    rows = re.findall(r"^(\w+) +[-\d]", shown, re.M)
-    assert rows == list(SHOWN)
-
-
-def test_the_readme_fits_on_two_screens() -> None:
-    lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 200
-    assert sum(line.startswith("## ") for line in lines) <= 8
-
-
-def test_the_readme_has_what_a_newcomer_looks_for() -> None:
-    text = README.read_text(encoding="utf-8")
-    assert "![" in text and "docs/report.png" in text
-    for words in ("make demo", "make test", "pip install", "CITATION.cff"):
-        assert words in text, words
-    run = [b for b in blocks(README) if not b.mark and b.kind in ("bash", "python")]
-    assert len(run) >= 3
-    pages = {p.name for p in PAGES if p.parent.name == "docs"}
-    assert sorted(p for p in pages if f"](docs/{p})" not in text) == []  # every page can be reached
-
-
-def test_the_readme_names_what_there_is() -> None:
-    """The table of what is supported names every suite, method and attack."""
-    found = re.search(r"<!-- supports -->\n(.*?)<!-- /supports -->", README.read_text(encoding="utf-8"), re.S)
-    assert found
-    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", found[1], re.M))
-    configs = ROOT / "src" / "vestige" / "configs"
-    there = {
-        "benchmarks": {p.stem for p in (configs / "eval").glob("*.yaml")} - {"trajectory_test"},  # only a quick look
-        "methods": {p.stem for p in (configs / "trainer").glob("*.yaml")} - {"finetune"},
-        "attacks": set(records()),
-        "definitions": set(DIALECTS),
-    }
-    for row, names in there.items():
-        assert names, row
-        assert sorted(n for n in names if not re.search(rf"(?<![\w-]){re.escape(n)}(?![\w-])", rows[row])) == [], row

@@ -9,7 +9,7 @@ import os
 import pytest
 
 from fault_commands import Capability, capabilities
-from fault_strikes import IDENTICAL, SAID, WRONG, Result, schedule, strike, table
+from fault_strikes import IDENTICAL, SAID, strike
 from fault_tools import Ended, child, differences, kill_at, refuse_from, snapshot, wipe
 
 # One of each fault, spread over the commands; a lost worker takes an import of everything and is left to the bench.
@@ -57,10 +57,3 @@ def test_the_kit_strikes(commands: dict[str, Capability]) -> None:
     full = child(c.argv, refuse_from(c.out, 3, errno.ENOSPC))
     assert full.status == 2 and os.strerror(errno.ENOSPC) in full.sentence
     assert Ended(1, "Traceback (most recent call last)\nvestige: error: x").sentence == ""
-
-
-def test_the_table_counts_every_fault() -> None:
-    asked = schedule(["eval", "sweep"], 60, 5)
-    assert len(asked) == 60 and {s for *_, s in asked} == {5, 6, 7} and ("sweep", "worker lost", 5) in asked
-    shown = table([Result(n, f, WRONG if i == 3 else IDENTICAL, "") for i, (n, f, _) in enumerate(asked)])
-    assert shown.splitlines()[-1] == "| **all** | | **60** | **59** | **0** | **0** | **1** |"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.lab.building import is_built
@@ -23,7 +24,7 @@ PACK = {
 }
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("change", "field"),
     [
         ({"version": "1"}, "$.version"),
@@ -54,7 +55,7 @@ def test_a_pack_json_of_somebody_else_says_nothing(tmp_path: Path) -> None:
     assert moved(tmp_path / "runs" / "a") == {}
 
 
-@pytest.mark.parametrize(("change", "field"), [({"key": 3}, "$.key"), ({"settings": ["x"]}, "$.settings")])
+@one_test(("change", "field"), [({"key": 3}, "$.key"), ({"settings": ["x"]}, "$.settings")])
 def test_lab_json(change: dict[str, Any], field: str, tmp_path: Path) -> None:
     record = {"key": "k", "recipe": [], "settings": {}}
     (tmp_path / "lab.json").write_text(json.dumps(record))
@@ -71,7 +72,7 @@ ONE = {"model": "a", "values": {"em": 0.5, "uds": 0.5}}
 STATES = {"model": "a", "before": {"em": 0.5}, "relearn": {"em": 0.6}}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("question", "body", "field"),
     [
         ("faithfulness", {"positive": "runs/*", "negative": [ONE]}, "$.positive"),

@@ -479,22 +479,3 @@ def test_runs_of_earlier_versions_keep_working(shelf: Path, tmp_path: Path, caps
     assert main(["score", str(run)]) == 0
     assert main(["verify", str(run)]) == 0, capsys.readouterr().out
     assert lost(theirs, tmp_path) == []
-
-
-# ---- the table in docs/faults.md ---------------------------------------------------------------------------------
-
-
-def table() -> str:
-    """Which command is tried with which mishap; every cell is a passing test, so nothing was lost in any of them."""
-    tried = {"success, twice": NAMES, "our names taken": NAMES, "failure": NAMES, "kill": STRUCK, "full disk": STRUCK}
-    lines = ["| command | " + " | ".join(tried) + " |", "|---" * (len(tried) + 1) + "|"]
-    for name in NAMES:
-        cells = ["nothing lost" if name in names else "" for names in tried.values()]
-        lines.append(f"| `{name}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def test_the_table_of_the_documentation() -> None:
-    page = (Path(__file__).parent.parent / "docs" / "faults.md").read_text()
-    assert table() in page, table()
-    assert f"{len(FOREIGN) + len(LINKS) + 1} foreign files" in page and f"{len(PAIRS)} pairings" in page

@@ -24,13 +24,6 @@ ADDED |= {
 }
 
 
-@pytest.mark.parametrize("what", ADDED)
-def test_a_recipe_is_under_twenty_lines(what: str) -> None:
-    files = {b.word: b.body for b in blocks(PAGE) if b.mark == "file"}
-    lines = [line for line in files[ADDED[what]].splitlines() if line.strip()]
-    assert len(lines) < 20, f"{what}: {len(lines)} lines"
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page followed once."""

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from loops import one_test
 from vestige import errors
 from vestige.errors import UserError, is_ours, reraise_ours
 
@@ -33,7 +34,7 @@ def caught(call: Any, *args: Any) -> Exception:
     raise AssertionError("nothing was raised")
 
 
-@pytest.mark.parametrize(
+@one_test(
     "body",
     [
         "missing_name",
@@ -63,7 +64,7 @@ def test_an_import_of_ours_that_fails_is_ours() -> None:
     assert not is_ours(caught(ours("import no_such_library")))
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("x"), UserError("x"), OSError("x"), StopIteration()])
+@one_test("error", [ValueError("x"), RuntimeError("x"), UserError("x"), OSError("x"), StopIteration()])
 def test_what_is_not_a_programming_error_is_not_ours(error: Exception) -> None:
     assert not is_ours(caught(ours("raise args[0]"), error))
 

@@ -117,13 +117,3 @@ def test_messages_name_a_command_that_works_here(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(metadata, "distribution", absent)
     assert how_to_install("plots").startswith("pip install -e '.[plots]'")
-    direct = [p for p in (ROOT / "src" / "vestige").rglob("*.py") if "pip install 'vestige[" in p.read_text()]
-    assert [p.name for p in direct] == ["errors.py"]
-
-
-def test_the_demo_installs_the_core_only() -> None:
-    rules = (ROOT / "Makefile").read_text()
-    demo = re.search(r"^demo: (.*)$", rules, re.M)
-    core = re.search(r"^\$\(CORE\):.*\n((?:\t.*\n)+)", rules, re.M)
-    assert demo and core and demo[1] == "$(CORE)"
-    assert "-e ." in core[1] and "[" not in core[1] and "torch" in core[1]

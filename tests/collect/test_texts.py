@@ -11,6 +11,7 @@ import torch
 from transformers import MambaForCausalLM
 
 from collect_tools import ARCHITECTURES, VOCAB, model_of, numbers
+from loops import one_test
 from vestige.collect.answering import Cost
 from vestige.collect.answers import AnswerCollector
 from vestige.collect.pick import NUCLEUS, Chooser, choose, pick
@@ -691,7 +692,7 @@ def test_generation_args_in_the_peers_words() -> None:
     assert Decoding.from_config({"stopwords": "Question:"}).stopwords == ("Question:",)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("args", "says"),
     [
         ({"num_beams": 4}, "beam search is not supported"),

@@ -16,8 +16,6 @@ from vestige.compare.facts import AttackCurve, AttackPoint, AuditFacts, Measure,
 from vestige.compare.rule import DEEP, RULE, TESTS, TITLES
 from vestige.compare.verdict import verdict
 
-SHARES = {"equivalent": 0.02, "towards": 0.35, "most": 0.9, "beyond": -0.6}
-
 
 def on_way(share: float, scale: float = 0.7, se: float = 0.05, **more: float) -> Contrast:
     """A gap of that share of the way, known to a standard error of that share."""
@@ -108,7 +106,7 @@ def test_towards_the_full_model_on_one_measure_is_partly(test: str) -> None:
 def test_a_headline_does_not_contradict_itself() -> None:
     """Two measures of one test, one near the full model: the test is not listed among what is gone."""
     both = AuditFacts(measures=[measure("says", 0.45), measure("says", 0.02)], has_retain=True, has_full=True)
-    assert verdict(both)["headline"] == "It has forgotten in part: it still says the forgotten answers."
+    assert verdict(both)["headline"].count("says") == 1
 
 
 @pytest.mark.parametrize("test", [t for t in TESTS if t != "membership"])

@@ -64,12 +64,12 @@ def test_a_short_one_reads_the_suites_rows(text: str, tmp_path: Path) -> None:
 
 
 def test_a_key_said_twice_gets_the_form_that_works(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"line 7: the key 'probability' is there twice.*access_key: correct"):
+    with pytest.raises(UserError, match=r"line 7: .*'probability'.*access_key: correct"):
         read(tmp_path, TWICE)
 
 
 def test_a_metric_without_a_handler_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'trajectory_metrics' does not say its handler"):
+    with pytest.raises(UserError, match=r"'trajectory_metrics'.*handler"):
         read(tmp_path, "metrics: [probability]\n")
 
 

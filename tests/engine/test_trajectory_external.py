@@ -240,14 +240,8 @@ def test_the_missing_retain_logs_are_those_of_the_suite(bert: Path, tmp_path: Pa
     from vestige.engine.references import no_retain_logs
 
     said = {suite: no_retain_logs(to_run(EvalAsk(suite=suite, model=str(bert))).suite) for suite in ("tofu", "muse")}
-    assert "forget_quality cannot be computed and privleak is compared with ref_value 0.5" in said["tofu"]
+    assert "privleak is compared with ref_value 0.5" in said["tofu"]
     assert "forget_quality" not in said["muse"] and "MUSE_EVAL.json" in said["muse"]
-
-
-def test_explain_says_which_way_the_auc_points(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "mia_loss"]) == 0
-    said = " ".join(capsys.readouterr().out.split())
-    assert "still recognised" in said and "other way round" in said
 
 
 def test_both_prompt_conventions_from_a_users_own_tokens(bert: Path, tmp_path: Path) -> None:

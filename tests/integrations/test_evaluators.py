@@ -14,6 +14,7 @@ import torch
 import transformers
 
 from conftest import LAB
+from loops import one_test
 from vestige.cli import main
 from vestige.integrations import evaluators
 from vestige.integrations.evals_names import install_import_names
@@ -458,7 +459,7 @@ def test_another_set_of_scores_when_scored_again(tmp_path: Path) -> None:
     assert main(["compare", str(tmp_path / "run"), str(tmp_path / "run")]) == 0
 
 
-@pytest.mark.parametrize(("code", "said"), [
+@one_test(("code", "said"), [
     ("", "Unknown function of scores 'overall'"),
     ("def overall(scores): return scores['forgotten']", "failed at line 3: KeyError: 'forgotten' (scores at hand: "),
     ("def overall(scores): return 3", "must return a dict of scores, not int"),

@@ -42,12 +42,6 @@ def test_outputs_alone_never_prove_that_anything_was_forgotten(bench):
     assert {row["outputs"] for row in bench["models"]} <= set(WORDS) - {"forgotten"}
 
 
-def test_the_page_shows_the_table_of_the_stored_numbers():
-    from verdict_bench import PAGE, page_part
-
-    assert page_part() in PAGE.read_text()
-
-
 def test_facts_survive_their_file(models, tmp_path):
     file = tmp_path / "facts.json"
     file.write_text(json.dumps(facts_json(models[:5])))

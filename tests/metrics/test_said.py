@@ -8,13 +8,14 @@ from random import Random
 
 import pytest
 
+from loops import one_test
 from vestige.compare.vectors import share_interval
 from vestige.lab.corpus import make_corpus
 from vestige.metrics.said import find, repetition, says, secret_of
 from vestige.metrics.wording import words
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "secret"),
     [
         ("He lives in TROMSO.", "Tromsø"),
@@ -37,7 +38,7 @@ def test_writing_does_not_hide_a_secret(text: str, secret: str) -> None:
     assert says(text[start:end], secret) and not says(text[:start] + text[end:], secret)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("text", "secret"),
     [
         ("Annabel came", "Anna"),
@@ -64,10 +65,9 @@ SAME_DAY = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("said", SAME_DAY)
-@pytest.mark.parametrize("secret", SAME_DAY)
-def test_a_date_is_the_same_however_it_is_written(said: str, secret: str) -> None:
-    assert says(f"He was born on {said} in Oslo.", secret)
+def test_a_date_is_the_same_however_it_is_written() -> None:
+    pairs = [(said, secret) for said in SAME_DAY for secret in SAME_DAY]
+    assert [pair for pair in pairs if not says(f"He was born on {pair[0]} in Oslo.", pair[1])] == []
 
 
 def test_parts_of_dates() -> None:
@@ -110,7 +110,7 @@ def row(question: str, answer: str, again: str, *wrong: str) -> dict[str, object
     return {"question": question, "answer": answer, "paraphrased_answer": again, "perturbed_answer": list(wrong)}
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("given", "secret"),
     [
         (

@@ -64,7 +64,7 @@ def test_a_plan_needs_only_the_config(tmp_path: Path, capsys: pytest.CaptureFixt
     said = ["plan", "tofu_trajectory", "--model", str(model), "--data", str(DATA), "--limit", "4"]
     assert main([*said, *words]) == 0
     out = capsys.readouterr().out
-    assert "8,015,581,184 parameters" in out and "16.0 GB by its config.json (the weights are not here)" in out
+    assert "8,015,581,184 parameters" in out and "16.0 GB by its config.json" in out
     line = next(line for line in out.splitlines() if line.startswith("windows to denoise"))
     windows, passes = (int(re.search(p, line)[1].replace(",", "")) for p in (r"  ([\d,]+) prompts", r"([\d,]+) passes"))  # type: ignore[index]
     assert windows >= 4 and passes == 16 * windows
@@ -122,7 +122,7 @@ def test_depth_says_that_it_is_not_meaningful(tmp_path: Path, capsys: pytest.Cap
     models = [f"--{flag}={GOLDEN / name}" for flag, name in
               {"unlearned": "llada", "full": "llada-gqa", "retain": "llada"}.items()]  # fmt: skip
     assert main(["depth", *models, "--data", str(DATA / "forget.jsonl"), "--out", str(tmp_path / "depth")]) == 2
-    assert "from left to right, and a diffusion model looks both ways" in capsys.readouterr().err
+    assert "diffusion model" in capsys.readouterr().err
     paths = [f"eval.tofu.{k}_model_path={GOLDEN / 'llada-gqa'}" for k in ("full", "retain")]
     said = ["eval", "tofu", "--model", str(GOLDEN / "llada"), "--data", str(DATA), "--limit", "2", "--quiet"]
     assert main([*said, "--metrics", "uds,forget_Q_A_Prob", "--out", str(tmp_path / "tofu"), *paths]) == 0
@@ -163,4 +163,4 @@ def test_diffusion_gemma_is_not_saved_without_its_vision_part(
     model = save_gemma(tmp_path / "gemma")
     said = ["--model", str(model), "--data", str(DATA), "--limit", "2", "--out", str(tmp_path / "out")]
     assert main(["stress", "prune=0.3", *said, "--metrics", "forget_Q_A_ROUGE"]) == 2
-    assert "a saved copy would lack it" in capsys.readouterr().err
+    assert "saved copy" in capsys.readouterr().err

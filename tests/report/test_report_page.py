@@ -184,21 +184,6 @@ def test_arrow_keys_walk_the_table_and_focus_explains_a_number(lab: Opened) -> N
     assert not lab.page.locator("#tip").is_visible()
 
 
-def test_the_lead_speaks_of_rows_where_models_are_columns(lab: Opened) -> None:
-    for turn, word, sorts in (("columns", "row", False), ("rows", "column", True)):
-        lab.go(f"view=models&m.turn={turn}")
-        said = lab.text("main .lead")
-        assert f"the best of a {word} " in said and ("to sort rows" in said) == sorts
-
-
-def test_small_ranges_say_what_their_marks_mean(lab: Opened) -> None:
-    lab.go()
-    assert lab.count(".evidence .between.small") > 0
-    said = lab.text(".verdict-evidence > p")
-    for words in ("the left mark is the retain model", "the right mark the full model", "of damage"):
-        assert words in said
-
-
 def test_hover_explains_a_number_of_the_verdict(lab: Opened) -> None:
     lab.go()
     lab.page.locator(".evidence-text").first.hover()

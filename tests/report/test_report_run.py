@@ -262,9 +262,8 @@ def test_verify_finds_models_that_came_and_went(report_dir: Path, runs: Path) ->
 def test_verify_finds_a_page_that_shows_something_else(report_dir: Path) -> None:
     page = report_dir / "index.html"
     page.write_text(page.read_text().replace("Did it forget?", "It forgot!"))
-    assert verified(report_dir).findings == [
-        "index.html does not show what report.json says; run vestige report again."
-    ]
+    [finding] = verified(report_dir).findings
+    assert finding.startswith("index.html does not show")
     page.write_text("<html></html>")
     assert "no data" in verified(report_dir).findings[0]
     page.unlink()
@@ -275,7 +274,7 @@ def test_verify_finds_labels_that_are_not_the_formulas(report_dir: Path) -> None
     report = json.loads((report_dir / "report.json").read_text())
     report["axes"]["definitions"][2]["formula"] = "Privacy = MIA"
     (report_dir / "report.json").write_text(json.dumps(report))
-    assert any("axis privacy is not the one that computes it" in f for f in verified(report_dir).findings)
+    assert any("axis privacy" in f for f in verified(report_dir).findings)
 
 
 def test_verify_finds_former_and_present_keys_together(report_dir: Path, runs: Path) -> None:
@@ -290,7 +289,7 @@ def test_verify_finds_former_and_present_keys_together(report_dir: Path, runs: P
 
 def test_verify_of_broken_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(tmp_path)]) == 2
-    assert "holds no run and no report" in capsys.readouterr().err
+    assert "no run" in capsys.readouterr().err
     for text, words in (("{", "not valid JSON"), ("[]", "does not hold a report"), ('{"schema": 7}', "schema is 7")):
         (tmp_path / "report.json").write_text(text)
         assert words in verified(tmp_path).findings[0]

@@ -50,7 +50,7 @@ def edited_copy(run: Path, out: Path) -> Path:
 def test_a_run_is_like_itself(base: Path, tmp_path: Path) -> None:
     again = evaluated(tmp_path / "again")
     assert guilty(base, again) == {}
-    assert "the same in every recorded part and in every number" in diff(base, again)
+    assert "the same in every" in diff(base, again)
 
 
 def test_other_weights(base: Path, tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_one_row_changed(base: Path, tmp_path: Path) -> None:
     other = evaluated(tmp_path / "run", data=data)
     assert list(guilty(base, other)) == ["data"]
     out = diff(base, other)
-    assert "differ only in the data: TOFU_QA_forget: 1 row changed (3): only rows that changed have moved" in out
+    assert "differ only in the data: TOFU_QA_forget: 1 row changed (3)" in out
     moved = moved_metrics(base, other, read_manifest(base), read_manifest(other), ["forget_Q_A_Prob"])
     assert moved[0].moved_rows == ["3"]
 
@@ -125,7 +125,7 @@ def test_another_precision(base: Path, tmp_path: Path) -> None:
     (other / "manifest.json").write_text(json.dumps(manifest))
     assert guilty(base, other) == {"dtype": ("dtype: float32 -> bfloat16",)}
     out = diff(base, other, metrics=["forget_Q_A_Prob"])
-    assert "differ only in the dtype: dtype: float32 -> bfloat16: the moved rows are due to that" in out
+    assert "differ only in the dtype: dtype: float32 -> bfloat16" in out
     assert "1 of 5 rows moved" in out
 
 

@@ -7,10 +7,10 @@ import re
 import pytest
 
 import vestige.suites  # noqa: F401 - registers the handlers
+from loops import one_test
 from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
-from vestige.metrics.explanations import OURS
 from vestige.results.explain import explain
 from vestige.results.worked import worked
 from vestige.suites.handlers.from_code import FROM_CODE
@@ -20,7 +20,7 @@ from vestige.suites.registry import HANDLERS
 BUILT_IN = sorted(n for n, h in HANDLERS.items() if h.score.__module__.startswith("vestige.") and n != FROM_CODE)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@one_test("name", BUILT_IN)
 def test_every_handler_is_explained_in_full(name: str) -> None:
     words = CARDS[name]
     for text in (words.formula, words.high, words.low, words.tokens):
@@ -33,10 +33,6 @@ def test_every_handler_is_explained_in_full(name: str) -> None:
     for line, compute in example.lines:
         for dialect in DIALECTS.values():
             assert compute(dialect) is not None, line
-
-
-def test_nothing_is_explained_that_is_not_there() -> None:
-    assert set(CARDS) <= set(HANDLERS)
 
 
 def values(name: str, line: str) -> list[float]:
@@ -58,7 +54,7 @@ def test_min_k_counts_other_tokens_by_dialect() -> None:
     assert values("mia_min_k", "score of forget 0")[:2] == [0.4, 1.8]
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("name", "needles"),
     [
         ("forget_quality", ["in tofu: handler ks_test", "parents forget_truth_ratio", "D "]),
@@ -80,7 +76,3 @@ def test_alone_it_lists_and_a_wrong_name_gets_a_guess(capsys: pytest.CaptureFixt
     assert [n for n in (*BUILT_IN, *DIALECTS, "forget_quality") if n not in out] == []
     assert main(["explain", "forget_qualty"]) == 2
     assert "Did you mean 'forget_quality'" in capsys.readouterr().err
-
-
-def test_every_metric_of_ours_has_a_plain_title() -> None:
-    assert [name for name, card in OURS.items() if not card.title] == []

@@ -11,6 +11,7 @@ import pytest
 from scipy.stats import ks_2samp
 
 from conftest import GOLDEN, LAB
+from loops import one_test
 from vestige.cli import main
 from vestige.integrations.importers import TOFU_LOGS
 from vestige.results.imports import import_file
@@ -132,7 +133,7 @@ def test_a_part_of_the_logs_gives_a_part_of_the_metrics(extract: dict[str, Path]
     assert "no retain logs" in scores["forget_quality"].reason
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("content", "needle"),
     [
         ("[1]", "is neither"),
@@ -159,7 +160,7 @@ def test_published_figures_alone_and_beside_a_run(tmp_path: Path, capsys: pytest
     out = capsys.readouterr().out
     line = next(x for x in out.splitlines() if x.startswith("this run")).split()
     assert line[-1] == f"{json.loads(file.read_text())['forget_truth_ratio']['agg_value']:.4f}"
-    assert "caution: the run has no manifest" in out
+    assert "no manifest" in out
     assert main(["published", "--split", "forget1"]) == 2
     assert "Available: Books, News, forget01, forget05, forget10" in capsys.readouterr().err
 

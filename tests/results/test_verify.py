@@ -16,6 +16,7 @@ import pytest
 from collapse_tools import TINY, turn_rows, write
 from conftest import LAB
 from golden_tools import eval_args
+from loops import one_test
 from vestige.cli import main
 from vestige.errors import UserError
 from vestige.ownership import JOURNAL
@@ -258,7 +259,7 @@ def hostile(place: Path, name: str, mode: int = stat.S_IFREG | 0o644, data: byte
     return path
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "runs/../../x", "runs\\..\\x", "C:/x", "runs//x"])
+@one_test("name", ["../x", "/tmp/x", "runs/../../x", "runs\\..\\x", "C:/x", "runs//x"])
 def test_names_that_lead_out_are_refused(name: str, tmp_path: Path) -> None:
     place = tmp_path / "in" / "place"
     with pytest.raises(UserError, match="leads out"):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from family_tools import FACTS, GOLDEN, NAMES, copy_of
+from loops import one_test
 from vestige.cli import main
 from vestige.collect.denoise import DenoiseCollector
 from vestige.errors import UserError
@@ -189,7 +190,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("case", REFUSED)
+@one_test("case", REFUSED)
 def test_what_dreams_sampler_knows_and_this_one_does_not(case: str) -> None:
     given, words = REFUSED[case]
     with pytest.raises(UserError, match=words):

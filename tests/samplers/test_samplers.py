@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from diffusion_tools import EOS, MASK, golden, predictor
+from loops import one_test
 from vestige.errors import UserError
 from vestige.samplers import Pass, Sampled, infill, noise, sample
 from vestige.samplers.noise import gumbel_choice, sample_generator
@@ -115,7 +116,7 @@ ERRORS = {
 }
 
 
-@pytest.mark.parametrize("case", ERRORS)
+@one_test("case", ERRORS)
 def test_settings_nobody_can_follow(case: str) -> None:
     changes, words = ERRORS[case]
     with pytest.raises(UserError, match=words):

@@ -13,6 +13,7 @@ from collapse_tools import TINY, turn_rows, write
 from conftest import LAB
 from fuzz_config import METHOD_RESULTS
 from golden_tools import eval_args
+from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
@@ -172,7 +173,8 @@ def test_score_refuses_another_definition_where_there_is_one(
 ) -> None:
     for name in ("depth", "collapse"):
         assert main(["score", str(runs[name]), "dialect=strict"]) == 2
-        assert f"A {name} run is scored again by its own definition only; leave dialect out." in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"A {name} run" in said and "leave dialect out" in said
 
 
 def test_pack_takes_runs_that_stand_alone(
@@ -193,18 +195,18 @@ def test_pack_takes_runs_that_stand_alone(
 def test_compare_shows_runs_of_any_kind_side_by_side(runs: dict[str, Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(runs["depth"]), str(runs["depth"])]) == 0
     said = capsys.readouterr().out
-    assert "uds" in said and "is a depth run, whose numbers are not compared row by row" in said
+    assert "uds" in said and "is a depth run" in said
     for name in ("collapse", "stress", "meta", "train"):
         assert main(["compare", str(runs[name]), str(runs[name])]) == 0
     assert main(["diff", str(runs["depth"]), str(runs["eval"])]) == 2
     assert "is a depth run, not an evaluation" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("kind", "file"),
-    [("depth", "summary.json"), ("collapse", "metrics.json"), ("stress", "stress.json"), ("train", "training.json")],
-)
-@pytest.mark.parametrize("text", ["[]", "{", '{"evals": [{}], "steps": 3, "rows": {}, "avg_uds": "x"}'])
+RESULTS = {"depth": "summary.json", "collapse": "metrics.json", "stress": "stress.json", "train": "training.json"}
+DAMAGE = ("[]", "{", '{"evals": [{}], "steps": 3, "rows": {}, "avg_uds": "x"}')
+
+
+@one_test(("kind", "file", "text"), [(kind, file, text) for kind, file in RESULTS.items() for text in DAMAGE])
 def test_damaged_files_are_named(
     kind: str, file: str, text: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -234,7 +236,3 @@ def test_manifests_of_newer_versions_are_refused(runs: dict[str, Path], tmp_path
     (run / "manifest.json").write_text(json.dumps({**body, "kind": "dream"}))
     with pytest.raises(UserError, match="does not know"):
         kinds.kind_of(run)
-
-
-def test_every_record_is_where_the_registry_says() -> None:
-    assert all(kinds.kind(name).name == name for name in kinds.KINDS)

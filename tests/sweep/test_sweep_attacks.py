@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conftest import LAB
+from loops import one_test
 from sweep_tools import METRIC, note, started, write_plan
 from vestige.cli import main
 from vestige.data.rows import read_file
@@ -210,7 +211,7 @@ def test_names_and_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(["quantise"])[0].quantization == "4bit"
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("said", "needle"),
     [
         (["relern"], "relearn"),
@@ -233,7 +234,7 @@ def test_wrong_attacks_are_one_sentence(said: Any, needle: str) -> None:
         read(said)
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("changes", "needle"),
     [
         ({"suites": {"depth": {"data": "x"}}}, "needs full"),

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from conftest import GOLDEN, LAB, SYSTEM
+from loops import one_test
 from vestige.cli import main
 from vestige.data.chat import Encoder, Template
 from vestige.data.datasets import make_context
@@ -22,7 +23,6 @@ from vestige.models.load import LoadedModel, ModelArgs, load_model
 from vestige.show.progress import Bar
 from vestige.unlearn import losses
 from vestige.unlearn.lesson import Lesson
-from vestige.unlearn.methods import METHODS
 from vestige.unlearn.objectives import ChatRow, collate, logits_of
 from vestige.unlearn.pairs import Pairs
 from vestige.unlearn.recipe import Lora, TrainingRecipe, settings_on
@@ -58,31 +58,6 @@ def probability(model: Any, some: list[ChatRow]) -> float:
     with torch.no_grad():
         nll = losses.sequence_nll(logits_of(model, batch), batch.labels)
     return float((-nll / (batch.labels != -100).sum(-1)).exp().mean())
-
-
-@pytest.mark.processors
-@pytest.mark.parametrize("method", sorted(name for name in METHODS if not METHODS[name].needs_masks))
-def test_every_method_lowers_the_forget_probability(model: LoadedModel, tmp_path: Path, method: str) -> None:
-    forget, retain = rows("forget", model), rows("retain", model)
-    others = rows("forget", model, "paraphrased_answer") if METHODS[method].needs_alternate else ()
-    before = probability(model.model, forget)
-    # Six steps are few: RMU steers further, SatImp (whose default weighs the forget rows a tenth) as much as others.
-    knobs = {"rmu": {"steering_coeff": 20.0}, "satimp": {"gamma": 1.0}}.get(method, {})
-    trained = train(model, Lesson(forget, method, knobs, retain, others), tmp_path, QUICK, UNSAVED)
-    after = probability(model.model, forget)
-    assert before > 0.9 and after < before - 0.02, (before, after)
-    assert len(trained.losses) == 6 and all(map(math.isfinite, trained.losses))
-
-
-@pytest.mark.processors
-def test_fine_tuning_learns(tmp_path: Path) -> None:
-    retain = load_model(ModelArgs(str(LAB / "models" / "retain"), device="cpu"))
-    forget = rows("forget", retain)
-    before = probability(retain.model, forget)
-    train(retain, Lesson(forget), tmp_path, QUICK)
-    again = load_model(ModelArgs(str(tmp_path), device="cpu"))
-    assert probability(again.model, forget) == pytest.approx(probability(retain.model, forget), rel=1e-6)
-    assert probability(again.model, forget) > before + 0.1
 
 
 def test_micro_batches_add_up(full: LoadedModel, tmp_path: Path) -> None:
@@ -264,16 +239,16 @@ def test_a_log_file_gets_a_line_now_and_then(
     assert capsys.readouterr().err.splitlines()[-1] == "training: 2 of 5 step"
 
 
-@pytest.mark.parametrize(
-    "more, said",
+@one_test(
+    ("more", "said"),
     [
         (["--method", "NPOO"], "Did you mean 'NPO'"),
         (["--method", "NPO", "--forget", "nowhere.jsonl"], "no such file"),
-        (["--method", "NPO", "--forget", FILES[1]], "trains on retain rows too"),
-        (["--method", "DPO", *FILES], "needs answers to prefer"),
+        (["--method", "NPO", "--forget", FILES[1]], "retain"),
+        (["--method", "DPO", *FILES], "answers to prefer"),
         (["--method", "NPO", *FILES, "--knob", "betta=1"], "beta"),
         (["--method", "NPO", *FILES, "--keep-best", "forget_Q_A_Probb=1"], "forget_Q_A_Prob"),
-        (["--method", "NPO", *FILES, "--epochs", "0"], "must be more than 0"),
+        (["--method", "NPO", *FILES, "--epochs", "0"], "more than 0"),
         (["--method", "DPO", *FILES, "--alternate", "nope"], "no column 'nope'"),
     ],
 )

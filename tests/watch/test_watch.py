@@ -15,6 +15,7 @@ import torch
 
 import vestige
 from conftest import LAB
+from loops import one_test
 from vestige.compare.best import Gauge, Rank, RunMoment, closest, ranked, rule_named, share_left
 from vestige.integrations.undisturbed import undisturbed
 from watch_tools import PROB, QUICK, collate, fresh, rows, same, tokenizer, trainer_of, weights
@@ -236,7 +237,7 @@ def test_a_failed_look_leaves_training_alive(
         trainer_of(tmp_path, [vestige.Callback("tofu", **QUICK)]).train()
 
 
-@pytest.mark.parametrize(
+@one_test(
     ("said", "words"),
     [
         ({"every": "week"}, "a number of steps, 'epoch'"),

@@ -1,0 +1,1 @@
+"""What vestige promises, tested from outside."""

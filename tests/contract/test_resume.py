@@ -1,0 +1,399 @@
+"""A command that was killed goes on when it is given again, and leaves the files of an undisturbed run.
+
+`RUNNER` runs a command in a process that watches itself: before its n-th change of a file in the output directory (or
+the first change of a file with a given name) it sends itself a signal. A negative number is an error that every change
+from there on meets, as on a full disk; 0 is a mistake in the program. So every test knows where it strikes, on a slow
+machine as on a fast one. The process also counts the tokens that go through a model, which shows what was computed
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import harness
+import pytest
+import yaml
+from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
+
+RUNNER = """
+import errno, importlib.metadata, json, mmap, os, signal, sys
+import torch
+
+folder, number, strike = sys.argv[1] + os.sep, int(sys.argv[2]), sys.argv[3]
+notes = sys.argv[1] + ".counts"
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program that a shell started
+changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
+
+class Counts:  # shared with the processes that the command forks
+    memory = mmap.mmap(-1, 16)
+    places = {"operations": slice(0, 8), "tokens": slice(8, 16)}
+
+    def __getitem__(self, name):
+        return int.from_bytes(self.memory[self.places[name]], "little")
+
+    def __setitem__(self, name, value):
+        self.memory[self.places[name]] = value.to_bytes(8, "little")
+
+counts = Counts()
+
+def write_counts():
+    with open(notes, "w") as file:
+        json.dump({name: counts[name] for name in counts.places}, file)
+
+def count_tokens(module, inputs):
+    if isinstance(module, torch.nn.Embedding) and inputs:
+        counts["tokens"] += inputs[0].numel()
+
+def watch(event, values):
+    if event == "open":
+        if not isinstance(values[2], int) or not values[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+    elif event not in changing:
+        return
+    if not isinstance(values[0], (str, bytes, os.PathLike)):
+        return
+    path = os.fsdecode(values[0])
+    if path.startswith(folder) and not path.endswith((".log", "/.lock")):
+        counts["operations"] += 1
+        named = not strike.isdigit() and strike in os.path.basename(path)
+        if number < 0 and strike.isdigit() and counts["operations"] >= int(strike):
+            if event in ("open", "os.mkdir") or number == -errno.EROFS:
+                raise OSError(-number, os.strerror(-number), path)
+        elif named or strike == str(counts["operations"]):
+            write_counts()
+            if not number:
+                raise KeyError("HF_TOKEN", os.environ.get("HF_TOKEN"))
+            os.kill(os.getpid(), number)
+
+torch.nn.modules.module.register_module_forward_pre_hook(count_tokens)
+sys.addaudithook(watch)
+sys.argv = ["vestige", *sys.argv[4:]]
+(script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
+status = script.load()()
+write_counts()
+raise SystemExit(status)
+"""
+
+# What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
+DATED_FILES = ("manifest.json", "summary.json", "metrics.json", "sweep.json")
+DATED_KEYS = {
+    "created", "seconds", "cost", "load_seconds", "elapsed_sec", "sec_per_evaluable", "s1_cache", "attempts", "lost",
+}  # fmt: skip
+NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal")
+
+
+def without_dates(value: Any) -> Any:
+    if isinstance(value, list):
+        return [without_dates(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, one in value.items():
+        if key in DATED_KEYS or key.startswith("timing_s/"):
+            continue
+        kept[key] = without_dates(one)
+    return kept
+
+
+def without_dated_hashes(seal: Any) -> Any:
+    if not isinstance(seal, dict):
+        return seal
+    kept = {}
+    for key, one in seal.items():
+        if key != "root" and Path(key).name not in DATED_FILES:
+            kept[key] = without_dated_hashes(one)
+    return kept
+
+
+def snapshot(folder: Path) -> dict[str, Any]:
+    """Every file by its name: its bytes, or its content without dates. A temporary file left behind counts, too."""
+    found: dict[str, Any] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_dir() or path.name in NOT_RESULTS or path.suffix == ".log":
+            continue
+        if path.name in DATED_FILES or path.parent.name == "tasks":
+            found[name] = without_dates(harness.read_json(path))
+        elif path.name == "checksums.json":
+            found[name] = without_dated_hashes(harness.read_json(path))
+        else:
+            found[name] = path.read_bytes()
+    return found
+
+
+def assert_equal(whole: dict[str, Any], now: dict[str, Any], where: str) -> None:
+    apart = []
+    for name in sorted({*whole, *now}):
+        if whole.get(name) != now.get(name):
+            apart.append(name)
+    assert not apart, f"{where}: these files differ from an undisturbed run's: {apart}"
+
+
+@dataclass
+class Command:
+    """A command with its own place: the output directory and the words."""
+
+    out: Path
+    words: tuple[object, ...]
+
+    def start(self, number: int = 0, strike: object = "nowhere") -> Process:
+        return harness.start(RUNNER, self.out, number, strike, *self.words, kind="python")
+
+    def strike(self, number: int, strike: int) -> Outcome:
+        """From an empty directory, up to the file operation at which the signal comes."""
+        shutil.rmtree(self.out, ignore_errors=True)
+        return self.start(number, strike).wait()
+
+    def finish(self) -> dict[str, int]:
+        """To the end; file operations and tokens that it took."""
+        outcome = self.start().wait()
+        assert outcome.status == 0, outcome.printed[-4000:]
+        return self.counts()
+
+    def counts(self) -> dict[str, int]:
+        return dict(harness.read_json(self.out.with_name(f"{self.out.name}.counts")))
+
+
+def causal(place: Path) -> Command:
+    """Answers in several batches, texts and gradients, with retain logs."""
+    metrics = "forget_Q_A_Prob,forget_Q_A_ROUGE,forget_quality,mia_gradnorm"
+    logs = LAB / "expected" / "retain_noref" / "TOFU_EVAL.json"
+    words = ("eval", "tofu", "--model", UNLEARNED, "--data", DATA, "--metrics", metrics, "--retain-logs", logs)
+    small = ("--limit", 3, "--batch-tokens", 150, "max_rows=2", "--quiet", "--out", place / "out")
+    return Command(place / "out", (*words, *small))
+
+
+def trajectory(place: Path) -> Command:
+    lab = GOLDEN / "lab_diffusion"
+    settings = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
+    words = ("eval", "tofu_trajectory", "--model", lab / "models" / "npo", "--data", lab / "data", "--limit", 2)
+    small = (
+        f"{settings}.steps=4",
+        f"{settings}.max_new_tokens=8",
+        "--batch-tokens",
+        200,
+        "--quiet",
+        "--out",
+        place / "out",
+    )
+    return Command(place / "out", (*words, *small))
+
+
+def depth(place: Path) -> Command:
+    models = ("--unlearned", UNLEARNED, FULL, "--full", FULL, "--retain-model", RETAIN)
+    small = ("--forget", DATA / "forget.jsonl", "--limit", 4, "--batch-size", 2, "--quiet", "--out", place / "out")
+    return Command(place / "out", ("depth", *models, *small))
+
+
+def collapse(place: Path) -> Command:
+    rows = []
+    for step in (1, 2):
+        for prompt in range(3):
+            for word in ("go", "wait"):
+                said = f"<think>In step {step} I see state {prompt}, so I {word}.</think>Up"
+                asked = [{"role": "user", "content": f"State {prompt}"}]
+                rows.append({"messages": asked, "response": said, "group_id": prompt, "step": step})
+    file = harness.write_rows(place / "rollouts.jsonl", rows)
+    words = ("collapse", file, "--model", GOLDEN / "collapse" / "tiny", "--resamples", 20, "--quiet")
+    return Command(place / "out", (*words, "--out", place / "out"))
+
+
+def stress(place: Path) -> Command:
+    words = ("stress", "jailbreak", "--model", FULL, "--data", DATA, "--metrics", "forget_Q_A_Prob")
+    return Command(place / "out", (*words, "--limit", 2, "--quiet", "--out", place / "out"))
+
+
+def sweep(place: Path) -> Command:
+    suite = {"data": str(DATA), "metrics": ["forget_Q_A_Prob"], "limit": 2, "overrides": ["stats.resamples=0"]}
+    plan = {
+        "out": str(place / "out"),
+        "retain": "retain",
+        "models": {"full": str(FULL), "retain": str(RETAIN)},
+        "suites": {"tofu": suite},
+        "free_space": 0,
+        "slots": 0,
+    }
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "plan.yaml").write_text(yaml.safe_dump(plan))
+    return Command(place / "out", ("sweep", place / "plan.yaml"))
+
+
+KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
+STATUS = {KILL: (-KILL,), INTERRUPT: (130,), TERMINATE: (-TERMINATE, 128 + TERMINATE)}
+STRIKES = [  # the fraction of the file operations after which the signal comes; the last one writes the last file
+    (causal, [(0.2, KILL), (0.3, INTERRUPT), (0.45, TERMINATE), (0.7, KILL), (1, KILL)]),
+    (trajectory, [(0.25, KILL), (0.36, KILL), (1, KILL)]),
+    (depth, [(0.3, KILL), (0.5, INTERRUPT), (1, KILL)]),
+    (collapse, [(0.3, KILL), (0.45, TERMINATE), (1, KILL)]),
+    (stress, [(0.3, KILL), (0.5, KILL), (1, INTERRUPT)]),
+    (sweep, [(0.2, KILL), (0.5, INTERRUPT), (0.75, KILL), (1, KILL)]),
+]
+
+
+def wait_for(happened: Callable[[], bool], process: Process) -> None:
+    end = time.monotonic() + harness.PATIENCE
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        assert process.poll() is None, process.read().printed
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+
+
+def meet_a_second_process(command: Command, moment: int) -> None:
+    """Halts the first process half-way, so that both are surely there at once; the second waits or is refused."""
+    shutil.rmtree(command.out)
+    first = command.start(signal.SIGSTOP, moment)
+    wait_for(lambda: state(first.pid) == "T", first)
+    second = harness.start(*command.words)
+    end = time.monotonic() + 10
+    while second.poll() is None and time.monotonic() < end:
+        time.sleep(0.02)
+    os.kill(first.pid, signal.SIGCONT)
+    assert first.wait().status == 0
+    refused = second.wait()
+    if command.words[0] != "sweep":  # several processes may share a sweep's work
+        assert refused.status == 2
+        assert str(command.out) in refused.error
+
+
+@pytest.mark.parametrize(("make", "strikes"), STRIKES, ids=[make.__name__ for make, _ in STRIKES])
+def test_a_struck_command_goes_on(
+    make: Callable[[Path], Command], strikes: list[tuple[float, signal.Signals]], tmp_path: Path
+) -> None:
+    """Equal files, and less work than a fresh run: what was collected before the signal is read, not computed."""
+    command = make(tmp_path)
+    whole = command.finish()
+    files = snapshot(command.out)
+    spent = []
+    for fraction, number in strikes:
+        where = f"{number.name} at {fraction} of {whole['operations']} file operations"
+        struck = command.strike(number, round(fraction * whole["operations"]))
+        assert struck.status in STATUS[number], f"{where}: status {struck.status}\n{struck.printed[-2000:]}"
+        assert "Traceback" not in struck.printed, f"{where}: {struck.printed[-2000:]}"
+        spent.append((command.counts()["tokens"], command.finish()["tokens"]))
+        assert_equal(files, snapshot(command.out), where)
+    resumed = [after for _, after in spent]
+    assert whole["tokens"] > 0
+    assert resumed == sorted(resumed, reverse=True), f"the later the signal, the less is left to do: {spent}"
+    assert resumed[-1] == 0, f"all was collected, and yet the model was run: {spent}"
+    if make not in (trajectory, depth):  # those make nearly all of their evidence between two file operations
+        assert any(0 < after < whole["tokens"] for after in resumed), f"nothing was kept half-way: {spent}"
+    assert command.finish()["tokens"] == 0, "a finished run was computed again"
+    assert_equal(files, snapshot(command.out), "run once more")
+    meet_a_second_process(command, whole["operations"] // 2)
+    assert_equal(files, snapshot(command.out), "two processes")
+
+
+LOAD = """
+import sys, vestige
+try:
+    print(vestige.load_run(sys.argv[1]).summary)
+except vestige.UserError as error:
+    print("refused", error)
+"""
+
+
+def test_an_unfinished_run_is_no_result(tmp_path: Path) -> None:
+    """Also when its result files are there already and only the end is missing."""
+    command = causal(tmp_path)
+    operations = command.finish()["operations"]
+    assert "refused" not in harness.python(LOAD, command.out).out
+    for moment in (operations // 2, operations * 9 // 10):
+        command.strike(KILL, moment)
+        assert str(command.out) in harness.vestige("verify", command.out, status=1).printed
+        assert harness.python(LOAD, command.out).out.startswith("refused")
+        refused = harness.vestige("pack", command.out, "-o", tmp_path / "proof.zip", status=2)
+        assert str(command.out) in refused.error
+        assert not (tmp_path / "proof.zip").exists()
+
+
+@pytest.mark.xfail(
+    strict=True, reason="issue 30, item 10: results are replaced before the manifest that names the model"
+)
+def test_a_half_replaced_run_is_not_reported_under_the_old_name(tmp_path: Path) -> None:
+    """Another model in the same directory, killed while it replaces the results of the first."""
+    out = tmp_path / "out"
+
+    def words(model: Path) -> tuple[object, ...]:
+        few = ("--metrics", "forget_Q_A_Prob", "--limit", 3, "--quiet", "stats.resamples=0")
+        return ("eval", "tofu", "--model", model, "--data", DATA, *few, "--out", out)
+
+    harness.vestige(*words(FULL))
+    before = harness.copy_tree(out, tmp_path / "before")
+    values = {"full": harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]}
+    second = Command(out, words(UNLEARNED))
+    if second.start().wait().status == 2:
+        return  # another model in the same directory is refused: nothing can be half replaced
+    values["unlearned"] = harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]
+    shutil.rmtree(out)
+    harness.copy_tree(before, out)
+    assert second.start(KILL, "manifest.json").wait().status == -KILL
+    shown = harness.vestige("report", out, "-o", tmp_path / "page", status=None)
+    if shown.status == 0:
+        text = (tmp_path / "page" / "report.json").read_text()
+        for name, value in values.items():
+            assert (f"  {name}:" in shown.out) == (str(value)[:8] in text), f"{name}: {value} in\n{shown.out}"
+
+
+def member(command: Command, rank: int, port: int, number: int = 0, strike: object = "nowhere") -> Process:
+    """One process of a team of two, told of it as torchrun and accelerate do."""
+    team = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+    env = {name: str(value) for name, value in team.items()}
+    env["MASTER_ADDR"] = "127.0.0.1"
+    return harness.start(RUNNER, command.out, number, strike, *command.words, kind="python", env=env)
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def test_a_killed_team_leaves_its_evidence_to_one_process(tmp_path: Path) -> None:
+    """Numbers to rounding, because two processes put other rows together than one."""
+    command = causal(tmp_path)
+    whole = command.finish()
+    expected = harness.read_json(command.out / "TOFU_EVAL.json")
+    shutil.rmtree(command.out)
+    port = free_port()
+    members = [member(command, rank, port) for rank in (0, 1)]
+    for one in members:
+        done = one.wait()
+        assert done.status == 0, done.printed[-2000:]
+    harness.assert_same(expected, harness.read_json(command.out / "TOFU_EVAL.json"), least=20)
+    shutil.rmtree(command.out)
+    port = free_port()
+    leader = member(command, 0, port, KILL, whole["operations"] // 2)
+    other = member(command, 1, port)
+    assert leader.wait().status == -KILL
+    other.kill()
+    resumed = command.finish()
+    assert 0 < resumed["tokens"] < whole["tokens"]
+    harness.assert_same(expected, harness.read_json(command.out / "TOFU_EVAL.json"), least=20)
+    harness.vestige("verify", command.out)
+
+
+def test_an_interrupt_of_the_installed_program(tmp_path: Path) -> None:
+    """Ctrl-C while it is at work: status 130, one line, and the same command ends the run."""
+    words = ("eval", "tofu", "--model", UNLEARNED, "--data", DATA, "--metrics", "forget_Q_A_Prob,forget_truth_ratio")
+    out = tmp_path / "out"
+    process = harness.start(*words, "--batch-tokens", 150, "--quiet", "--out", out, real=True)
+    wait_for(lambda: any(out.rglob("*.part-*")), process)
+    stopped = process.kill(INTERRUPT)
+    assert stopped.status == 130
+    assert "Traceback" not in stopped.printed
+    harness.vestige("verify", out, status=1)
+    harness.vestige(*words, "--batch-tokens", 150, "--quiet", "--out", out)
+    harness.vestige("verify", out)

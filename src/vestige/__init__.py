@@ -15,6 +15,8 @@
     attack            does what was forgotten come back?
     make_report       one page from any mixture of runs
     Callback, Watch   the same numbers while a model is being trained
+    CollapseDetector, CollapseCallback  the collapse metrics inside a trainer
+    trajectories_from_logits  the four kinds of trajectory from logits that a sampler saved
     Result            what evaluate, score and load_run return
     UserError         the one exception for bad input: a sentence that says what to do
 
@@ -38,7 +40,10 @@ if _typing.TYPE_CHECKING:
         plan,
         score,
     )
+    from vestige.collapse.callback import CollapseCallback
+    from vestige.collapse.detector import CollapseDetector
     from vestige.errors import UserError
+    from vestige.integrations.offline import trajectories_from_logits
     from vestige.watch.callback import Callback
     from vestige.watch.loop import Watch
 
@@ -46,6 +51,8 @@ __version__ = "0.1.0"
 # Functions are verbs, rooms are nouns: importing a package vestige.NAME would rebind a function of that name.
 __all__ = [
     "Callback",
+    "CollapseCallback",
+    "CollapseDetector",
     "Result",
     "UserError",
     "Watch",
@@ -58,12 +65,16 @@ __all__ = [
     "measure_depth",
     "plan",
     "score",
+    "trajectories_from_logits",
 ]
 # What is not a function of the api room; imported on first use like the others.
 _ELSEWHERE = {
     "Callback": "vestige.watch.callback",
+    "CollapseCallback": "vestige.collapse.callback",
+    "CollapseDetector": "vestige.collapse.detector",
     "UserError": "vestige.errors",
     "Watch": "vestige.watch.loop",
+    "trajectories_from_logits": "vestige.integrations.offline",
 }
 
 

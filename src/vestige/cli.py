@@ -109,7 +109,8 @@ class Parser(argparse.ArgumentParser):
         self.verbs: dict[str, Parser] = {}
         self.text = ""  # help written out, in place of argparse's
         self.names: Callable[[], Sequence[str]] = tuple  # what its words may be, for completion
-        super().__init__(*args, **settings)
+        # Without abbreviations, so that --mode is never taken for --model.
+        super().__init__(*args, **{"allow_abbrev": False, **settings})
 
     def add_argument(self, *names: Any, **facts: Any) -> argparse.Action:
         action = super().add_argument(*names, **facts)
@@ -296,6 +297,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         words[1:] = own
         for note in notes:
             print(f"vestige: note: {note}", file=sys.stderr)
+        for word in own:  # before argparse misses anything else
+            flag = word.partition("=")[0]
+            if re.fullmatch(r"--[a-z][\w-]*", flag) and flag not in top.verbs[words[0]].options:
+                raise _unknown_argument(top, words[0], word)
     args, rest = top.parse_known_args(words)
     if argv[cut + 1 :]:
         args.command = list(argv[cut + 1 :])
@@ -305,15 +310,18 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         (strange if word.startswith("-") else late).append(word)
     place: str | None = getattr(args, "late", None)
     if strange or (late and place is None):
-        wrong = (strange or late)[0]
-        # Without dashes: two short names that share nothing else are not near each other.
-        named = {option.lstrip("-"): option for option in top.verbs[args.verb].options}
-        close = difflib.get_close_matches(wrong.split("=")[0].lstrip("-"), named, n=1)
-        hint = f"; did you mean {named[close[0]]}?" if close else f"; see vestige {args.verb} --help."
-        top.exit(2, f"vestige: error: {one_line(f'vestige {args.verb} has no argument {wrong}{hint}')}\n")
+        raise _unknown_argument(top, args.verb, (strange or late)[0])
     if place:
         getattr(args, place).extend(late)
     return args
+
+
+def _unknown_argument(top: Parser, verb: str, word: str) -> UserError:
+    # Without dashes: two short names that share nothing else are not near each other.
+    options = {option.lstrip("-"): option for option in top.verbs[verb].options}
+    close = difflib.get_close_matches(word.split("=")[0].lstrip("-"), options, n=1)
+    hint = f"; did you mean {options[close[0]]}?" if close else f"; see vestige {verb} --help."
+    return UserError(f"vestige {verb} has no argument {word}{hint}")
 
 
 def _unknown_verb(word: str) -> UserError:

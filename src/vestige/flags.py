@@ -170,17 +170,17 @@ def spoken(name: str) -> str:
     return f"--{name} ({flag.attribute}= in Python, {flag.key}= in a configuration)"
 
 
-def settings_of(said: Mapping[str, Any], suite: str = "") -> dict[str, Any]:
+def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:
     """Configuration values of flags by name; one that was not given (None, False) is left out.
 
-    >>> settings_of({"limit": 3, "dialect": None, "overwrite": True, "cfg": True}, "tofu")
-    {'data.max_samples': 3, 'eval.tofu.overwrite': True}
+    >>> settings_of({"limit": 3, "dialect": None, "overwrite": True, "cfg": True})
+    {'data.max_samples': 3, 'eval.{suite}.overwrite': True}
     """
     found = {}
     for name, value in said.items():
         flag = FLAGS.get(name.replace("_", "-"))
         if flag is not None and flag.key and value is not None and value is not False:
-            found[flag.key.format(suite=suite)] = value
+            found[flag.key] = value
     return found
 
 
@@ -252,7 +252,7 @@ NEEDLESS = {
 ANSWERS = {
     "gpu": "write --device cuda:N; several GPUs: `vestige sweep PLAN --gpu 0,1`, or accelerate launch -m vestige",
     "gpus": "write --device cuda:N; several GPUs: `vestige sweep PLAN --gpu 0,1`, or accelerate launch -m vestige",
-    "batch-size": "write --batch-tokens N (tokens in one forward)",
+    "batch-size": "batches are measured in tokens: --batch-tokens N, or batch_tokens of a suite in a sweep's plan",
     "resume-from-checkpoint": "run the same command again: it goes on where it stopped",
     "model-args": "write --model PATH, --dtype NAME, ...; others are words: model.model_args.NAME=VALUE",
     "num-fewshot": "that is a setting of lm_eval: +eval.lm_eval.simple_evaluate_args.num_fewshot=N",

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 
-from vestige.audit.work import ATTACKED, ATTACKS, AuditWork
+from vestige.audit.work import ATTACKED, ATTACKS, TESTS, AuditWork
 from vestige.costs.depth import layers_of
 from vestige.costs.estimate import BUSY, CALL, ENDS_EARLY, CostPlan, compute_seconds, duration, human
 from vestige.costs.served import ServedPlan, plan_of
@@ -118,8 +118,8 @@ def _tests(work: AuditWork, plan: AuditPlan) -> Iterator[AuditStep]:
     run = work.evaluation("after", metrics=list(ATTACKED), overwrite=True)
     asked = plan_of(run)  # the forget rows alone, as if nothing were known of them
     handle = ModelHandle(model_args(run))
-    for name in ("layers", *ATTACKS):
-        why = _cannot(work, name, handle)
+    for name in TESTS:
+        why = "left out (--skip)" if name in work.ask.skip else _cannot(work, name, handle)
         if why:
             plan.left_out[name] = why
         elif work.is_done(name):

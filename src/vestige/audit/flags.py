@@ -26,16 +26,28 @@ def add_verbs(verbs: Any) -> None:
         metavar="N",
         help=f"time it may take: tests that do not fit are left out, and named (default: {MINUTES:g})",
     )
+    audit.add_argument(
+        "--skip",
+        action="append",
+        default=[],
+        metavar="NAME,...",
+        help="tests to leave out: layers, jailbreak, relearn, prune, quantise",
+    )
     shared_flags(audit, "audit", forget={"required": True}, out={"default": "saves/audit"})
 
 
 def run_audit(args: argparse.Namespace) -> int:
     from vestige.audit.run import audit
-    from vestige.audit.work import Audit
+    from vestige.audit.work import TESTS, Audit
+    from vestige.errors import unknown_name
     from vestige.integrations.plugins import load_plugins
 
     load_plugins(args.plugin)
+    skip = [name.strip() for words in args.skip for name in words.split(",")]
+    for name in skip:
+        if name not in TESTS:
+            raise unknown_name("test", name, TESTS, "(--skip)")
     names = ("before", "after", "forget", "retain", "holdout", "retain_model", "minutes")
     said = {f.attribute: getattr(args, f.attribute) for f in flags_of("audit") if f.name not in OWN}
     said |= {"plugins": args.plugin, "progress": False if args.quiet else None}
-    return audit(Audit(**{n: getattr(args, n) for n in names}, out=Path(args.out), settings=said))
+    return audit(Audit(**{n: getattr(args, n) for n in names}, skip=skip, out=Path(args.out), settings=said))

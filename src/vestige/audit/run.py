@@ -11,19 +11,20 @@ In: checkpoints and files of rows. Out: run directories, a page, and words on th
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from vestige.audit.budget import AuditPlan, described, plan_audit, shown, too_long
 from vestige.audit.words import PAGE_TITLE, findings
-from vestige.audit.work import Audit, AuditWork
+from vestige.audit.work import ATTACKS, Audit, AuditWork
 from vestige.data.rows import read_file
 from vestige.errors import UserError
+from vestige.isolation import DiedError
 from vestige.report.assemble import PageAsk
 from vestige.report.format import PAGE
 from vestige.report.run import ReportAsk, write_report
 from vestige.show.progress import hushed
 from vestige.store.directories import refuse_other_kind
+from vestige.stress.run import check_precision
 
 EVALUATIONS = ("retain", "before", "after")
 
@@ -43,8 +44,10 @@ def audit(ask: Audit) -> int:
     print("Planning ...", flush=True)
     with hushed():  # what is missing is printed at the end, once and with its reason
         plan = plan_audit(work)
+        work.left_out = plan.left_out
         print(f"\n{shown(plan, ask.minutes)}\n", flush=True)
         _do_all(work, plan, started)
+        work.write()
         page = _page(work)
     print(findings(work, plan, page))
     took = (time.monotonic() - started) / 60
@@ -64,6 +67,7 @@ def _check_columns(name: str, file: Path) -> None:
 
 def _do_all(work: AuditWork, plan: AuditPlan, started: float) -> None:
     """Every step in its turn. How long evaluations took corrects what is expected of the rest."""
+    check_precision([s.name for s in plan.steps if s.name in ATTACKS], work.ask.settings.get("device"))
     measured = expected = 0.0
     for n, step in enumerate(plan.steps, 1):
         begun = time.monotonic()
@@ -83,16 +87,18 @@ def _do_all(work: AuditWork, plan: AuditPlan, started: float) -> None:
             print(f"{place} {name}: left out, {plan.left_out[name]}.", flush=True)
             continue
         print(f"{place} {described(name)} ...", flush=True)
-        _try(work, plan, name, work.layers if name == "layers" else lambda name=name: work.attack(name))  # type: ignore[misc]
+        _try(work, plan, name)
 
 
-def _try(work: AuditWork, plan: AuditPlan, name: str, test: Callable[[], None]) -> None:
-    """A test that these models or rows do not allow is one that was not made; the audit goes on."""
+def _try(work: AuditWork, plan: AuditPlan, name: str) -> None:
+    """Runs a test; one that these models or rows do not allow, or that dies, is listed as not tested."""
     begun = time.monotonic()
     try:
-        test()
+        work.test(name)
     except UserError as error:
         plan.left_out[name] = str(error).rstrip(".")
+        if isinstance(error, DiedError):
+            plan.left_out[name] += f", --skip {name} leaves it out"
         print(f"      not possible: {error}", flush=True)
         return
     work.note(name, state="done", key=work.key(name), seconds=time.monotonic() - begun)

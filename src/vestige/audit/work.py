@@ -8,7 +8,7 @@ settings; anything else is done again (evaluations and layers then start from th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -23,10 +23,12 @@ from vestige.engine.served import handle_for
 from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.installing import install, scratch
+from vestige.isolation import isolated
 from vestige.schema import misfit
 from vestige.store.directories import is_whole, sha256
 from vestige.store.files import versions, write_json
 from vestige.stress.ask import make_stress
+from vestige.stress.registry import attack_named
 from vestige.stress.run import stress
 from vestige.types import content_key
 from vestige.writing import copy_file
@@ -36,6 +38,7 @@ RECORD = "audit.json"
 ATTACKED = ("forget_Prob", "forget_ROUGE", "forget_extraction_strength", "forget_secrets_said")
 # In the order in which they are tried: what costs least and says most comes first.
 ATTACKS = {word.partition("=")[0]: word for word in ("jailbreak", "relearn", "prune=0.3", "quantise=4")}
+TESTS = ("layers", *ATTACKS)  # what may be left out
 # Settings of the evaluations that layers and attacks take as well.
 OF_DEPTH = ("dtype", "device", "tokenizer", "trust_remote_code", "quantization", "compute_dtype", "cluster")
 OF_STRESS = (
@@ -55,6 +58,7 @@ class Audit:
     retain_model: str | None = None
     out: Path = Path("saves/audit")
     minutes: float | None = None  # None: as long as it takes
+    skip: Sequence[str] = ()  # tests to leave out
     settings: Mapping[str, Any] = field(default_factory=dict)  # fields of EvalAsk
 
     @property
@@ -92,6 +96,7 @@ class AuditWork:
         self.outcomes: dict[str, Outcome] = {}
         self.depth: Path | None = None
         self.stressed: dict[str, Path] = {}
+        self.left_out: Mapping[str, str] = {}  # test -> why; the plan's, which grows while steps are tried
         kept = self._kept()
         self.known = kept["steps"] if kept else {}
         self.planned = bool(kept) and kept is not None and kept["asked"] == self._asked()
@@ -99,7 +104,10 @@ class AuditWork:
             self.limit = kept["limit"]  # the same command goes on with the same rows
 
     def _asked(self) -> dict[str, Any]:
-        return dict(json.loads(json.dumps(asdict(self.ask), default=str)))
+        """What the number of rows was planned for; a test left out changes nothing for the others."""
+        asked = asdict(self.ask)
+        del asked["skip"]
+        return dict(json.loads(json.dumps(asked, default=str)))
 
     def _kept(self) -> _Kept | None:
         file = self.ask.out / RECORD
@@ -114,8 +122,12 @@ class AuditWork:
     def note(self, name: str, **facts: Any) -> None:
         """What became of a step; the file is whole after each."""
         self.steps[name] = facts
+        self.write()
+
+    def write(self) -> None:
         steps = {name: {"seconds": 0.0, "key": "", **body} for name, body in {**self.known, **self.steps}.items()}
-        write_json(self.ask.out / RECORD, {"asked": self._asked(), "limit": self.limit, "steps": steps})
+        body = {"asked": self._asked(), "limit": self.limit, "steps": steps, "not_tested": self.left_out}
+        write_json(self.ask.out / RECORD, body)
 
     # ---- evaluations
 
@@ -136,7 +148,21 @@ class AuditWork:
 
     # ---- layers and attacks
 
-    def layers(self) -> None:
+    def test(self, name: str) -> None:
+        """Layers, or an attack. It may take its process down, so it has one of its own."""
+        if name == "layers":
+            self._found(name, isolated(self._layers))
+        else:
+            attack_named(name).import_modules()
+            self._found(name, isolated(self._attack, name))
+
+    def _found(self, name: str, place: Path) -> None:
+        if name == "layers":
+            self.depth = place
+        else:
+            self.stressed[name] = place
+
+    def _layers(self) -> Path:
         """Needs all three models, and question and answer in each row."""
         assert self.ask.retain_model is not None
         said = {name: self.ask.settings.get(name) for name in OF_DEPTH}
@@ -152,16 +178,17 @@ class AuditWork:
             progress=self.ask.settings.get("progress") is not False,
             **{key: value for key, value in said.items() if value not in (None, False)},
         )
-        self.depth = depth_run(asked)[0].directory
+        return depth_run(asked)[0].directory
 
-    def attack(self, name: str) -> None:
+    def _attack(self, name: str) -> Path:
         """One attack on the audited model, and on the retain model as its control."""
         said: dict[str, Any] = {key: self.ask.settings.get(key) for key in OF_STRESS}
+        place = self.ask.out / "attacks" / name
         made = make_stress(
             self.ask.after,
             self._folder(),
             [ATTACKS[name]],
-            self.ask.out / "attacks" / name,
+            place,
             retain_model=self.ask.retain_model,
             plugins=self.ask.settings.get("plugins") or (),
             suite="own",
@@ -173,7 +200,7 @@ class AuditWork:
         more = {k: v for k in ("batch_tokens", "batch_size") if (v := self.ask.settings.get(k)) is not None}
         who = {"model": self.ask.out / "after", "retain": self.ask.out / "retain"}
         stress(replace(made, settings={**made.settings, **more}, collected=who))
-        self.stressed[name] = self.ask.out / "attacks" / name
+        return place
 
     def _folder(self) -> Path:
         """The rows as a folder, under the names that attacks look for."""
@@ -203,9 +230,6 @@ class AuditWork:
         done = known is not None and known["state"] == "done" and place.is_dir() and is_whole(place)
         if not done or known is None or known["key"] != self.key(name):
             return False
-        if name == "layers":
-            self.depth = place
-        else:
-            self.stressed[name] = place
+        self._found(name, place)
         self.note(name, **known)
         return True

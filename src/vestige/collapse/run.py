@@ -223,7 +223,7 @@ class _Current:
 
 
 def by_step(ask: CollapseAsk) -> dict[int, tuple[list[Rollout], int, Loaded]]:
-    """Turns by step: as their rows say, else as asked, else by the number in the file's name, else in order."""
+    """Turns by step: as asked, else as their rows say, else by the number in the file's name, else in order."""
     if ask.steps and len(ask.steps) != len(ask.files):
         raise UserError(f"Give one --step for each of the {len(ask.files)} files; there are {len(ask.steps)}.")
     out: dict[int, tuple[list[Rollout], int, Loaded]] = {}

@@ -1,7 +1,8 @@
 """The one place in evaluation that sees the vocabulary axis: three functions, listed in REDUCTIONS.
 
 In: logits (positions, vocabulary), as a model or a sampler hands them over. Out: numbers per position. Callers: what
-runs models in collect. tests/test_vocabulary.py follows runs and finds that no other function reads that axis.
+runs models in collect. tests/test_vocabulary.py follows runs: no package but models, samplers and collect holds that
+axis.
 """
 
 from __future__ import annotations

@@ -62,9 +62,10 @@ def check_tokens(model: Any, sequences: Iterable[Sequence[int]]) -> None:
         return
     highest = max(map(max, filter(len, sequences)), default=0)
     if rows is not None and highest >= rows:
+        name = f"'{model.name_or_path}'" if getattr(model, "name_or_path", "") else "it"
         raise UserError(
             f"The tokenizer gives token {highest}, but this model knows only tokens 0 to {rows - 1}; give the "
-            "tokenizer that belongs to it (--tokenizer PATH), or resize the model's embeddings."
+            f"tokenizer that belongs to {name} (--tokenizer PATH), or resize the model's embeddings."
         )
 
 

@@ -6,6 +6,7 @@ engine/config.py for evaluations; depth, collapse and unlearn for their own grou
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import warnings
@@ -25,8 +26,14 @@ from vestige.writing import temporary, write_bytes
 
 PACKAGE_DIR = Path(__file__).resolve().parent
 _PACKAGE_LINE = re.compile(r"^#\s*@package\s+(\S+)", re.MULTILINE)
+CLOSED = ("collapse.yaml", "depth.yaml")  # every setting of these verbs is listed: none can be added, none printed
 MOST_FILES = 10_000  # of a user's config directory that are looked at beforehand
-OPTIONAL = tuple(map("model.model_args.{}=".format, OWN_KEYS))
+# Settings that a root configuration of the user's own need not list; given with or without Hydra's plus.
+OPTIONAL = (
+    *(f"model.model_args.{key}=" for key in OWN_KEYS),
+    *("data.local=", "data.max_samples=", "data.missing=", "stats.resamples=", "stats.cluster="),
+    *("batch_tokens=", "max_rows=", "dialect=", "seed=", "progress="),
+)
 _USER_DIR: list[Path] = []  # where the search-path plug-in below looks, the first one last; set while composing
 
 
@@ -60,14 +67,22 @@ def _watch_environment() -> None:
     OmegaConf.register_new_resolver("oc.env", watched, replace=True)
 
 
+def config_directories(config_dir: Path | None) -> list[Path]:
+    """Where config files are looked for: the user's directory first, then ours."""
+    if config_dir is None:
+        return [PACKAGE_DIR]
+    if not config_dir.is_dir():
+        raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
+    return [config_dir, PACKAGE_DIR]
+
+
 @contextmanager
 def composing(config_dir: Path | None) -> Iterator[list[Path]]:
     """Hydra with the user's directory first and ours behind it; yields the directories in that order."""
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    if config_dir is not None and not config_dir.is_dir():
-        raise UserError(f"--config-dir {config_dir} is not a directory; give the folder that holds your config groups.")
+    config_directories(config_dir)
     _register_search_path()
     _watch_environment()
     for path in islice(config_dir.rglob("*.yaml"), MOST_FILES) if config_dir else ():
@@ -116,17 +131,28 @@ def compose_config(
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
             cfg = compose(config_name, overrides=list(map(_optional, overrides)))
-        for key, value in (values or {}).items():
-            if not any(map(_overrides_key, overrides, repeat(key))):
-                OmegaConf.update(cfg, key, _literal(value), force_add=True)
+        for name, value in (values or {}).items():
+            for key in _keys_of(name, cfg):
+                if not any(map(_overrides_key, overrides, repeat(key))):
+                    OmegaConf.update(cfg, key, _literal(value), force_add=True)
         note_tree(OmegaConf.to_container(cfg, resolve=False))
         return cfg
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explain_composition(error, directories) from None
+        raise _explain_composition(error, directories, config_name) from None
+    except RecursionError:
+        raise UserError(f"The defaults list of '{config_name}' leads back to itself; take that entry out.") from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
         raise UserError(f"{' '.join(str(error).split())}; write GROUP=NAME, as in eval=tofu.") from None
+
+
+def _keys_of(name: str, cfg: Any) -> list[str]:
+    """The settings that a value is for: {suite} stands for every suite, and a suite that is absent has none."""
+    suites = list(map(str, cfg.get("eval") or {})) if "eval." in name else []
+    if "{suite}" in name:
+        return [name.format(suite=suite) for suite in suites]
+    return [name] if not name.startswith("eval.") or name.split(".")[1] in suites else []
 
 
 def _overrides_key(override: str, key: str) -> bool:
@@ -157,12 +183,13 @@ def _literal(value: Any) -> Any:
 
 
 def _optional(override: str) -> str:
-    """Settings of a model that no config file lists, because hardly any model needs them, are given like the others.
+    """Settings that no config file needs to list are set whether they are there or not.
 
-    >>> _optional("model.model_args.diffusion=adapted"), _optional("eval=tofu")
-    ('++model.model_args.diffusion=adapted', 'eval=tofu')
+    >>> _optional("model.model_args.diffusion=adapted"), _optional("+data.max_samples=4"), _optional("eval=tofu")
+    ('++model.model_args.diffusion=adapted', '++data.max_samples=4', 'eval=tofu')
     """
-    return f"++{override}" if override.startswith(OPTIONAL) else override
+    setting = override.lstrip("+")
+    return f"++{setting}" if setting.startswith(OPTIONAL) else override
 
 
 def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
@@ -210,7 +237,7 @@ def check_yaml(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {error}.") from None
 
 
-def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserError:
+def _explain_composition(error: Exception, directories: Sequence[Path], config_name: str) -> UserError:
     text = str(error)
     found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if found:
@@ -221,25 +248,43 @@ def _explain_composition(error: Exception, directories: Sequence[Path]) -> UserE
             return unknown_name(kind, f"{group}/{name}".removeprefix(f"{kind}/"), options(kind, directories))
         return unknown_name(f"{group or 'config'}", name, known)
     found = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
-    metric = re.match(r"(eval\.\w+\.metrics\.(\w+))", found[1]) if found else None
-    if found and metric and not any(name.startswith(f"{metric[1]}.") for name in _setting_names()):
+    metric = re.match(r"(eval\.(\w+)\.metrics\.(\w+))", found[1]) if found else None
+    if found and metric and metric[3] not in _metrics_of(metric[2], directories):
         return UserError(
-            f"Key '{metric[2]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
-            f"+{metric[1]}.handler={metric[2]}, and write +{metric[1]}... for its other settings."
+            f"Key '{metric[3]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
+            f"+{metric[1]}.handler={metric[3]}, and write +{metric[1]}... for its other settings."
         )
     if found:
         leaf = found[1].rsplit(".", 1)[-1]
-        homes = [k for k in _setting_names() if k.rsplit(".", 1)[-1] == leaf and k != found[1]]
-        advice = f"did you mean {' or '.join(homes)}?" if homes else "check its spelling (--cfg prints what there is)."
+        names = _setting_names(config_name)
+        homes = [name for name in names if name.rsplit(".", 1)[-1] == leaf and name != found[1]]
+        homes = homes or difflib.get_close_matches(found[1], names, n=1)
+        advice = f"did you mean {' or '.join(homes)}?" if homes else "check its spelling."
+        if config_name in CLOSED:
+            return UserError(f"'{found[1]}' is not a setting of `vestige {Path(config_name).stem}`; {advice}")
         return UserError(
-            f"'{found[1]}' is not a setting that exists; {advice} To add a new one write +{found[1]}=VALUE."
+            f"'{found[1]}' is not a setting that exists; {advice} --cfg prints all of them; +{found[1]}=VALUE adds one."
         )
     first = " ".join(text.split("\n")[:2])
     return UserError(f"The configuration could not be composed: {first}")
 
 
-def _setting_names() -> list[str]:
-    """Every setting of the default configuration, dotted."""
+def _metrics_of(suite: str, directories: Sequence[Path]) -> set[str]:
+    """The metrics that a suite's file defines or lists among its defaults."""
+    by_stem = {path.stem: name for name, path in ConfigLibrary(None, suite, directories).files.items()}
+    names: set[str] = set()
+    for directory in directories:
+        file = directory / "eval" / f"{suite}.yaml"
+        body = _read_yaml(file) if file.is_file() else {}
+        names |= set(body.get("metrics") or {})
+        for entry in body.get("defaults") or ():
+            listed = entry.get(f"{suite}_metrics") if hasattr(entry, "get") else None
+            names |= {by_stem.get(stem, stem) for stem in listed or ()}
+    return names
+
+
+def _setting_names(config_name: str) -> list[str]:
+    """Every setting of a configuration as it is by default, dotted."""
     from hydra import compose
     from omegaconf import OmegaConf
 
@@ -248,7 +293,7 @@ def _setting_names() -> list[str]:
             name = f"{path}.{key}" if path else str(key)
             yield from walk(value, name) if isinstance(value, dict) else [name]
 
-    return list(walk(OmegaConf.to_container(compose("eval.yaml"), resolve=False), ""))
+    return list(walk(OmegaConf.to_container(compose(config_name), resolve=False), ""))
 
 
 def explain_value(error: Exception) -> UserError:
@@ -300,6 +345,18 @@ def fill_suite(cfg: Any, name: str) -> None:
     for key, value in _read_yaml(file).items_ex(resolve=False):
         if key not in (*cfg.eval[name], "defaults", "metrics", "handler"):
             OmegaConf.update(cfg, f"eval.{name}.{key}", value, force_add=True)
+    for metric in (cfg.eval[name].get("metrics") or {}).values():
+        fill_open_settings(metric, cfg, name)
+
+
+def fill_open_settings(metric: Any, cfg: Any, suite: str) -> None:
+    """What a metric's file leaves open (open-unlearning's `reference_model_path: ???`) is the suite's setting."""
+    from omegaconf import OmegaConf
+
+    if OmegaConf.is_dict(metric):
+        for key in metric:
+            if OmegaConf.is_missing(metric, key) and key in cfg.eval[suite]:
+                metric[key] = f"${{eval.{suite}.{key}}}"
 
 
 class ConfigLibrary:
@@ -333,6 +390,7 @@ class ConfigLibrary:
         node = self._load(path)
         if list(node) == [name]:  # pasted with its name, as guides print it
             node = node[name]
+        fill_open_settings(node, self.cfg, self.suite)
         return self._attached(f"eval.{self.suite}._library.{name}", self._completed(node))
 
     def dataset(self, name: str) -> Mapping[str, MetricConfig] | None:

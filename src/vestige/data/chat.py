@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from vestige.errors import UserError, reraise_ours
@@ -143,6 +143,16 @@ class Encoder:
         """The prompt of a stand-in question: shows what the template writes around it, today's date included."""
         question = "{question}"
         return self._chat_text(question, ()) if self.template.apply_chat_template else self._tagged_text(question, ())
+
+    def could_write_system_prompt(self) -> bool:
+        """Whether the chat template would write a system prompt, and none is given."""
+        if not self.template.apply_chat_template or self.template.system_prompt:
+            return False
+        mark = "A system prompt."
+        try:
+            return mark in Encoder(self.tokenizer, replace(self.template, system_prompt=mark)).sample_prompt()
+        except UserError:  # a template that refuses system turns
+            return False
 
     def _chat_text(self, question: str, few_shot: Sequence[TextPair], answer: str | None = None) -> str:
         turns: list[dict[str, str]] = []

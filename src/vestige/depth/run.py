@@ -29,6 +29,7 @@ from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.models.families import NO_DEPTH
 from vestige.models.load import is_diffusion, load_tokenizer
+from vestige.models.low_precision import check_low_precision
 from vestige.store.directories import MANIFEST, begin, seal, write_manifest, writing
 from vestige.store.evidence import Bank, tidy
 from vestige.store.files import write_json
@@ -93,6 +94,8 @@ class _DepthRun:
         self.team = us
         self.started = time.perf_counter()
         self.cost = Cost()
+        if ask.quantization:  # the references come first, in float32, and then it is too late
+            check_low_precision(ask.device)
         self.full, self.retain = ModelHandle(ask.model(ask.full)), ModelHandle(ask.model(ask.retain))
         for path in (ask.full, ask.retain, *ask.unlearned):
             if is_diffusion(ask.model(path)):

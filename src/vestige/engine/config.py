@@ -6,6 +6,7 @@ records. Callers: every room that evaluates.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -281,7 +282,7 @@ def _run(
         dialect=dialect,
         seed=seed_of(cfg),
         missing=str(data.get("missing") or "error"),
-        local=data.get("local") or {},
+        local=_local_folders(data.get("local") or {}, name, settings),
         batch_tokens=cfg.get("batch_tokens"),
         max_rows=cfg.get("max_rows"),
         plugins=tuple(plugins),
@@ -291,11 +292,36 @@ def _run(
     )
 
 
+def _local_folders(local: Mapping[str, Any], suite: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`data.local`: a folder alone stands for a hub data set as `--data` does where it is the suite's."""
+    from vestige.data.rows import local_data
+
+    folders: dict[str, Any] = {}
+    layout = settings.get("local_data") or {}
+    for hub, place in local.items():
+        if isinstance(place, str) and hub == layout.get("hub"):
+            folders |= local_data(suite, layout, place)
+        elif isinstance(place, str):
+            folders[hub] = {"path": place}
+        else:
+            folders[hub] = place
+    return folders
+
+
+def _infinity_as_text(value: Any) -> Any:
+    """Hydra reads `p=inf` as a number that no JSON file can hold; metrics take the word."""
+    if isinstance(value, dict):
+        return {key: _infinity_as_text(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_infinity_as_text(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def _checked(cfg: Any, name: str) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
     """A suite, the model and the data of a composed configuration as plain data of the form that is relied on."""
     from omegaconf import OmegaConf
 
-    settings: Any = OmegaConf.to_container(cfg.eval[name], resolve=True)
+    settings: Any = _infinity_as_text(OmegaConf.to_container(cfg.eval[name], resolve=True))
     model: Any = OmegaConf.to_container(cfg.model, resolve=True)
     rest: dict[str, Any] = {}
     for key in ("data", "stats"):

@@ -186,6 +186,12 @@ class _Evaluation:
         prepared = prepare(self.config, self.context, self.canvases, self.diffusion, lacking)
         if served:
             served.know_questions(prepared.rows.values(), self.context.encoder)
+        is_tofu = self.config.suite.file_stem == "TOFU" and self.config.dialect == "open-unlearning"
+        if is_tofu and self.context.encoder.could_write_system_prompt():
+            self.notes.append(
+                "the chat template is used without a system prompt; open-unlearning's chat models are evaluated with "
+                "--system-prompt 'You are a helpful assistant.'"
+            )
         if self.config.asked_as:
             self.notes += _of_short_names(self.config, prepared)
         for rows in prepared.rows.values():

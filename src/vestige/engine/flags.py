@@ -77,24 +77,15 @@ def runs_of(args: argparse.Namespace) -> list[Any]:
     metrics = None if args.metrics is None else list(filter(None, map(str.strip, args.metrics.split(","))))
     if metrics == []:
         raise UserError("--metrics is empty; name metrics (see `vestige ls metrics`) or write all.")
-    said: dict[str, Any] = {}
-    hydra_alone = not suites
+    said: dict[str, Any] = {"metrics": metrics, "plugins": args.plugin}
     for name in (f.name for f in fields(EvalAsk)):
-        if name not in ("metrics", "config_dir") and hasattr(args, name):
+        if name not in said and hasattr(args, name):
             said[name] = getattr(args, name)
-            hydra_alone = hydra_alone and said[name] in (None, False)
-    progress = False if args.quiet else None
+    if args.quiet:
+        said["progress"] = False
 
     def compose(words: list[str]) -> list[Any]:
-        if not hydra_alone:
-            more = {"plugins": args.plugin, "progress": progress, "config_dir": args.config_dir}
-            suite = suites[0] if suites else "tofu"
-            return [to_run(EvalAsk(suite=suite, metrics=metrics, overrides=words, **{**said, **more}))]
-        from vestige.engine.config import compose_runs
-
-        config_dir = Path(args.config_dir) if args.config_dir else None
-        values = {} if progress is None else {"progress": progress}
-        return list(compose_runs(words, args.config_name, config_dir, metrics, args.plugin, values))
+        return to_runs(EvalAsk(**{**said, "suite": suites[0] if suites else None, "overrides": words}))
 
     return multirun(overrides, compose) if args.multirun else compose(overrides)
 
@@ -144,7 +135,8 @@ def _print_outcome(outcome: Any, run: Any) -> None:
     for data in outcome.manifest["data"].values():
         rows[data["source"]] = data["rows"]
     about = f"{run.suite.name}, dialect {outcome.dialect}, {sum(rows.values())} rows read"
-    print(f"\n{outcome.manifest['model']['name']}  ({about})\n")
+    print(f"\n{outcome.manifest['model']['name']}  ({about})")
+    print(f"prompt: {outcome.manifest['prompt']!r}\n")
     print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in dict.fromkeys(outcome.notes):  # several metrics may read one file
         print(f"note: {note}")
@@ -181,9 +173,9 @@ def print_config(runs: Sequence[Any]) -> int:
 
 @dataclass(frozen=True)
 class EvalAsk:
-    """What the friendly flags say. None means: not said."""
+    """What the flags say, or the keywords of Python. None means: not said."""
 
-    suite: str = "tofu"
+    suite: str | None = "tofu"  # None: an experiment, or a configuration of the user's own, chooses
     model: str | None = None
     data: str | None = None
     retain_logs: str | Sequence[str] | None = None  # several: other seeds of the retain model
@@ -217,6 +209,7 @@ class EvalAsk:
     progress: bool | None = None
     overrides: Sequence[str] = ()
     config_dir: str | None = None
+    config_name: str = "eval.yaml"
     plugins: Sequence[str] = ()
 
 
@@ -225,32 +218,58 @@ METRICS_ONLY = ("data", "retain_logs", "reference_model", "full", "dialect", "ba
 TASKS_ONLY = ("tasks", "include_path")
 
 
+# Overrides with which the composition chooses the suite and the model, and flags only change single settings of it.
+_CHOOSES_ALL = re.compile(r"(experiment|eval)=")
 _ABOUT_MODEL, _CHOOSES_MODEL = re.compile("model"), re.compile("model=")
+# Settings of a suite that open-unlearning's experiments have at the top level: `vestige eval muse data_split=Books`.
+_OF_SUITE = re.compile(r"(data_split|forget_split|holdout_split|retain_logs_path)=")
 
 
 def to_run(ask: EvalAsk) -> AnyConfig:
-    """The configuration of a friendly request."""
-    from vestige.data.rows import local_data
-    from vestige.engine.config import HarnessConfig, RunConfig, compose_runs
+    """The configuration of a friendly request: one suite, one model."""
+    return to_runs(ask)[0]
+
+
+def to_runs(ask: EvalAsk) -> list[AnyConfig]:
+    """The configurations of a request. Flags and keywords lie over what is composed, each on its own setting."""
+    from vestige.engine.config import compose_runs
 
     if ask.suite in ALONG or ask.benchmark is not None or ask.trajectory_views is not None:
         ask = _along_trajectories(ask)
-    if ask.config_dir is None and ask.suite not in suite_names():
-        raise unknown_name("suite", ask.suite, suite_names())
-    if ask.model is None and not any(map(_ABOUT_MODEL.match, ask.overrides)):
-        raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
-    chosen = any(map(_CHOOSES_MODEL.match, ask.overrides))
-    overrides = [f"eval={ask.suite}", *([] if chosen else ["model=local"]), *ask.overrides]
+    composed = ask.config_name != "eval.yaml" or any(map(_CHOOSES_ALL.match, ask.overrides))
+    if ask.suite is None and not composed and not ask.config_dir:
+        ask = replace(ask, suite="tofu")
+    overrides = list(ask.overrides)
+    if ask.suite is not None:
+        if ask.config_dir is None and ask.suite not in suite_names():
+            raise unknown_name("suite", ask.suite, suite_names())
+        if not composed:
+            overrides = [f"eval.{ask.suite}.{word}" if _OF_SUITE.match(word) else word for word in overrides]
+        overrides.insert(0, f"eval={ask.suite}")
+    if not composed:
+        if ask.model is None and not any(map(_ABOUT_MODEL.match, ask.overrides)):
+            raise UserError("No model given; add --model PATH (a directory, a .gguf file or a hub id).")
+        if not any(map(_CHOOSES_MODEL.match, ask.overrides)):
+            overrides.insert(0, "model=local")
     config_dir = Path(ask.config_dir) if ask.config_dir else None
-    run = compose_runs(overrides, "eval.yaml", config_dir, ask.metrics, ask.plugins, _values(ask))[0]
-    for name in METRICS_ONLY if isinstance(run, HarnessConfig) else TASKS_ONLY:
-        if getattr(ask, name) is not None:
-            raise UserError(f"--{name.replace('_', '-')} means nothing to '{ask.suite}'; leave it out.")
-    if isinstance(run, HarnessConfig) and ask.tasks is not None:
-        return replace(run, settings={**run.settings, "tasks": ask.tasks})
-    if ask.data and isinstance(run, RunConfig):
-        run = replace(run, missing="skip", local=local_data(ask.suite, run.settings.get("local_data"), str(ask.data)))
-    return run
+    values = _values(ask, composed)
+    runs = compose_runs(overrides, ask.config_name, config_dir, ask.metrics, ask.plugins, values)
+    return [_with_tasks_or_data(run, ask) for run in runs]
+
+
+def _with_tasks_or_data(run: AnyConfig, ask: EvalAsk) -> AnyConfig:
+    from vestige.data.rows import local_data
+    from vestige.engine.config import HarnessConfig
+
+    name = run.name if isinstance(run, HarnessConfig) else run.suite.name
+    for other in METRICS_ONLY if isinstance(run, HarnessConfig) else TASKS_ONLY:
+        if getattr(ask, other) is not None:
+            raise UserError(f"--{other.replace('_', '-')} means nothing to '{name}'; leave it out.")
+    if isinstance(run, HarnessConfig):
+        return run if ask.tasks is None else replace(run, settings={**run.settings, "tasks": ask.tasks})
+    if not ask.data:
+        return run
+    return replace(run, missing="skip", local=local_data(name, run.settings.get("local_data"), str(ask.data)))
 
 
 ALONG = ("trajectory-eval", "trajectory_eval")
@@ -264,7 +283,7 @@ def _along_trajectories(ask: EvalAsk) -> EvalAsk:
         raise UserError("--benchmark belongs to `vestige eval trajectory-eval`; here the suite's name says it.")
     if views is not None and views not in VIEWS:
         raise unknown_name("view", views, VIEWS, "(--trajectory-views)")
-    base = ask.benchmark or "tofu" if ask.suite in ALONG else ask.suite
+    base = ask.benchmark or "tofu" if ask.suite in ALONG else ask.suite or "tofu"
     wanted = base if "trajectory" in base else f"{base}_trajectory"
     if wanted not in suites and ask.config_dir is None:
         known = [s.removesuffix("_trajectory") for s in suites if s.endswith("_trajectory")]
@@ -273,16 +292,18 @@ def _along_trajectories(ask: EvalAsk) -> EvalAsk:
     return replace(ask, suite=wanted, overrides=[*said, *ask.overrides])
 
 
-def _values(ask: EvalAsk) -> dict[str, Any]:
+def _values(ask: EvalAsk, composed: bool) -> dict[str, Any]:
     """What the ask says, as settings of the configuration (the table of flags knows their keys)."""
-    said = {**vars(ask), "task_name": ask.task_name or _task_name(ask)}
+    said = dict(vars(ask))
+    if not composed and not any(o.startswith("task_name=") for o in ask.overrides):
+        said["task_name"] = ask.task_name or _task_name(ask)
     logs = said["retain_logs"]
     said["retain_logs"] = logs[0] if isinstance(logs, (list, tuple)) and len(logs) == 1 else logs
     more: dict[str, Any] = {"progress": ask.progress, "model.model_args.adapter_base": ask.adapter_base}
     more["server.by_name"] = True if ask.server and ask.server_by_name else None
-    if ask.suite == "lm_eval":  # the harness makes its own prompts, from its own setting
-        more["eval.lm_eval.simple_evaluate_args.system_instruction"] = said.pop("system_prompt")
-    values = settings_of(said, ask.suite)
+    # lm-evaluation-harness makes its own prompts, from its own setting.
+    more["eval.lm_eval.simple_evaluate_args.system_instruction"] = ask.system_prompt
+    values = settings_of(said)
     for key, value in more.items():
         if value is not None:
             values[key] = value
@@ -294,7 +315,7 @@ def _task_name(ask: EvalAsk) -> str:
         return Path(ask.out).absolute().name.replace("..", "_") or "run"
     chosen = [o.partition("=")[2] for o in ask.overrides if re.match(r"model=|model.*name_or_path=", o)]
     name = Path(str(ask.model or (chosen[-1] if chosen else "run"))).name
-    return f"{ask.suite}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
+    return f"{ask.suite or 'eval'}_{re.sub(r'[^A-Za-z0-9._-]+', '_', name).removesuffix('.gguf')}"
 
 
 # ---- several runs from comma lists ---------------------------------------------------------------------------------

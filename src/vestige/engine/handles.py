@@ -30,6 +30,7 @@ from vestige.models.four_bit import RULE
 from vestige.models.gguf_file import gguf_context_length
 from vestige.models.load import LoadedModel, ModelArgs, canvases_of, is_diffusion, load_model
 from vestige.models.locate import locate
+from vestige.models.low_precision import cpu_setting
 from vestige.store.files import versions
 from vestige.types import content_key
 
@@ -217,6 +218,7 @@ def how_held(loaded: LoadedModel) -> dict[str, Any]:
         "attention": loaded.attention,
         "quantization": loaded.quantization,
         **({"compute_dtype": loaded.compute_dtype} if loaded.compute_dtype else {}),
+        **cpu_setting(),
         "loaded_as": type(loaded.model).__name__,
         "notes": list(loaded.notes),
         "versions": {k: v for k, v in versions().items() if k in SHOWN},

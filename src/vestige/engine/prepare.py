@@ -19,6 +19,7 @@ from vestige.data.context import Context
 from vestige.data.datasets import build_rows, make_context
 from vestige.data.rows import MissingData, redirect
 from vestige.engine.config import AnyConfig, RunConfig
+from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.models.args import choose_device
 from vestige.models.families import CANVAS, NO_DEPTH, NO_LIKELIHOOD
@@ -155,8 +156,31 @@ def prepare(
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
     context.forget()
+    for metric in config.suite.metrics:
+        rows = out.data(metric) if metric not in out.unavailable else {}
+        if "forget" in rows and "holdout" in rows:
+            out.notes += _rows_in_both(rows["forget"], rows["holdout"])
+    out.notes = list(dict.fromkeys(out.notes))  # several attacks read the same rows
     _gather(config.suite, out, lacking or partial(_out_of_reach, canvases, diffusion))
     return out
+
+
+def _rows_in_both(forget: Rows, holdout: Rows) -> list[str]:
+    """A note where holdout rows are forget rows too: an attacker cannot tell those, and the AUC moves towards 0.5."""
+    known = {(e.input_text, e.answer) for row in forget.examples for e in row}
+    shared = [row[0].index for row in holdout.examples if row and (row[0].input_text, row[0].answer) in known]
+    if not shared:
+        return []
+    if len(shared) == len(holdout):
+        raise UserError(
+            f"All {len(holdout)} holdout rows of {holdout.source} are also forget rows of {forget.source}; membership "
+            "attacks need holdout rows that the model was not trained on."
+        )
+    first = ", ".join(shared[:5]) + (", ..." if len(shared) > 5 else "")
+    return [
+        f"{len(shared)} of {len(holdout)} holdout rows of {holdout.source} are also forget rows ({first}): they move "
+        "the AUC of every membership attack towards 0.5; remove them."
+    ]
 
 
 def _data_specs(suite: SuiteSpec) -> Iterator[tuple[str, str, str, DataSpec]]:

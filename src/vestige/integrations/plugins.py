@@ -38,6 +38,16 @@ class _FromSource(SourceFileLoader):
         return compile(self.get_data(self.path), self.path, "exec", dont_inherit=True)
 
 
+# What these modules raise while a plug-in is imported is about what the plug-in handed to them.
+DECORATORS = (
+    "vestige.metrics.cards",
+    "vestige.models.families",
+    "vestige.stress.registry",
+    "vestige.suites.registry",
+    "vestige.unlearn.methods",
+)
+
+
 def load_file(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"Plug-in file {path} does not exist; check --plugin.")
@@ -53,9 +63,10 @@ def load_file(path: Path) -> None:
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the plug-in is the user's code, and may fail in any way
-        reraise_ours(error)
+        reraise_ours(error, *DECORATORS)
         at = next(
             (f.lineno for f in reversed(traceback.extract_tb(error.__traceback__)) if f.filename == str(path)), None
         )
         where = f" at line {at}" if at else ""
-        raise UserError(f"Plug-in file {path} failed{where}: {type(error).__name__}: {error}.") from None
+        words = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise UserError(f"Plug-in file {path} failed{where}: {words}.") from None

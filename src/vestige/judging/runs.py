@@ -38,7 +38,10 @@ def judge_runs(ask: JudgeAsk, rule: VerdictRule = RULE) -> dict[str, Any]:
 
 def facts_in(ask: JudgeAsk) -> AuditFacts:
     """The facts of a verdict from directories alone."""
-    model = replace(model_runs(ask.model), depth=depth_records(ask.depth) if ask.depth else ())
+    model = model_runs(ask.model)
+    outputs = handlers(model.values)
+    if ask.depth:
+        model = replace(model, depth=depth_records(ask.depth), values={**model.values, "uds": depth_value(ask.depth)})
     controls: list[AttackedRun] = []
     for place in ask.stress:
         by_model = attacked_runs(place)
@@ -48,7 +51,7 @@ def facts_in(ask: JudgeAsk) -> AuditFacts:
     if retain:
         retain[0] = replace(retain[0], attacks=controls)
     full = model_runs(ask.full) if ask.full else None
-    return facts_of(model, References(full, retain), handlers(model.values))
+    return facts_of(model, References(full, retain), outputs)
 
 
 def model_runs(places: Sequence[Path]) -> ModelRuns:
@@ -71,6 +74,13 @@ def evaluation(place: Path) -> Evaluated:
 def depth_records(place: Path) -> list[Mapping[str, Any]]:
     found: list[Mapping[str, Any]] = read_ours(place / "results.json", list[dict[str, Any]])
     return found
+
+
+def depth_value(place: Path) -> dict[str, Any]:
+    """The depth score of a run and the ends of its interval."""
+    summary = read_ours(place / "summary.json", dict[str, Any])
+    low, high = summary.get("interval") or (None, None)
+    return {"v": summary.get("avg_uds"), "lo": low, "hi": high}
 
 
 def attacked_runs(place: Path) -> dict[str, list[AttackedRun]]:

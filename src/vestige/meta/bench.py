@@ -84,6 +84,8 @@ def choose(
         try:
             out[name] = _direction(name, models, said)
         except UserError as error:
+            if name in said:
+                raise  # a mistake in what the pool file says of this metric
             skipped[name] = str(error)
     return out, skipped
 

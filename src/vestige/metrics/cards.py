@@ -190,7 +190,7 @@ def metric(knows: str, source: str) -> Callable[[F], F]:
     """Records facts about a metric; the function stays a plain function."""
 
     def record(function: F) -> F:
-        first = (function.__doc__ or "").strip().splitlines()[0]
+        first, _, _ = (function.__doc__ or "").strip().partition("\n")
         METRICS[function.__name__] = MetricFacts(function.__name__, knows, source, first)
         return function
 

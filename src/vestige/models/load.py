@@ -38,6 +38,7 @@ from vestige.models.fingerprint import FileWatch, fingerprint_module
 from vestige.models.foreign import code_files, foreign_code, is_foreign, watch_forward
 from vestige.models.gguf_file import forget_parsed, parsed_once
 from vestige.models.locate import Place, locate, read_json, weight_names
+from vestige.models.low_precision import check_low_precision
 from vestige.models.native import native_config, native_name, published_name, renamings
 from vestige.models.reading import ALLOW_UNUSED, check_report, first_line, own_memory, quiet, refuse_doubles, some
 from vestige.models.tokenizer import load_tokenizer
@@ -48,6 +49,9 @@ if TYPE_CHECKING:  # most models are not diffusion models
     from vestige.models.publish import Origin
 
 __all__ = ["LoadedModel", "ModelArgs", "is_diffusion", "load_model", "load_tokenizer", "wrap_model"]
+
+
+WHOLE = ("float32", "float64", "")  # what every CPU multiplies in; "": a model that does not say
 
 
 @dataclass
@@ -184,13 +188,17 @@ def _describe(model: Any, tokenizer: Any, fingerprint: str, name: str) -> Loaded
     for mode in ("8bit", "4bit"):  # surer than what the config stores
         if getattr(model, f"is_loaded_in_{mode}", False):
             quantization = mode
+    dtype = str(getattr(model, "dtype", None) or getattr(first, "dtype", "")).removeprefix("torch.")
+    device = str(getattr(model, "device", None) or getattr(first, "device", "cpu"))
+    if quantization or dtype not in WHOLE:
+        check_low_precision(device)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
         fingerprint=fingerprint,
         name=name,
-        dtype=str(getattr(model, "dtype", None) or getattr(first, "dtype", "")).removeprefix("torch."),
-        device=str(getattr(model, "device", None) or getattr(first, "device", "cpu")),
+        dtype=dtype,
+        device=device,
         attention=str(getattr(config, "_attn_implementation", None) or "eager"),
         quantization=quantization,
         compute_dtype=compute_dtype(model),

@@ -221,7 +221,10 @@ def _locate_base(directory: Path, args: ModelArgs, weights: bool) -> Place:
             f"correct base_model_name_or_path in {where}, or give the pair (base, adapter) in Python."
         )
     revision = None if args.adapter_base else config.get("revision")
-    base = locate(replace(args, path=path, revision=revision, subfolder=None, adapter_base=None), weights)
+    try:
+        base = locate(replace(args, path=path, revision=revision, subfolder=None, adapter_base=None), weights)
+    except UserError as error:
+        raise UserError(f"The base model of the adapter '{args.path}': {error}") from None
     if base.kind == "adapter":
         raise UserError(f"The adapter '{args.path}' sits on another adapter ('{name}'); merge that one first.")
     return base

@@ -170,6 +170,8 @@ def run_view(args: argparse.Namespace) -> int:
     ask = ask_of(args, Path()) if report is None else again(report, first)
     if args.every <= 0:
         raise UserError(f"--every is {args.every:g}; give a number of seconds above 0.")
+    if not 0 <= args.port < 65536:
+        raise UserError(f"--port is {args.port}; give a number from 0 to 65535.")
     with Viewer(ask, args.port, args.every) as viewer:
         print(f"{viewer.address}  (this machine only; stop with Ctrl-C)", flush=True)
         viewer.stopped.wait()

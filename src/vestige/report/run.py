@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
@@ -163,7 +164,9 @@ def summary(report: Report, out: Path) -> str:
     lines = [f"{report['title']}: {counted(len(names), 'model')}, {counted(len(report['sources']), 'source')}"]
     for a in report["audits"][:MOST_PAIRS]:
         lines.append(f"  {names[a['model']]}: {a['verdict']['title']}. {a['verdict']['headline']}")
-    lines += [f"problem: {p['text']}" for p in report["problems"]]
+    for problem in report["problems"]:
+        where = problem.get("where")
+        lines.append(f"problem: {problem['text']}" + (f" ({os.path.normpath(out / where)})" if where else ""))
     return "\n".join([*lines, f"files: {out / REPORT}, {out / PAGE}"])
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from vestige.configs.compose import PACKAGE_DIR
+from vestige.configs.compose import config_directories
 from vestige.errors import unknown_name
 from vestige.metrics.cards import CARDS, facts_of, reading
 from vestige.metrics.dialects import DIALECTS, Dialect
@@ -44,7 +44,7 @@ class ExplainedMetric:
 
 def explain(name: str | None, config_dir: Path | None = None) -> str:
     """What `name` is; without a name, what can be explained."""
-    directories = [*([config_dir] if config_dir else []), PACKAGE_DIR]
+    directories = config_directories(config_dir)
     configs = metric_configs(directories)
     if name is None:
         return _everything(configs)

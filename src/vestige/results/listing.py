@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from vestige.configs.compose import PACKAGE_DIR, options
+from vestige.configs.compose import config_directories, options
 from vestige.errors import unknown_name
 from vestige.metrics.cards import facts_of
 from vestige.metrics.dialects import DIALECTS
@@ -16,7 +16,7 @@ from vestige.suites.registry import HANDLERS
 
 
 def listing(what: str, config_dir: Path | None) -> str:
-    directories = [*([config_dir] if config_dir else []), PACKAGE_DIR]
+    directories = config_directories(config_dir)
     sections: dict[str, Callable[[], list[tuple[str, str]]]] = {
         "suites": lambda: _suites(directories),
         "metrics": lambda: _metrics(directories),

@@ -49,6 +49,8 @@ def rescore(
     suite = suite_from_manifest(manifest, changes)
     chosen = dialect_for(manifest, dialect, directory)
     if retain_logs is not None:
+        if not Path(retain_logs).expanduser().exists():
+            raise UserError(f"Retain logs {retain_logs} do not exist; check the path.")
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
     now = moved(directory)  # told by the seal, which is undone below
     references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))

@@ -29,6 +29,7 @@ RELEARNING: dict[str, Any] = {
     "scheduler": "linear",
     "seed": 42,
 }
+TRAINER = "vestige.unlearn.trainer"
 BITS = {4: "4bit", 8: "8bit"}
 PRUNED_SHARE = 0.3  # by default
 
@@ -72,6 +73,7 @@ register(
         zero="1 epoch",
         teaches=True,
         state="relearning",
+        imports=(TRAINER,),
         make=_relearn,
         budget="steps",
         # Fields of a Recipe keep their names.
@@ -142,6 +144,7 @@ register(
         fewer_is_stronger=True,
         state="quantization",
         package=("bitsandbytes", "quant"),
+        imports=("bitsandbytes",),
         make=lambda target, **settings: quantise(target.args, **settings),
         budget="bits",
         settings={"bits": Setting(int), "compute_dtype": Setting(str)},
@@ -200,6 +203,7 @@ register(
         "sets the smallest weights to zero: small updates may be among them",
         unit="share",
         budgets=(PRUNED_SHARE,),
+        imports=(TRAINER,),
         make=lambda target, share=PRUNED_SHARE: prune(target.args, share, target.place),
         budget="share",
         settings={"share": Setting(float)},

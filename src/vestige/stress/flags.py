@@ -56,7 +56,8 @@ def run_stress(args: argparse.Namespace) -> int:
     chosen = args.attacks or [name for name in OURS if not args.server or possible_served(name)]
     ask = make_stress(args.model, args.data, chosen, progress=not args.quiet, **where, **given)
     print(plan_words(ask), flush=True)
-    rows = stress(ask)
+    found = stress(ask)
+    rows = [row for row in found if not row.reason]
     print(f"\n{args.model}\n\n{show(rows)}\n\n{explained(rows)}\n")
     if entries := relearning_r([asdict(row) for row in rows]):
         print(f"{show_r(entries)}\n")
@@ -64,10 +65,13 @@ def run_stress(args: argparse.Namespace) -> int:
         print("\n".join([*words, ""]))
     if left_out := [name for name in OURS if not args.attacks and name not in ask.attacks]:
         print(f"not possible through a server: {', '.join(left_out)} ({NO_WEIGHTS})")
+    for row in found:
+        if row.reason:
+            print(f"not tested: {row.name}, because {row.reason}")
     for note in dict.fromkeys(note for row in rows for note in row.notes):
         print(f"note: {note}")
     pictures = draw(rows, Path(args.plot), ask.out) if args.plot else []
     if args.plot and not pictures:
         print("note: no attack had more than one budget, so no curve can be drawn (relearn=5,20 gives one).")
     print(f"files: {', '.join(str(file) for file in (ask.out / 'stress.json', *pictures))}")
-    return 0
+    return 0 if len(rows) == len(found) else 1

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,6 +79,7 @@ class Attack:
     fewer_is_stronger: bool = False
     state: str = ""  # what `vestige meta` calls a model after it
     package: tuple[str, str] | None = None  # it works with this library, which comes with that extra
+    imports: tuple[str, ...] = ()  # modules that take long to import
 
     def facts(self) -> dict[str, Any]:
         """What files of a run say of the attack, for those who read them without this registry (the report)."""
@@ -87,6 +90,12 @@ class Attack:
             "teaches": self.teaches,
             "reverse": self.fewer_is_stronger,
         }
+
+    def import_modules(self) -> None:
+        """Imports in this process what each child that attacks would import anew."""
+        for name in self.imports:
+            with suppress(ImportError):  # the attack itself says what is missing
+                import_module(name)
 
     def size(self, budget: float | None) -> str:
         """A budget in words."""

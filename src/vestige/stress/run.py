@@ -25,6 +25,8 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.installing import install, scratch
 from vestige.integrations.plugin_files import plugin_digests
+from vestige.isolation import DiedError, isolated
+from vestige.models.low_precision import check_low_precision
 from vestige.ownership import permit
 from vestige.show.progress import Bar, hushed
 from vestige.show.tables import table
@@ -36,7 +38,7 @@ from vestige.stress.registry import AnswersAttack, PromptAttack, WeightsAttack, 
 from vestige.stress.robustness import relearning_r
 from vestige.suites.spec import MetricSpec
 from vestige.sums import counted, number
-from vestige.writing import copy_file, keep_apart, write_bytes
+from vestige.writing import claim, copy_file, keep_apart, write_bytes
 
 DEFAULT_METRICS = ("forget_Q_A_Prob", "forget_Q_A_ROUGE", "extraction_strength", "forget_secrets_said")
 ATTACKED_DATA = ("forget", "holdout")  # both, so that membership attacks compare rows asked alike
@@ -77,12 +79,26 @@ class AttackRow:
     notes: list[str] = field(default_factory=list)
     settings: Mapping[str, object] = field(default_factory=dict)  # of the attack, every one in effect
     by_row: dict[str, dict[str, float]] = field(default_factory=dict)  # of attacks that no single evaluation shows
+    reason: str = ""  # why there are no values: its process died
+
+    @property
+    def name(self) -> str:
+        """The attack and the model in words, for messages about one row."""
+        budget = "" if self.budget is None else f"={self.budget:g}"
+        return f"{self.attack}{budget} on the {'retain ' if self.model == 'retain' else ''}model"
 
 
 def stress(ask: Stress) -> list[AttackRow]:
-    """Measures the model (and the control) before and after every attack; writes OUT/stress.json."""
+    """Measures the model (and the control) before and after every attack; writes OUT/stress.json.
+
+    An attack on weights whose process dies has a row with a reason and no values. The file lists it under `not_tested`.
+    """
     if ask.compute_dtype and not any("compute_dtype" in said for said in _all_settings(ask)):
         raise UserError("--compute-dtype is for quantise=4, which is not among the attacks; leave it out.")
+    for record in map(attack_named, ask.attacks):
+        if isinstance(record, WeightsAttack) and record.check:
+            for budget in _budgets(ask, record.name):
+                record.check(record.settings_for(ask, budget))
     _keep_apart(ask)
     with writing(ask.out):
         return _stress(ask)
@@ -93,6 +109,7 @@ def _stress(ask: Stress) -> list[AttackRow]:
     _permit_kept(ask)
     measured = replace(ask, data=_measured(ask) if ask.held_out else ask.data)
     subjects = {"model": ask.model, **({"retain": ask.retain_model} if ask.retain_model else {})}
+    check_precision(ask.attacks, ask.settings.get("device"))
     rows: list[AttackRow] = []
     total = evaluations(ask)
     with hushed(), Bar("attacking", total, "evaluation", ask.progress) as bar:
@@ -102,7 +119,7 @@ def _stress(ask: Stress) -> list[AttackRow]:
             for row in taken_over(ask, _described(ask)) if shared else subject.attacked_rows():
                 rows.append(row)
                 bar.add(1)
-    plain = [asdict(row) for row in rows]
+    plain = [{k: v for k, v in asdict(row).items() if k != "reason"} for row in rows if not row.reason]
     facts = {attack: attack_named(attack).facts() for attack in ask.attacks}
     body: dict[str, Any] = {
         "rows": plain,
@@ -110,12 +127,20 @@ def _stress(ask: Stress) -> list[AttackRow]:
         "asked": _described(ask),
         "attacks": facts,
     }
+    if len(plain) < len(rows):
+        body["not_tested"] = [asdict(row) for row in rows if row.reason]
     if ask.settings.get("plugins"):
         body["plugins"] = plugin_digests(ask.settings["plugins"])
     write_json(ask.out / "stress.json", body)
     write_manifest(ask.out, "stress", _described(ask), attacks=facts)
     seal(ask.out, "stress")
     return rows
+
+
+def check_precision(attacks: Sequence[str], device: str | None) -> None:
+    """Before any model runs: after a product in float32 it is too late for the attacks that read in fewer bits."""
+    if any(getattr(attack_named(attack), "reads", None) for attack in attacks):
+        check_low_precision(device or "auto")
 
 
 def evaluations(ask: Stress) -> int:
@@ -232,6 +257,15 @@ class AttackSubject:
         return self.row(record.name, budget, self._measure(run), settings=change({"args": {}})["args"])
 
     def _copied(self, record: WeightsAttack, budget: float) -> AttackRow:
+        """A copy is made and run by libraries that can take the process down, so that is done in a child."""
+        record.import_modules()
+        try:
+            return isolated(self._attack_copy, record, budget)
+        except DiedError as died:
+            claim(self.ask.out)  # removes what the child left half done
+            return self.row(record.name, budget, {}, reason=str(died))
+
+    def _attack_copy(self, record: WeightsAttack, budget: float) -> AttackRow:
         label = f"{record.name}-{budget:g}"
         with scratch(self.ask.out) as made:
             settings = record.settings_for(self.ask, budget)

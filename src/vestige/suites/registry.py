@@ -118,6 +118,7 @@ class Handler:
     live: Callable[..., Mapping[str, Any]] | None = None  # a metric that runs the model itself (open-unlearning form)
     steps: bool = False  # lets a step axis through; others are called once per step of a trajectory
     reads: tuple[str, ...] = ()  # of a token besides its log-probability: first (choice), spread (over the vocabulary)
+    settings: tuple[str, ...] | None = None  # of its metrics; None: a plug-in's, which are not checked
 
     def score(self, inputs: Inputs) -> Score:
         """The score of one state of a model."""
@@ -144,17 +145,22 @@ def handler(
     card: Card | None = None,
     steps: bool = False,
     reads: Sequence[str] = (),
+    settings: Sequence[str] | None = None,
 ) -> Callable[[Scorer], Scorer]:
     """Registers a scoring function, and the card that says what it means. It stays a plain function of its inputs.
 
     `reads`: what it needs of a token besides its log-probability; a server may not tell it.
+    `settings`: the settings that a metric of this handler may have; others are refused, unless this is None.
     `steps`: it gives StepScores for evidence with a step axis, so that a trajectory calls it once for all its steps.
     """
 
     def register(function: Scorer) -> Scorer:
         doc = (function.__doc__ or "").strip().splitlines()
         words = doc[0] if doc else ""
-        HANDLERS[name] = Handler(name, function, wants, classify, words, steps=steps, reads=tuple(reads))
+        known = None if settings is None else tuple(settings)
+        HANDLERS[name] = Handler(
+            name, function, wants, classify, words, steps=steps, reads=tuple(reads), settings=known
+        )
         if card is not None:
             CARDS[name] = card
         return function

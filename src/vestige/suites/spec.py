@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, did_you_mean, unknown_name
 from vestige.schema import check_form
 from vestige.suites.registry import HANDLERS, TRAJECTORY, canonical, no_wants
 
@@ -103,6 +103,8 @@ class Named:
 RESERVED = {
     "handler", "datasets", "collators", "generation_args", "pre_compute", "reference_logs", "optional", "children",
 }  # fmt: skip
+# Settings of every metric in open-unlearning's files; batches are measured in tokens here.
+WITHOUT_EFFECT = {"batch_size"}
 
 
 class _ReferenceForm(TypedDict, total=False):
@@ -160,6 +162,12 @@ class _Reader:
                 "metric handler", handler, HANDLERS, f"(metric '{name}'; one of your own: --plugin FILE)"
             )
         params = {k: v for k, v in config.items() if k not in RESERVED}
+        known = HANDLERS[handler].settings
+        for key in params:
+            if known is not None and key not in known and key not in WITHOUT_EFFECT:
+                guess = did_you_mean(str(key), known)
+                there = f"it has {', '.join(known)}." if known else "it has none of its own."
+                raise UserError(f"Metric '{name}' has no setting '{key}'; {there}{guess}")
         spec = MetricSpec(
             name=name,
             handler=handler,

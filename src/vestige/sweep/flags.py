@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,9 @@ def add_verbs(verbs: Any) -> None:
     )  # fmt: skip
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
+    sweep.add_argument(
+        "--clear-cache", action="store_true", help="remove downloads of this sweep that no task needs any longer"
+    )
     sweep.add_argument("--list", action="store_true", help="print the tasks and where they stand, and stop")
     sweep.add_argument("--meta", action="store_true", help="write what `vestige meta` reads from the runs, and stop")
     sweep.add_argument(
@@ -49,6 +53,8 @@ def run_sweep(args: argparse.Namespace) -> int:
     _check(args)
     said = {"server": args.server, "server_key_env": args.server_key_env}
     plan = read_plan(Path(args.plan), args.plugin, {key: value for key, value in said.items() if value is not None})
+    if args.clear_cache:
+        plan = replace(plan, clear_cache=True)
     if args.list:
         print(listing(plan))
         return 0

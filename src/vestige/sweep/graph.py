@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,14 @@ def make_tasks(plan: SweepPlan, start: int = 0, end: int | None = None, slots: i
         for task in _tasks_of(plan, model, attack, threads)
         if model in chosen or task.id in first
     ]
+    if any(map(_reads_low, tasks)):
+        tasks = [replace(task, low_precision=True) for task in tasks]
     return sorted(tasks, key=lambda t: t.id not in first and t.kind != "s1")  # stable: otherwise the plan's order
+
+
+def _reads_low(task: Task) -> bool:
+    """Whether the task reads a model in low precision."""
+    return bool({**task.ask, **task.how}.get("quantization")) or task.ask.get("dtype") in ("bfloat16", "float16")
 
 
 def _s1_tasks(plan: SweepPlan, threads: int) -> list[Task]:

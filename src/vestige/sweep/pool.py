@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
 import subprocess
 import sys
 import time
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from vestige.guard import is_there
+from vestige.isolation import DiedError, ending, isolated
+from vestige.stress.registry import attack_named
 from vestige.sweep.tasks import Finished, Task, is_done, perform
 from vestige.writing import append_to
 
@@ -141,7 +142,7 @@ class Drive:
 
 
 class SameProcess:
-    """The tasks one after another in this very process: for debugging, and to compare other ways with."""
+    """The tasks one after another, attacks and what they left in a child, all others in this very process."""
 
     def __init__(self) -> None:
         self.finished: list[Finished] = []
@@ -150,7 +151,14 @@ class SameProcess:
         return not self.finished
 
     def start(self, task: Task) -> None:
-        self.finished.append(perform(task))
+        if task.attack is None:
+            self.finished.append(perform(task))
+            return
+        attack_named(task.how["attack"]).import_modules()
+        try:
+            self.finished.append(isolated(perform, task))
+        except DiedError as died:
+            self.finished.append(Finished(task.id, "failed", str(died)))
 
     def wait(self, seconds: float) -> list[Finished]:
         if not self.finished:
@@ -206,7 +214,9 @@ class Slot:
             return None
         task, code = self.task, self.process.wait()
         self.task = self.process = None
-        return Finished(task.id, "failed", death(code), round(time.monotonic() - self.started, 3))
+        return Finished(
+            task.id, "failed", f"the worker process {ending(code)}", round(time.monotonic() - self.started, 3)
+        )
 
     def stop(self) -> None:
         if self.process is None:
@@ -225,20 +235,6 @@ class Slot:
 def _input(process: subprocess.Popen[bytes]) -> IO[bytes]:
     assert process.stdin is not None
     return process.stdin
-
-
-def death(code: int) -> str:
-    """Why a worker is gone, from its exit code.
-
-    >>> death(-9)
-    'the worker process was killed by SIGKILL (out of memory?)'
-    >>> death(3)
-    'the worker process ended with status 3'
-    """
-    if code >= 0:
-        return f"the worker process ended with status {code}"
-    why = " (out of memory?)" if -code == signal.SIGKILL else ""
-    return f"the worker process was killed by {signal.Signals(-code).name}{why}"
 
 
 class ProcessPool:

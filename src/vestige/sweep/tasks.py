@@ -26,6 +26,7 @@ from vestige.integrations.plugin_files import with_siblings
 from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
+from vestige.models.low_precision import check_low_precision
 from vestige.ownership import adopt, is_ours, ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
@@ -69,6 +70,7 @@ class Task:
     memory: int | None = None  # bytes; None: unknown
     gpus: float | None = None  # its share of a cluster's; None: one, where there are any
     free_space: int = 0  # bytes that must be free before it starts
+    low_precision: bool = False  # whether a task of the same sweep, and so of the same worker, reads a model so
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -267,6 +269,8 @@ def _perform(task: Task) -> None:
 
     check_space(Path(task.out), task.free_space)
     load_plugins(task.plugins)
+    if task.low_precision:
+        check_low_precision(task.ask.get("device") or "auto")  # after a product in float32 it is too late
     torch.set_num_threads(task.threads)  # the same on every machine: sums must not depend on where they are made
     {"attack": _make_attacked, "depth": _measure_depth, "s1": _measure_depth, "eval": _evaluate}[task.kind](task)
 

@@ -188,7 +188,10 @@ def recipe_of(config: TrainConfig) -> Any:
     strange = [k for k in config.lora if k not in Lora.__dataclass_fields__]
     if strange:
         raise unknown_name("setting of lora", strange[0], list(Lora.__dataclass_fields__))
-    return TrainingRecipe(**known, extra=extra, lora=Lora(**config.lora))
+    lora = Lora(**config.lora)
+    if not isinstance(lora.rank, int) or lora.rank < 1:
+        raise UserError(f"The rank of an adapter (--lora) must be a whole number of at least 1, it is {lora.rank}.")
+    return TrainingRecipe(**known, extra=extra, lora=lora)
 
 
 def check_training(config: TrainConfig) -> None:

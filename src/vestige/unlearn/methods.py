@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from numbers import Real
 from typing import Any
 
 import torch
@@ -369,6 +370,9 @@ def split_knobs(name: str, knobs: Mapping[str, Any] | None) -> tuple[dict[str, A
     for knob in own:
         if knob not in method.knobs:
             raise unknown_name("knob", knob, [*method.knobs, "retain_loss_type"], f"(of {name})")
+        number = isinstance(method.knobs[knob], Real) and not isinstance(method.knobs[knob], bool)
+        if number and (isinstance(own[knob], bool) or not isinstance(own[knob], Real)):
+            raise UserError(f"The knob {knob} (of {name}) must be a number, it is {own[knob]!r}.")
     if method.own_retain_loss and retain_loss_type == method.own_retain_loss:
         retain_loss_type = "NLL"  # its own distance, which reads no retain loss
     if retain_loss_type not in RETAIN_LOSSES:

@@ -27,6 +27,7 @@ from vestige.guard import read_json
 from vestige.installing import hand_over, install, scratch, workshop
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
+from vestige.models.low_precision import cpu_setting
 from vestige.ownership import JOURNAL, adopt, is_ours, ours_below, pass_over, permit
 from vestige.schema import misfit
 from vestige.secrets import masked
@@ -155,7 +156,7 @@ def _record(
         "mode": config.mode,
         "config": config.describe(),
         "settings": trained.settings,
-        "model": {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype},
+        "model": {"name": loaded.name, "fingerprint": loaded.fingerprint, "dtype": loaded.dtype, **cpu_setting()},
         "data": {kind: read.sources for kind, read in rows.items()},
         "losses": [x if math.isfinite(x) else None for x in trained.losses],
         "evals": [],

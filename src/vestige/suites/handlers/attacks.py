@@ -75,13 +75,13 @@ def _attack(inputs: Inputs, value: Callable[[Example], Value]) -> Scored:
     return replace(found, extra={**kept, **found.extra})
 
 
-@handler("mia_loss", wants_answers, steps=True)
+@handler("mia_loss", wants_answers, steps=True, settings=())
 def mia_loss(inputs: Inputs) -> Scored:
     """Attack by loss."""
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_loss(t)}))
 
 
-@handler("mia_zlib", wants_answers, steps=True)
+@handler("mia_zlib", wants_answers, steps=True, settings=())
 def mia_zlib(inputs: Inputs) -> Scored:
     """Attack by loss over compressed length."""
 
@@ -99,21 +99,21 @@ def _k(inputs: Inputs) -> float:
     return k
 
 
-@handler("mia_min_k", wants_answers, steps=True)
+@handler("mia_min_k", wants_answers, steps=True, settings=("k",))
 def mia_min_k(inputs: Inputs) -> Scored:
     """Attack by the least likely tokens."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k(t, k)}))
 
 
-@handler("mia_min_k_plus_plus", wants_answers, steps=True, reads=["spread"])
+@handler("mia_min_k_plus_plus", wants_answers, steps=True, reads=["spread"], settings=("k",))
 def mia_min_k_plus_plus(inputs: Inputs) -> Scored:
     """Attack by the least likely tokens, standardised over the vocabulary."""
     k = _k(inputs)
     return _attack(inputs, one_stat(inputs, lambda t: {"score": membership.mia_min_k_plus_plus(t, k)}))
 
 
-@handler("mia_gradnorm", wants_gradients)
+@handler("mia_gradnorm", wants_gradients, settings=("p",))
 def mia_gradnorm(inputs: Inputs) -> Scored:
     """Attack by the norm of the loss's gradient."""
 
@@ -130,7 +130,7 @@ def mia_gradnorm(inputs: Inputs) -> Scored:
     return _attack(inputs, value)
 
 
-@handler("mia_reference", wants_reference)
+@handler("mia_reference", wants_reference, settings=("reference_model_path",))
 def mia_reference(inputs: Inputs) -> Scored:
     """Attack by the loss beside a reference model's."""
     path = reference_path(inputs.spec)

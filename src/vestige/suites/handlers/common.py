@@ -31,6 +31,7 @@ def targets(data: Mapping[str, Rows]) -> list[Target]:
 
 
 def wants_answers(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Evidence for the answers of the metric's data sets."""
     return Wants(answers=targets(data))
 
 

@@ -40,7 +40,7 @@ def wants_patched(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
     return Wants(patched={models: [w for w in found if w is not None]})
 
 
-@handler("uds", wants_patched)
+@handler("uds", wants_patched, settings=("full_model_path", "retain_model_path", "last_layer", "delta_threshold"))
 def uds(inputs: Inputs) -> Score:
     """Share of the full model's knowledge that is gone from the layers, against the retain model (depth score)."""
     from vestige.metrics.depth import TAU

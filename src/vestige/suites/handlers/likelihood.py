@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
-@handler("probability", wants_answers, steps=True)
+@handler("probability", wants_answers, steps=True, settings=())
 def probability(inputs: Inputs) -> Scored:
     """Length-normalised probability of the answer."""
 
@@ -68,7 +68,7 @@ def wants_visible(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) 
     return Wants(answers=asked, visible=asked)
 
 
-@handler("probability_confidence_ordered", wants_visible, steps=True)
+@handler("probability_confidence_ordered", wants_visible, steps=True, settings=())
 def probability_confidence_ordered(inputs: Inputs) -> Scored:
     """The same probability, with the token probabilities listed from most to least confident."""
     if inputs.evidence.visible:  # a diffusion model is asked about each token with the whole text in sight
@@ -84,14 +84,14 @@ def probability_confidence_ordered(inputs: Inputs) -> Scored:
     return mean_score(by_index(inputs.rows, one_stat(inputs, compute)), "prob")
 
 
-@handler("loss", wants_answers, steps=True)
+@handler("loss", wants_answers, steps=True, settings=())
 def loss(inputs: Inputs) -> Scored:
     """Mean negative log-probability of the answer's tokens."""
     value = one_stat(inputs, lambda t: {"score": memorisation.loss(t)})
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("exact_memorization", wants_answers, steps=True, reads=["first"])
+@handler("exact_memorization", wants_answers, steps=True, reads=["first"], settings=())
 def exact_memorization(inputs: Inputs) -> Scored:
     """Share of answer tokens that are the model's first choice."""
     kind = np.float32 if inputs.dialect.float32_shares else np.float64
@@ -99,7 +99,7 @@ def exact_memorization(inputs: Inputs) -> Scored:
     return mean_score(by_index(inputs.rows, value), "score")
 
 
-@handler("extraction_strength", wants_answers, steps=True, reads=["first"])
+@handler("extraction_strength", wants_answers, steps=True, reads=["first"], settings=())
 def extraction_strength(inputs: Inputs) -> Scored:
     """Share of the answer the model finishes without a miss."""
     floor = inputs.dialect.extraction_floor

@@ -59,7 +59,7 @@ def _of_pairs(inputs: Inputs, reads: str, writes: str, formula: Callable[[Array,
     return out
 
 
-@handler("probability_w_options", steps=True)
+@handler("probability_w_options", steps=True, settings=())
 def probability_w_options(inputs: Inputs) -> Scored:
     """The truth's share of the probability of all options."""
 
@@ -86,7 +86,7 @@ def _mean_loss(losses: Array, paper: bool) -> Array:
     return np.asarray(-_log(_mean_of(np.exp(-losses)))) if paper else _mean_of(losses)
 
 
-@handler("truth_ratio", steps=True)
+@handler("truth_ratio", steps=True, settings=("aggregator", "paper"))
 def truth_ratio(inputs: Inputs) -> Scored:
     """P(wrong answers) / P(right answer)."""
     name = str(inputs.spec.params.get("aggregator", "closer_to_1_better"))
@@ -103,7 +103,7 @@ def truth_ratio(inputs: Inputs) -> Scored:
     return unless(missing, lambda: mean_score(_of_pairs(inputs, "avg_loss", "score", ratio), "score", each))
 
 
-@handler("hm_aggregate", steps=True)
+@handler("hm_aggregate", steps=True, settings=())
 def hm_aggregate(inputs: Inputs) -> Scored:
     """Harmonic mean of the parents' values (model utility)."""
     names = [inputs.spec.parents[key] for key in inputs.parents]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
-@handler("ks_test", steps=True)
+@handler("ks_test", steps=True, settings=())
 def ks_test(inputs: Inputs) -> Scored:
     """Two-sided KS p-value of the truth ratios against the retain model's (forget quality)."""
     missing, reference = need(inputs, "forget"), inputs.reference("retain")
@@ -90,14 +90,14 @@ def _published(inputs: Inputs) -> float | None:
     return published_auc(str(split), str(inputs.spec.params.get("attack", "")), inputs.spec.params.get("attack_k"))
 
 
-@handler("privleak", steps=True)
+@handler("privleak", steps=True, settings=("ref_value", "data_split", "attack", "attack_k"))
 def privleak(inputs: Inputs) -> Scored:
     """Relative change of 1 - AUC against the retain model's, in per cent."""
     nothing = "the retain model's AUC is 1, so that 1 - AUC is 0 and a change relative to it has no value"
     return _against_reference(inputs, vectors.privleak, nothing)
 
 
-@handler("rel_diff", steps=True)
+@handler("rel_diff", steps=True, settings=("ref_value",))
 def rel_diff(inputs: Inputs) -> Scored:
     """Relative difference to the retain model's value, in per cent."""
     nothing = "the retain model's value is 0, and a difference relative to 0 has no value"

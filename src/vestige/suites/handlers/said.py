@@ -36,7 +36,7 @@ def secrets_in(rows: Rows) -> dict[str, Secret]:
     return {row[0].index: secret_of(fact) for row, fact in zip(rows.examples, facts, strict=True)}
 
 
-@handler("secrets_said", wants_texts)
+@handler("secrets_said", wants_texts, settings=())
 def secrets_said(inputs: Inputs) -> Scored:
     """The share of rows whose secret the answer says."""
     from vestige.metrics.said import says
@@ -59,7 +59,7 @@ def secrets_said(inputs: Inputs) -> Scored:
     return replace(found, value_by_index=rows, extra={"with_secret": len(kept), **count})
 
 
-@handler("repetition", wants_texts)
+@handler("repetition", wants_texts, settings=())
 def repetition_of_texts(inputs: Inputs) -> Scored:
     """How much of what the model says it has said before."""
     from vestige.metrics.said import repetition
@@ -75,7 +75,7 @@ def wants_said(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> 
     return replace(wants, said={path: wants.texts}) if path else Wants()
 
 
-@handler("said_likelihood", wants_said)
+@handler("said_likelihood", wants_said, settings=("reference_model_path",))
 def said_likelihood(inputs: Inputs) -> Scored:
     """How likely the model before unlearning finds what this one says."""
     path = reference_path(inputs.spec)

@@ -22,6 +22,7 @@ def decoding_of(spec: MetricSpec) -> Decoding:
 
 
 def wants_texts(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
+    """Texts that the model writes for the prompts of the metric's data sets."""
     decoding = decoding_of(spec)
     return Wants(texts=[Request(e.prompt, decoding) for rows in data.values() for row in rows.examples for e in row])
 
@@ -51,7 +52,7 @@ def _said(inputs: Inputs, example: Example, decoding: Decoding, score: Callable[
     return found
 
 
-@handler("rouge", wants_texts, steps=True)
+@handler("rouge", wants_texts, steps=True, settings=("rouge_type",))
 def rouge(inputs: Inputs) -> Scored:
     """Overlap of the greedy answer with the reference."""
     from vestige.metrics.rouge import rouge_scores
@@ -67,7 +68,7 @@ def rouge(inputs: Inputs) -> Scored:
     return mean_score(by_index(inputs.rows, value), kind)
 
 
-@handler("bleu", wants_texts, steps=True)
+@handler("bleu", wants_texts, steps=True, settings=())
 def bleu_score(inputs: Inputs) -> Scored:
     """Shared word sequences of the greedy answer and the reference."""
     from vestige.metrics.bleu import bleu
@@ -93,7 +94,11 @@ def _classifier_wants(inputs: Inputs) -> list[ClassifierWant]:
     return [ClassifierWant(t, str(path), class_id, length) for v in texts.values() for t in as_list(v["generation"])]
 
 
-@handler("classifier_prob", classify=_classifier_wants)
+@handler(
+    "classifier_prob",
+    classify=_classifier_wants,
+    settings=("classifier_model_args", "classifier_tokenization_args", "max_length", "class_id", "text_key", "device"),
+)
 def classifier_prob(inputs: Inputs) -> Scored:
     """Class probability of the generated text under a text classifier (gibberish)."""
     scores = iter([inputs.evidence.classified[w.key] for w in _classifier_wants(inputs)])

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
 
-@handler(DECIDED, wants_answers, steps=True)
+@handler(DECIDED, wants_answers, steps=True, settings=("normalised",))
 def extraction_strength_decided(inputs: Inputs) -> Scored:
     """Share of the denoising steps after which every token that was decided is right."""
     normalised = bool(inputs.spec.params.get("normalised", False))
@@ -31,7 +31,11 @@ def wants_trajectory(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialec
     return denoised_wants(spec, data, dialect)
 
 
-@handler(TRAJECTORY, wants_trajectory)
+@handler(
+    TRAJECTORY,
+    wants_trajectory,
+    settings=("metrics", "trajectory_config", "include_metrics", "store_per_sample", "legacy_flat"),
+)
 def trajectory_metrics(inputs: Inputs) -> Score:
     """Metrics at each step of a diffusion model's denoising path."""
     from vestige.suites.handlers.trajectory_scores import score_along

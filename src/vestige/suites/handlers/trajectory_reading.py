@@ -116,13 +116,17 @@ def children(spec: MetricSpec) -> Mapping[str, MetricSpec]:
     return spec.children.metrics
 
 
-def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Asked:
+def gather(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect, takes_back: bool) -> Asked:
+    """With `takes_back` the answers of the first data set are watched whatever the metrics read: `revocations` does."""
     asked = Asked()
     for name, child in children(spec).items():
         mine = child_data(spec, data, name)
         if len(mine) == len(child.datasets):  # else something it needs is not there
             kind = HANDLERS[child.handler]
             asked.add((wants_answers if kind.live else kind.wants)(child, mine, dialect))
+    if takes_back and data:
+        targets = [row[0].target for row in next(iter(data.values())).examples]
+        asked.add(Wants(answers=[target for target in targets if target is not None]))
     return asked
 
 
@@ -238,7 +242,7 @@ class TrajectoryRun:
         self.words = inputs.words
         self.data = {k: windowed(r, self.config, inputs.words) for k, r in inputs.data.items()}
         self.notes = (*self.config.notes, *_cut_note(inputs.data, self.config.length))
-        self.asked = gather(inputs.spec, self.data, inputs.dialect)
+        self.asked = gather(inputs.spec, self.data, inputs.dialect, self.config.denoising.takes_back)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
         self.whole: dict[Prompt, Trace] = {}  # with every pass
         self.traces: dict[Prompt, Trace] = {}  # with the passes reported

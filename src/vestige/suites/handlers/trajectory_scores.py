@@ -40,7 +40,8 @@ NO_WORDS = "texts along a trajectory need the tokenizer, which was not found"
 
 def denoised_wants(spec: MetricSpec, data: Mapping[str, Rows], dialect: Dialect) -> Wants:
     config = read_config(spec.params, spec.name)
-    asked = gather(spec, {k: windowed(r, config) for k, r in data.items()}, dialect)
+    cut = {k: windowed(r, config) for k, r in data.items()}
+    asked = gather(spec, cut, dialect, config.denoising.takes_back)
     return Wants(denoised=[asked.want(prompt, config) for prompt in asked.streams])
 
 

@@ -5,23 +5,29 @@ BIN    := $(VENV)/bin
 CORE   := $(VENV)/.core
 STAMP  := $(VENV)/.installed
 
-.PHONY: demo demo-meta quick test test-processors test-pythons test-inspect test-deepspeed engines coverage check docs dist audit bench clean
+PARTS  := commands models files docs report fuzz packaging typing trl
+
+.PHONY: demo demo-meta quick test test-all $(PARTS:%=test-%) test-processors test-pythons test-inspect test-deepspeed \
+	engines coverage check docs dist audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
 # The demo and the verbs need the core; the extras and what tests need come with `make test`.
 # Modules are compiled when they are first imported: compiling all of them takes a minute, and most are never used.
+# pip says only what went wrong; some files of other packages are not meant to compile, so that step has no say.
+PIP := $(BIN)/pip install -qq --disable-pip-version-check --no-compile -c constraints.txt
 $(CORE): pyproject.toml constraints.txt
 	@echo "Installing vestige and torch into $(VENV) (a minute or two, about 1.5 GB) ..."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt torch
-	( PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch" >/dev/null 2>&1 & ) # another core compiles it meanwhile
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e .
-	touch $(CORE)
+	@$(PYTHON) -m venv $(VENV)
+	@$(PIP) torch
+	@( PYTHONDONTWRITEBYTECODE= $(BIN)/python -c "import torch" >/dev/null 2>&1 & ) # another core compiles it meanwhile
+	@$(PIP) -e .
+	@touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e ".[dev]"
-	-$(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null
-	touch $(STAMP)
+	@echo "Installing what the tests need into $(VENV) (a few minutes, about 1.5 GB more) ..."
+	@$(PIP) -e ".[dev]"
+	@$(BIN)/python -m compileall -q -j 2 $(VENV)/lib >/dev/null 2>&1 || true
+	@touch $(STAMP)
 
 demo: $(CORE)
 	$(BIN)/vestige demo
@@ -37,20 +43,29 @@ demo-meta: $(STAMP)
 # they share compiled modules even where the environment says that none are to be kept.
 # An environment that says otherwise (tools/processors.py does) is obeyed.
 OMP_NUM_THREADS ?= 1
-quick test coverage: export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
-quick test test-processors test-pythons coverage: export PYTHONDONTWRITEBYTECODE =
-test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+quick test coverage $(PARTS:%=test-%): export OMP_NUM_THREADS := $(OMP_NUM_THREADS)
+quick test test-processors test-pythons coverage $(PARTS:%=test-%): export PYTHONDONTWRITEBYTECODE =
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
-# The fast lane: rooms that need no model, and one path from a checkpoint to a page. Under 90 seconds on two cores.
+# The contract suite (what vestige promises, tested from outside), the doctests and the fast tests: ten minutes.
+test: $(STAMP)
+	@$(PYTEST)
+
+# The rest, a part at a time; tests/conftest.py lists what belongs to which part. `make -k test-all` runs on after a
+# failure, for an hour and a half or longer.
+$(PARTS:%=test-%): test-%: $(STAMP)
+	@$(PYTEST) --part $* tests
+test-all: check test $(PARTS:%=test-%) test-processors test-pythons test-inspect test-deepspeed engines
+
+# Packages that need no model, and one evaluation by the command line. Under 90 seconds on two cores.
 quick: $(STAMP)
-	$(BIN)/python tools/quick.py
+	@$(BIN)/python tools/quick.py
 
 # What trains, and what compares bytes or texts, as other processors would run it (CONTRIBUTING.md).
 test-processors: $(STAMP)
 	$(BIN)/python tools/processors.py
 
-# The rooms without torch on newer Pythons, where those are installed.
+# The packages without torch on newer Pythons, where those are installed.
 test-pythons: $(STAMP)
 	$(BIN)/python tools/pythons.py
 
@@ -75,7 +90,7 @@ engines: $(STAMP)
 
 # Which lines of src/ the tests run: a table of what is left, and the whole in per cent (docs/mutation.md).
 coverage: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=term
+	@$(PYTEST) --cov --cov-report=term
 
 check: $(STAMP)
 	$(BIN)/ruff check src tests bench tools docs/site

@@ -1,6 +1,6 @@
 """Writes the lists of keywords in the docstrings of the public functions, from the table of flags.
 
-    python tools/keywords.py            (tests/test_keywords.py fails when a list is not as this writes it)
+    python tools/keywords.py            (run it after a change of the table)
 
 A keyword means what the flag of that name means: the words are those of src/vestige/flags.py, or of the verb that
 alone has the flag. Keywords that have no flag are described in OWN.

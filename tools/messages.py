@@ -2,7 +2,7 @@
 
     python tools/messages.py [WORD]    prints them by file, or those that contain a word
 
-tests/test_errors.py holds each of them to one form.
+tests/test_messages.py holds each of them to one form.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ ROOMS = (
     *("metrics", "compare", "suites", "store", "meta", "report"),
 )
 TESTS = (
-    *("test_rooms", "test_sums", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
+    *("test_modules", "test_sums", "test_types", "compare/test_bootstrap", "compare/test_exact", "meta/test_meta"),
     *(f"metrics/test_{name}" for name in ("bleu", "collapse_formulas", "depth_formulas", "metrics")),
 )
 

@@ -1,6 +1,6 @@
-"""`make quick`: the rooms that need no model, and one path from a checkpoint to a page; under 90 s on two cores.
+"""`make quick`: packages that need no model, and one evaluation by the command line; under 90 s on two cores.
 
-The rooms and their tests are those of tools/pythons.py, and a few more that are quick. `make test` runs everything.
+The packages and their tests are those of tools/pythons.py, and a few more that are quick.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from pathlib import Path
 from pythons import ROOMS, TESTS
 
 ROOT = Path(__file__).resolve().parent.parent
-MORE = (
-    *("test_architecture", "test_end_to_end", "test_errors", "test_writing", "suites/test_handlers"),
-    *("report/test_report_parts", "metrics/test_rouge", "compare/test_verdict"),
-)
+MORE = ("test_messages", "suites/test_handlers", "metrics/test_rouge", "compare/test_verdict")
+ONE_EVALUATION = "tests/contract/test_tofu_muse.py::test_default_metrics_by_the_guides_command[full-default]"
 BUDGET = 90  # seconds on two idle cores
 
 
 def main() -> int:
-    files = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/{name}.py" for name in (*TESTS, *MORE))]
+    files = [
+        *(f"src/vestige/{room}" for room in ROOMS),
+        *(f"tests/{name}.py" for name in (*TESTS, *MORE)),
+        ONE_EVALUATION,
+    ]
     words = ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]
     since = time.monotonic()
     status = subprocess.run([sys.executable, "-m", "pytest", *words, *files], cwd=ROOT).returncode

@@ -4,7 +4,7 @@
     tools/source_map.py --check    exit status 1 if the page is not what the sources say
 
 A file's line is the first line of its docstring (of its first comment, for the page's scripts). What a room may import
-comes from tests/test_rooms.py, which enforces it.
+comes from tests/test_modules.py, which enforces it.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ def sources() -> list[Path]:
 
 def rooms() -> dict[str, set[str]]:
     """Each room and what it may import, in the order of the table that the tests enforce."""
-    import test_rooms
+    import test_modules
 
-    return {room: arrows for room, arrows in test_rooms.ARROWS.items() if not room.startswith("__")}
+    return {room: arrows for room, arrows in test_modules.DEPENDENCIES.items() if not room.startswith("__")}
 
 
 def place_of(room: str) -> Path:
@@ -64,14 +64,14 @@ def place_of(room: str) -> Path:
 
 def room_table() -> str:
     arrows_of = rooms()
-    import test_rooms
+    import test_modules
 
     lines = ["| room | what it does | may import |", "|---|---|---|"]
     for room, arrows in arrows_of.items():
-        if room in test_rooms.NOUNS:
+        if room in test_modules.TOP_LEVEL:
             continue
         words = described(place_of(room)).replace("|", "\\|")
-        lines.append(f"| `{room}` | {words} | {_arrows(arrows, test_rooms.BELOW)} |")
+        lines.append(f"| `{room}` | {words} | {_arrows(arrows, test_modules.BELOW)} |")
     return "\n".join(lines)
 
 

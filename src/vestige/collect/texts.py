@@ -56,7 +56,7 @@ def penalty_of(model: Any, decoding: Decoding) -> float:
 class TextCollector:
     """Runs one model's requests. `run` yields finished texts batch by batch, so that a caller can keep them."""
 
-    def __init__(  # noqa: PLR0913 - three of them are limits with defaults
+    def __init__(
         self, model: Any, detokenise: Detokenise, eos: frozenset[int], end_text: str, cost: Cost,
         max_rows: int = ELSEWHERE.rows, max_columns: int = ELSEWHERE.cells, limits: Limits | None = None,
     ) -> None:  # fmt: skip

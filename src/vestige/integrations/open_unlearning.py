@@ -34,7 +34,7 @@ def run_live(
     return call_live(handler, spec, model, sets, given, parents, references, batch_size, notes)
 
 
-def call_live(  # noqa: PLR0913 - what open-unlearning hands a metric
+def call_live(
     handler: Handler,
     spec: MetricSpec,
     model: Any,

@@ -32,7 +32,7 @@ PLACED = "run by the metric itself on the logits of each step: a row of logits i
 REMEMBERED = 64  # batches: a row with several answers is collated answer by answer
 
 
-def run_at_step(  # noqa: PLR0913 - what open-unlearning hands a metric
+def run_at_step(
     child: MetricSpec,
     moment: Moment,
     windows: Windows,

@@ -112,7 +112,7 @@ def simnpo(
     return gamma * (-2 / beta) * preference + alpha * retain_loss
 
 
-def dpo(  # noqa: PLR0913 - four likelihoods and the published knobs
+def dpo(
     forget_nll: Tensor,
     forget_reference: Tensor,
     alternate_nll: Tensor,

@@ -240,7 +240,7 @@ def _wga(step: Step, **knobs: Any) -> Tensor:
     return losses.wga(*_token_nll(step), step.retain_loss, **knobs)
 
 
-def _pdu(  # noqa: PLR0913 - the knobs of the published configuration
+def _pdu(
     step: Step,
     gamma: float = 1.0,
     alpha: float = 1.0,

@@ -76,7 +76,7 @@ class Callback(TrainerGuest):
 
     log = logging.getLogger("vestige.watch")
 
-    def __init__(  # noqa: PLR0913 - keywords that users know
+    def __init__(
         self,
         suite: str = "tofu",
         *,

@@ -42,7 +42,7 @@ class Watch:
     `state_dict` and `load_state_dict` carry what was seen through a checkpoint of the loop's own.
     """
 
-    def __init__(  # noqa: PLR0913 - keywords that users know
+    def __init__(
         self,
         model: TorchModel,
         tokenizer: TokenizerLike,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
@@ -187,33 +186,6 @@ def settings_of(said: Mapping[str, Any]) -> dict[str, Any]:
 # ---- other spellings ----------------------------------------------------------------------------------------------
 
 
-def _is_file(word: str) -> bool:
-    return not Path(word).expanduser().is_dir()
-
-
-@dataclass(frozen=True)
-class Spelling:
-    """A flag's former name in some verbs; it works in this version, with a note."""
-
-    old: str
-    new: str
-    verbs: str
-    why: str
-    holds: Callable[[str], bool] = lambda word: True  # of the value, where the old name has a meaning today
-
-
-FORMER = (
-    Spelling("retain", "retain-model", f"depth {PAGE}", "--retain is for rows to keep"),
-    Spelling("data", "forget", "depth", "--data is for folders", _is_file),
-    Spelling("data", "learn", "train", "--data is for folders"),
-    Spelling("metric", "metrics", "diff plot", "as in every verb"),
-    Spelling("model", "name", "published plot", "--model is for a checkpoint"),
-    Spelling("best", "keep-best", MAKE, "--best marks columns of a table"),
-    Spelling("columns", "cross-columns", "collapse", "--columns is for tables"),
-    Spelling("format", "rollout-format", "collapse", "--format is for what is written"),
-    Spelling("processes", "slots", "demo-meta", "as in `vestige sweep`"),
-)
-
 # The words that do the same here <- flags of other tools. A flag without a word of ours takes its own value along.
 SAME: dict[str, str] = {
     "--out": "output-dir output-path output save-dir",
@@ -275,8 +247,7 @@ def translated(verb: str, words: Sequence[str], options: Collection[str]) -> tup
     notes: list[str] = []
     for place, word in enumerate(words):
         flag, equals, value = word.partition("=")
-        following = value if equals else next(iter(words[place + 1 :]), "")
-        new, note = _today(verb, flag, following, options)
+        new, note = _translate(verb, flag, options)
         if new and equals:
             new[-1] += f"={value}"
         out += [word] if new is None else new
@@ -284,14 +255,11 @@ def translated(verb: str, words: Sequence[str], options: Collection[str]) -> tup
     return out, notes
 
 
-def _today(verb: str, flag: str, value: str, options: Collection[str]) -> tuple[list[str] | None, str]:
-    """What a flag is called today, and a note. None: it stays as it is written."""
+def _translate(verb: str, flag: str, options: Collection[str]) -> tuple[list[str] | None, str]:
+    """Our name for a flag of another tool, and a note. None: it stays as it is written."""
     if not flag.startswith("--") or len(flag) < 4:
         return None, ""
     name = flag[2:].replace("_", "-")  # other tools write underscores
-    for one in FORMER:
-        if one.old == name and verb in one.verbs.split() and one.holds(value):
-            return [f"--{one.new}"], f"--{one.old} of `vestige {verb}` is now --{one.new} ({one.why})."
     if f"--{name}" in options:
         return [f"--{name}"], ""
     if name in NEEDLESS:

@@ -329,17 +329,8 @@ def permit(*paths: Path) -> None:
             raise not_ours(path)
 
 
-def adopt(home: Path, names: Iterable[str], by: str | None = None) -> None:
-    """Lists files that a version of vestige without journals wrote; the caller has seen that they are its own."""
-    journal = own_journal(home)
-    there = [journal.home / name for name in names]
-    found = {name_in(journal, p) for p in there if is_plain(p) and link_above(journal, p) is None}
-    more = {} if by is None else {"by": by}
-    journal.add(*({"file": name, **more} for name in sorted(found - set(journal.files))))
-
-
 def adopt_file(path: Path) -> None:
-    """The same for one file, in the journal that answers for it."""
+    """Lists a file that the caller has seen to be ours, in the journal that answers for it."""
     journal = journal_of(path)
     if journal is not None and is_plain(path) and not is_ours(path) and link_above(journal, path) is None:
         journal.add({"file": name_in(journal, path)})

@@ -245,13 +245,13 @@ class Denoising:
         return self.sampler == "diffusion_gemma"
 
     def settings(self) -> dict[str, Any]:
-        """All settings by name. Those that came later are left out where nobody set them: older runs had none."""
+        """All settings by name; those of DiffusionGemma's sampler only where they are set."""
         said = {f.name: getattr(self, f.name) for f in fields(self)}
         return {k: v for k, v in said.items() if v is not None or k not in CANVAS_SETTINGS}
 
     @property
     def key(self) -> str:
-        """By the settings there are, so that evidence of older versions keeps its names."""
+        """By the settings that are set."""
         said = ", ".join(f"{k}={v!r}" for k, v in self.settings().items())
         return content_key(f"Denoising({said})".encode())
 

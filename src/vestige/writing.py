@@ -30,7 +30,6 @@ from vestige.ownership import (
     ForeignError,
     Journal,
     absolute,
-    adopt,
     adopt_file,
     has_journal,
     is_ours,
@@ -105,8 +104,6 @@ class VanishedError(WriteError):
 def lock_file(directory: Path) -> Path:
     """The path to lock. Locking empties the file, so one that holds something is not taken."""
     path = directory / LOCK
-    if is_plain(path) and not is_ours(path) and path.stat().st_size == 0:
-        adopt(directory, [LOCK])
     permit(path)
     journal = own_journal(directory)
     if LOCK not in journal.files:

@@ -14,7 +14,6 @@ measured before the first step that learns from them, also when the step they ar
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import logging
@@ -31,8 +30,6 @@ from vestige.collapse.rollouts_rows import native
 from vestige.errors import UserError, is_ours
 from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.integrations.undisturbed import undisturbed
-from vestige.metrics.collapse import Ema
-from vestige.ownership import adopt_file
 from vestige.writing import write_bytes
 
 log = logging.getLogger("vestige.collapse")
@@ -243,14 +240,8 @@ class CollapseCallback(TrainerGuest):
         log_metrics(self._trainer, metrics, control, self.bare_keys)
         if state.is_world_process_zero:
             place = Path(args.output_dir) / STATE
-            self._adopt(place)
             write_bytes(place, json.dumps(self.detector.state_dict()).encode())
 
-    def _adopt(self, place: Path) -> None:
-        """A file of a version that kept no journal: it reads as one."""
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            Ema.from_json(json.loads(place.read_text(encoding="utf-8")))
-            adopt_file(place)
 
 
 def means_at(state: Any) -> dict[str, Any] | None:

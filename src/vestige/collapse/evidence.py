@@ -55,8 +55,7 @@ class Crossing:
         names = {(x, z): self._want(x, z) for x in dict.fromkeys(prompts) for z in dict.fromkeys(reasonings)}
         wants = {want.key: want for want in names.values()}
         bank = self._bank(self.directory)
-        same, precision = (lambda: bank.identity), (lambda: self.model.precision)
-        said = Settling(bank, wants, self._collect, same, self.model.is_live, precision).run()
+        said = Settling(bank, wants, self._collect, self.model.is_live, lambda: self.model.precision).run()
         have = bank.load()
         missing = {key: want for key, want in wants.items() if key not in have}
         if missing:

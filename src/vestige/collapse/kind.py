@@ -13,7 +13,6 @@ import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
-from vestige.metrics.collapse_extras import LATER_INTERVALS
 from vestige.metrics.collapse_words import verdict
 from vestige.schema import misfit, number
 from vestige.store.directories import Seal, begin, seal, writing
@@ -39,12 +38,8 @@ class CollapseAgain:
 
     @property
     def numbers(self) -> dict[str, float]:
-        """Those that have a value, under the names of metrics.json; those that older runs lack are left out."""
-        found = {f"{self.label}/{k}": v for k, v in self.metrics.items() if v is not None}
-        later = {f"{self.label}/{name}_ci_{end}" for name in LATER_INTERVALS for end in ("low", "high")}
-        if not later & set(self.step["metrics"]):
-            found = {k: v for k, v in found.items() if k not in later}
-        return found
+        """Those that have a value, under the names of metrics.json."""
+        return {f"{self.label}/{k}": v for k, v in self.metrics.items() if v is not None}
 
 
 def _again(path: Path, body: Mapping[str, Any]) -> Iterator[CollapseAgain]:

@@ -18,11 +18,8 @@ from vestige.errors import UserError
 from vestige.models.checks import context_length
 from vestige.models.fingerprint import (
     LIBRARIES,
-    VOLATILE_BEFORE,
     FileWatch,
     changed_meanwhile,
-    fingerprint_module,
-    fingerprint_place,
     held,
     libraries,
 )
@@ -83,22 +80,6 @@ class ModelHandle:
             parts += map("=".join, libraries(kind, bool(self._quantization)).items())
             self._identity = content_key(*map(str.encode, parts))[:16]
         return self._identity
-
-    @property
-    def identity_before(self) -> str:
-        """The identity under which older versions filed the same model's evidence."""
-        if self.args is None:
-            assert self._loaded is not None
-            m = self._loaded
-            weights = fingerprint_module(m.model, VOLATILE_BEFORE)
-            parts = [weights, m.dtype, m.attention, device_kind(m.device), _generation(m)]
-        else:
-            weights = fingerprint_place(locate(self.args), self.args, VOLATILE_BEFORE)
-            device = held(self.args)["device"]
-            dtype = "float32" if self.args.dtype == "auto" and device == "cpu" else self.args.dtype
-            parts = [weights, dtype, "sdpa" if self.args.attention == "auto" else self.args.attention, device]
-        parts += [RULE] if self._quantization == "4bit" else []
-        return content_key(*(p.encode() for p in parts))[:16]
 
     @property
     def _quantization(self) -> str | None:

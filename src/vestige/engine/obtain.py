@@ -134,8 +134,7 @@ class Collector:
         unique = {w.key: w for w in wants}
         if self.team.leads:
             fill = partial(self._fill, stage, model)
-            before, dtype = (lambda: model.identity_before), (lambda: model.precision)
-            self.said += Settling(bank, unique, fill, before, model.is_live, dtype, stage.companions).run()
+            self.said += Settling(bank, unique, fill, model.is_live, lambda: model.precision, stage.companions).run()
         self.team.meet()
         have = bank.load()
         missing = {k: w for k, w in unique.items() if k not in have}

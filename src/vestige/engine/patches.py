@@ -26,7 +26,6 @@ from vestige.errors import UserError
 from vestige.models.fingerprint import COLLECTED
 from vestige.show.progress import Bar
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.files import versions
 from vestige.store.trust import Settling
 from vestige.types import ARRAY_FIELDS, TokenStats, content_key
 from vestige.wants import PatchWant
@@ -69,13 +68,6 @@ def bank_identity(target: ModelHandle, source: ModelHandle, settings: PatchSetti
     """What the numbers depend on besides the examples."""
     rest = repr((settings.layers, settings.last_layer))
     return content_key(target.identity.encode(), source.identity.encode(), rest.encode())[:16]
-
-
-def bank_identity_before(target: ModelHandle, source: ModelHandle, settings: PatchSettings) -> str:
-    """The name under which older versions kept the same."""
-    libraries = {k: v for k, v in versions().items() if k in ("torch", "transformers")}
-    rest = repr((settings.layers, settings.last_layer, sorted(libraries.items()), "positions-1"))
-    return content_key(target.identity_before.encode(), source.identity_before.encode(), rest.encode())[:16]
 
 
 def patched_bank(
@@ -165,11 +157,8 @@ class Patching:
             here = PatchSource(source.name, source.handle, place)
             Patching(self.target, self.settings, self.cost, Team()).evidence([here], list(chosen.values()))
 
-        def before() -> str:
-            return bank_identity_before(self.target, source.handle, self.settings)
-
         live = self.target.is_live or source.handle.is_live
-        said = Settling(bank, wants, again, before, live, lambda: self.target.precision).run()
+        said = Settling(bank, wants, again, live, lambda: self.target.precision).run()
         self.cost.notes += [note for note in said if note not in self.cost.notes]
 
     def _begin(self, source: PatchSource, mine: Mapping[str, PatchWant]) -> _Todo:

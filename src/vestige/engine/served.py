@@ -76,10 +76,6 @@ class ServedHandle(ModelHandle):
         return content_key(self.model.facts.identity.encode(), b"spread" if self.spread else b"")[:16]
 
     @property
-    def identity_before(self) -> str:
-        return self.identity  # older versions asked no servers
-
-    @property
     def fingerprint(self) -> str:
         return f"served-{self.model.facts.identity}"
 

@@ -183,18 +183,11 @@ def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
         del new[key]
 
 
-def _classifiers(place: Path, manifest: Mapping[str, Any]) -> list[str]:
-    """The banks of this run's classifiers. Runs of older versions do not name them: all that there are."""
-    if "classifiers" in manifest:
-        return sorted(set(manifest["classifiers"].values()))
-    return sorted(path.stem.removeprefix("classified-") for path in place.glob("classified-*.json"))
-
-
 def load_evidence(directory: Path, manifest: Mapping[str, Any]) -> Evidence:
     """What the run's own model said, by its identity; the reference model's by the identity the manifest notes."""
     place, identity = directory / "evidence", manifest["model"]["evidence"]
     classified: dict[str, float] = {}
-    for name in _classifiers(place, manifest):
+    for name in sorted(set(manifest.get("classifiers", {}).values())):
         classified |= Bank[float](place, "classified", name).load_whole()
     references = {
         path: Found(Bank[TokenStats](place, "answers", other).load_whole())

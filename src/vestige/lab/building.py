@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar, enable_progress_bar
 
 from vestige.installing import install, scratch
 from vestige.lab.corpus import Corpus, corpus_bytes, write_corpus
-from vestige.ownership import adopt, is_ours, permit
+from vestige.ownership import permit
 from vestige.schema import check_form
 from vestige.types import content_key
 from vestige.writing import claim, create_bytes, remove
@@ -41,7 +41,6 @@ def ensure_built(
     if not force and is_built(root, key):
         return
     claim(root)
-    _adopt_earlier(root)
     permit(root / RECORD, *(root / "data" / f"{split}.jsonl" for split in corpus))
     with scratch(root) as made:
         write_corpus(corpus, made / "data")
@@ -81,13 +80,6 @@ def _publish(scratch: Path, root: Path, record: Mapping[str, Any]) -> None:
     permit(*(root / p.relative_to(scratch) for p in scratch.rglob("*") if p.is_file()))
     remove(root / RECORD)
     install(scratch, root, last=RECORD)
-
-
-def _adopt_earlier(root: Path) -> None:
-    """A lab of a version that kept no journal: its record vouches for data and models."""
-    if not is_ours(root / RECORD) and _record(root) is not None:
-        found = [*root.glob("data/*.jsonl"), *root.glob("models/*/*"), root / RECORD]
-        adopt(root, [p.relative_to(root).as_posix() for p in found], by="install:")
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from vestige.types import Array
 
 LEVEL = 0.95
 RESAMPLES = 1000
-LATER_INTERVALS = ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est")  # files of earlier versions have none
 
 
 def exact_chance(cross: Cross, k: int) -> float:

@@ -43,7 +43,6 @@ from vestige.models.checks import check_weights
 from vestige.models.families import find_family, plugged_family
 from vestige.models.locate import Place, locate, read_json, weight_names
 from vestige.models.reading import ALLOW_UNUSED
-from vestige.ownership import adopt
 from vestige.types import content_key
 from vestige.writing import claim, write_bytes
 
@@ -84,9 +83,14 @@ VOLATILE = {
     "revision",
     "peft_version",
     "inference_mode",
+    "_commit_hash",
+    "author",
+    "description",
+    "license",
+    "tags",
+    "unsloth_fixed",
+    "unsloth_version",
 }
-VOLATILE_BEFORE = frozenset(VOLATILE)  # what evidence of older versions was named without
-VOLATILE |= {"_commit_hash", "author", "description", "license", "tags", "unsloth_fixed", "unsloth_version"}
 # A file younger than this may still change within its time stamp's resolution; do not remember it yet.
 SETTLED_SECONDS = 2.0
 
@@ -246,8 +250,6 @@ def _remember(fresh: dict[str, list[str]]) -> None:
     kept = {path: entry for path, entry in known.items() if Path(path).exists()}
     with contextlib.suppress(OSError, UserError):
         claim(target.parent)
-        if known:  # of a version that kept no journal
-            adopt(target.parent, [target.name])
         write_bytes(target, json.dumps(kept | fresh, indent=0, sort_keys=True).encode())
 
 

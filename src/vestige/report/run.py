@@ -6,7 +6,6 @@ rebuilds it when runs change; report/verify.py, which compares.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -20,7 +19,7 @@ import numpy as np
 
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.ownership import adopt, is_ours, permit
+from vestige.ownership import permit
 from vestige.report.assemble import PageAsk, PageWork, assemble
 from vestige.report.eval_part import top
 from vestige.report.format import PAGE, REPORT, Report, check_report, finite
@@ -128,9 +127,8 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
 def write_report(ask: ReportAsk) -> Report:
     """report.json and index.html in the asked directory; the data comes first, and stays if the page cannot be made."""
     refuse_other_kind(ask.out, "report")
-    _adopt_earlier(ask.out)
     permit(ask.out / REPORT, ask.out / PAGE)
-    report = hidden(build_report(ask))  # runs of earlier versions may hold secrets
+    report = hidden(build_report(ask))
     text = json.dumps(report, ensure_ascii=False)
     if ask.shorten_paths:
         report = json.loads(shorten(text))
@@ -148,14 +146,6 @@ def page_bytes(runs: Sequence[Path]) -> bytes:
     """The page of a report on some runs, for others to read: without secrets and people's homes. Nothing is written."""
     report = hidden(build_report(ReportAsk(runs, out=runs[0].resolve().parent)))
     return render_page(json.loads(shorten(json.dumps(report, ensure_ascii=False)))).encode("utf-8")
-
-
-def _adopt_earlier(out: Path) -> None:
-    """A report of a version that kept no journal."""
-    if (out / REPORT).is_file() and not is_ours(out / REPORT):
-        with contextlib.suppress(UserError, OSError):
-            if read_report(out) is not None:
-                adopt(out, [REPORT, PAGE])
 
 
 def summary(report: Report, out: Path) -> str:

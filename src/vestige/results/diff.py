@@ -27,7 +27,7 @@ class RunPart:
     name: str
     differs: tuple[str, ...] = ()
     harmless: tuple[str, ...] = ()
-    known: bool = True  # False: a manifest of an older version does not record it
+    known: bool = True  # False: the manifest does not record it
 
 
 def diff(a: Path, b: Path, rows: int = 3, metrics: Sequence[str] | None = None) -> str:
@@ -88,8 +88,7 @@ def _tokenizer(a: Manifest, b: Manifest) -> RunPart:
     if not x or not y:
         return RunPart("tokenizer", known=False)
     special = [{k: v for k, v in (t.get("special_tokens") or {}).items() if k != "pad_token"} for t in (x, y)]
-    # Runs of older versions do not name the pipeline (pre-tokeniser, merges, decoder).
-    named = [k for k in ("vocabulary", "pipeline") if k in x and k in y]
+    named = ("vocabulary", "pipeline")
     words = _keys({k: x[k][:8] for k in named}, {k: y[k][:8] for k in named})
     return RunPart("tokenizer", (*words, *_keys(special[0], special[1])))
 

@@ -1,4 +1,4 @@
-"""Before results leave this machine: secrets in files of earlier versions, paths that name a person."""
+"""Before results leave this machine: secrets in files, paths that name a person."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def text_of(name: str, data: bytes) -> str | None:
 
 
 def refuse_secrets(files: Mapping[str, Path]) -> None:
-    """Files of earlier versions may hold tokens in the open; an archive is for others to read."""
+    """An archive is for others to read: files that hold a token in the open are not packed."""
     for name, path in files.items():
         if "/evidence/" in name and not name.endswith(".json.gz"):
             continue  # what the model said
@@ -39,7 +39,7 @@ def refuse_secrets(files: Mapping[str, Path]) -> None:
         if where:
             raise UserError(
                 f"{path} holds what looks like a secret ({where}), and an archive is for others to read; run the "
-                "command that made it again (this version keeps secrets out of files), then pack it."
+                "command that made it again, then pack it."
             )
 
 

@@ -33,11 +33,9 @@ from vestige.guard import read_json
 from vestige.ownership import (
     JOURNAL,
     TEMPORARY,
-    adopt,
     beside,
     fault,
     has_journal,
-    is_ours,
     is_plain,
     pass_over,
     permit,
@@ -78,7 +76,6 @@ def writing(directory: Path) -> Iterator[None]:
         raise write_error(error, directory / ".lock") from None
     try:
         claim(directory, alone=True)
-        adopt_earlier(directory)
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         with contextlib.suppress(OSError, UserError):  # it only tells others who we are
             write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": started}, indent=None)
@@ -150,7 +147,7 @@ def write_manifest(directory: Path, kind: str, config: Mapping[str, Any], **fact
 
 
 def kind_in(directory: Path) -> str | None:
-    """The kind that a manifest states. None: the manifest is missing, cannot be read, or is older than kinds."""
+    """The kind that a manifest states. None: the manifest is missing, or is not ours."""
     try:
         found = read_json(directory / MANIFEST)
     except (OSError, ValueError, UserError):
@@ -175,7 +172,7 @@ def clusters_json(found: Grouping) -> dict[str, Any]:
 
 
 def groupings(manifest: Mapping[str, Any]) -> dict[str, Grouping]:
-    """The groupings of a finished run, by fingerprint of the rows. Runs of older versions and other tools have none."""
+    """The groupings of a finished run, by fingerprint of the rows. Runs of other tools have none."""
     data = manifest.get("data")
     if not isinstance(data, Mapping):
         return {}
@@ -249,7 +246,6 @@ def begin(directory: Path, kind: str, rewritten: Sequence[str]) -> None:
     """
     if not has_journal(directory):
         claim(directory)
-    adopt_earlier(directory, rewritten)
     permit(directory / SEAL)
     for name in rewritten:
         if not name.endswith(("/", "-")):
@@ -271,43 +267,9 @@ SEALED_AS = {"trajectory": "eval"}  # the same command writes both, and either o
 def refuse_other_kind(directory: Path, kind: str) -> None:
     """One directory, one kind of run: the manifest of another would be written over. Asked before any work."""
     before, said = _sealed(directory), kind_in(directory)
-    if said is None and kind not in ("eval", "harness") and _is_our_manifest(directory / MANIFEST):
-        said = "eval"  # of a version whose manifests did not say
     found = before.kind if before is not None else SEALED_AS.get(str(said), said)
     if found is not None and found != kind:
         raise UserError(f"{directory} holds a finished run of another kind ({found}); choose another --out.")
-
-
-def adopt_earlier(directory: Path, rewritten: Sequence[str] = ()) -> None:
-    """Lists the files of a run that a version without journals made: what its seal names.
-
-    One that was not finished has no such list; then those are taken over that the same command rewrites.
-    """
-    if is_ours(directory / SEAL):
-        return
-    try:
-        found = read_seal(directory)
-    except ValueError:
-        return  # somebody else's
-    if found is not None and found.finished:
-        adopt(directory, [SEAL, *found.files])
-    elif found is not None or _is_our_manifest(directory / MANIFEST):
-        patterns = [
-            f"{name}*" if name.endswith("-") else f"{name}**/*" for name in rewritten if name.endswith(("/", "-"))
-        ]
-        places = [p for pattern in [*patterns, "evidence/parts/*"] for p in directory.glob(pattern)]
-        plain = [name for name in rewritten if not name.endswith(("/", "-"))]
-        if rewritten:
-            adopt(directory, [SEAL, *plain, *(p.relative_to(directory).as_posix() for p in places)])
-
-
-def _is_our_manifest(path: Path) -> bool:
-    try:
-        body = read_json(path)
-    except (OSError, ValueError, UserError):
-        return False
-    known = body.get("versions") if isinstance(body, dict) and "config" in body else None
-    return isinstance(known, dict) and "vestige" in known
 
 
 def _sealed(directory: Path) -> Seal | None:

@@ -17,7 +17,6 @@ parts are removed, the journal removed last. Whatever is on disk then is either 
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
-from vestige.ownership import adopt_file, is_ours, ours_below
+from vestige.ownership import is_ours, ours_below
 from vestige.schema import misfit
 from vestige.store.files import DamagedError, damaged, read_json, read_ours, write_bytes, write_json, write_pieces
 from vestige.store.formats import FORMATS, Altered, Format, Head
@@ -42,7 +41,7 @@ T = TypeVar("T")
 
 # Parts of a head that must be as expected before what a bank holds is read while collecting. Scoring does not
 # ask for them: a finished run's evidence is scored as it was made. models/fingerprint.py has the table.
-CHECKED = {"version": "collected in another way by an older version", "tokens": "made with other special tokens",
+CHECKED = {"version": "collected in another way", "tokens": "made with other special tokens",
            "decoder": "read by another decoder"}  # fmt: skip
 
 
@@ -81,7 +80,6 @@ class Bank(Generic[T]):
     def load(self) -> Mapping[str, T]:
         """What is complete. A file that cannot be read is treated as not there: it will be collected again.
 
-        So is one that does not say whose it is (older versions wrote such): `unsigned` gives what it holds.
         To lose evidence costs time. To believe wrong evidence costs a wrong number that nobody notices.
         """
         self.head, self.trouble = {}, ""
@@ -96,14 +94,6 @@ class Bank(Generic[T]):
             return {}
         self.head = head
         return items if head else {}
-
-    def unsigned(self) -> Mapping[str, T]:
-        """What an older version left under this name: good only once it was checked against the model."""
-        try:
-            items, head = self._read(self.path)
-        except ValueError:
-            return {}
-        return {} if head else items
 
     def unfinished(self) -> Mapping[str, T]:
         """What an interrupted run left beside the bank."""
@@ -149,7 +139,6 @@ class Bank(Generic[T]):
     def begin(self, keys: Sequence[str], settings: Mapping[str, Any]) -> Mapping[str, T]:
         """Notes what is about to be collected and returns what an interrupted run already has of it."""
         plan = {"keys": sorted(keys), "settings": dict(settings)}
-        self._adopt_earlier()
         done = self._parts_done()
         if self.interrupted() != (plan["keys"], plan["settings"]):
             # Another question than last time: what parts there are is good evidence, but not these batches. Batches
@@ -161,15 +150,6 @@ class Bank(Generic[T]):
             write_json(self.journal, plan, indent=None)
             return {}
         return done
-
-    def _adopt_earlier(self) -> None:
-        """What a version without journals was collecting: a plan that reads as one, and batches whose digests fit."""
-        if self.interrupted() is not None and not is_ours(self.journal):
-            adopt_file(self.journal)
-            for path in self.parts.glob(f"{self.stem}.part-*"):
-                with contextlib.suppress(ValueError):
-                    self._read(path)
-                    adopt_file(path)
 
     def interrupted(self) -> tuple[list[str], dict[str, Any]] | None:
         """The keys and settings an unfinished run was after, if there is one."""
@@ -204,8 +184,6 @@ class Bank(Generic[T]):
         # The whole file is read and written again, once per stage. Appending would be cheaper and could leave half a
         # record; this way the file is replaced in one rename, and its digest covers everything in it.
         kept = self.load()
-        if kept:  # it reads as a bank, so it is one of a version without journals if the journal does not list it
-            adopt_file(self.path)
         left = set(without)
         everything = Joined(Joined.chosen(kept, (k for k in kept if k not in left)), items)
         signed = self._signed({**self.head, **(head or {})})

@@ -1,7 +1,7 @@
 """How each kind of evidence becomes bytes and back.
 
-A file has three parts: what is kept, by key; a head, in which the bank says whose evidence it is and how it was made;
-and a digest of both. Files of older versions have no head, or no digest either, and are read all the same.
+A file has three parts: the evidence by key; a head that names what the evidence is of and how it was made; and a
+digest of both.
 
 In: evidence by key, or the bytes of a bank. Out: the other one. Caller: store/evidence.py; FORMATS has one entry per
 kind of evidence.
@@ -24,7 +24,7 @@ from vestige.store.laid_out import LaidOut, fields_of
 from vestige.types import ARRAY_FIELDS, Array, Text, TokenStats, Trace
 
 T = TypeVar("T")
-Head = Mapping[str, Any]  # of, version, made, ...; empty: written before banks said whose they are
+Head = Mapping[str, Any]  # of, version, made, ...
 
 
 class Altered(ValueError):  # noqa: N818 - named for what was found
@@ -83,9 +83,7 @@ def _unpack_arrays(data: bytes, needs: Iterable[str]) -> tuple[dict[str, Array],
         raise Altered(named(error)) from None
     if strays := [name for name in needs if name not in arrays]:
         raise Altered(f"it lacks the array {strays[0]}")
-    if "bank" not in header:  # written before there were digests
-        return arrays, list(_formed(header.get("keys", ""), list[str])), {}
-    return arrays, *_vouched(arrays, header["bank"])
+    return arrays, *_vouched(arrays, header.get("bank", ""))
 
 
 def _vouched(arrays: Mapping[str, Array], said: str) -> tuple[list[str], Head]:
@@ -98,7 +96,6 @@ def _vouched(arrays: Mapping[str, Array], said: str) -> tuple[list[str], Head]:
 
 
 def _head_bytes(head: Head) -> bytes:
-    """What a head adds to a digest: nothing where there is none, as in files of older versions."""
     return json.dumps(head, sort_keys=True).encode() if head else b""
 
 
@@ -207,7 +204,6 @@ TRACE_AXES = {  # of each field of a Trace; s: passes, l: positions, k: answers 
     "final": "l", "fixed": "l", "committed": "s", "canvas": "sl", "proposal": "sl", "top1": "sl", "mean": "sl",
     "std": "sl", "labels": "kl", "logprob": "ksl", "accepted": "sl",
 }  # fmt: skip
-LATER = {"accepted"}  # fields that older files lack; a Trace knows what they were
 
 
 class TraceFormat(_Whole[Trace]):
@@ -230,21 +226,19 @@ class TraceFormat(_Whole[Trace]):
         return b"".join(_packed(arrays, keys, head))
 
     def load(self, data: bytes) -> tuple[dict[str, Trace], Head]:
-        arrays, keys, head = _unpack_arrays(data, (*(name for name in TRACE_AXES if name not in LATER), "sizes"))
+        arrays, keys, head = _unpack_arrays(data, (*TRACE_AXES, "sizes"))
         if arrays["sizes"].shape != (len(keys), 3) or arrays["sizes"].dtype.kind != "i":
             raise Altered("its sizes do not fit its keys")
-        known = {name: axes for name, axes in TRACE_AXES.items() if name in arrays}
-        at = dict.fromkeys(known, 0)
+        at = dict.fromkeys(TRACE_AXES, 0)
         out = {}
         for key, (s, length, k) in zip(keys, arrays["sizes"].tolist(), strict=True):
             fields = {}
-            for name, axes in known.items():
+            for name, axes in TRACE_AXES.items():
                 shape = [{"s": s, "l": length, "k": k}[axis] for axis in axes]
                 end = at[name] + int(np.prod(shape))
                 fields[name] = arrays[name][at[name] : end].reshape(shape)
                 at[name] = end
-            if "accepted" in fields:
-                fields["accepted"] = fields["accepted"].astype(bool)
+            fields["accepted"] = fields["accepted"].astype(bool)
             out[key] = Trace(**fields)
         return out, head
 
@@ -267,11 +261,9 @@ class TextFormat(_Whole[Text]):
         first, _, body = data.partition(b"\n")
         said = _formed(first, dict[str, Any]) if first else {}
         head = _head_in(said)
-        if "sha256" in said:
-            if said["sha256"] != self._digest(body, head):
-                raise Altered("its content does not fit its digest")
-            data = body  # otherwise: written before there were digests
-        rows = [_formed(line, _TextRow) for line in data.decode("utf-8", "surrogatepass").split("\n") if line]
+        if said.get("sha256") != self._digest(body, head):
+            raise Altered("its content does not fit its digest")
+        rows = [_formed(line, _TextRow) for line in body.decode("utf-8", "surrogatepass").split("\n") if line]
         return {row["key"]: Text(tuple(row["ids"]), row["text"], row["proven"]) for row in rows}, head
 
     def _digest(self, body: bytes, head: Head) -> str:
@@ -290,15 +282,13 @@ class NumberFormat(_Whole[float]):
 
     def load(self, data: bytes) -> tuple[dict[str, float], Head]:
         body = _formed(data, dict[str, Any])
-        head: Head = {}
-        if "values" in body:  # absent: written before there were digests
-            head = _head_in(body)
-            if body.get("sha256") != self._digest(body["values"], head):
-                raise Altered("its content does not fit its digest")
-            body = body["values"]
-        if words := misfit(body, dict[str, float | None]):
+        head = _head_in(body)
+        values = body.get("values")
+        if words := misfit(values, dict[str, float | None]):
             raise Altered(words)
-        return {k: float("nan") if v is None else float(v) for k, v in body.items()}, head
+        if body.get("sha256") != self._digest(values, head):
+            raise Altered("its content does not fit its digest")
+        return {k: float("nan") if v is None else float(v) for k, v in values.items()}, head
 
     def _digest(self, values: Mapping[str, float | None], head: Head) -> str:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode() + _head_bytes(head)).hexdigest()

@@ -1,7 +1,7 @@
 """Verify, then trust: evidence that no name vouches for is compared with a few fresh answers before it is reused.
 
-Two kinds need it: what a model in memory said before (a hook or an attribute can change what it computes, and no
-fingerprint shows it), and what versions before this one kept (their names knew less).
+What a model in memory said before needs it: a hook or an attribute can change what it computes, and no fingerprint
+shows it.
 
 In: a bank and what is wanted of it. Out: the bank with only what can be relied on, and notes about the rest. Callers:
 engine/obtain.py, engine/patches.py and collapse/evidence.py, before anything is read from a bank.
@@ -11,15 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import filterfalse
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from vestige.guard import read_json
-from vestige.schema import misfit
-from vestige.store.evidence import Bank, remarks, remember
+from vestige.store.evidence import Bank
 from vestige.store.laid_out import Joined
 from vestige.sums import distances
 from vestige.types import Text, TokenStats, Trace
@@ -36,8 +33,6 @@ LIVE_KEPT = (
     "evidence of an earlier call was reused ({kind}): {n} of its {of} entries were made again with this model and agree"
 )
 LIVE_LOST = "evidence of an earlier call was not reused ({kind}): made again with this model, {why}"
-OLD_KEPT = "{kind} kept by an older version were stored under new keys: {n} of {of} were computed again and agree"
-OLD_LOST = "{kind} kept by an older version were not used and collected again: made again, {why}"
 
 
 @dataclass(frozen=True)
@@ -47,7 +42,6 @@ class Settling:
     bank: Bank[Any]
     wants: Mapping[str, Any]
     collect: Callable[[Path, dict[str, Any]], None]  # makes some wants into a directory
-    before: Callable[[], str]  # the identity under which older versions kept the same
     live: bool  # of a model in memory
     dtype: Callable[[], str]  # known once the model is loaded
     companions: tuple[str, ...] = ()  # kinds that are collected along with it
@@ -58,9 +52,7 @@ class Settling:
         notes = [self.bank.trouble] if self.bank.trouble else []
         if self.live:
             notes += self._check_live(Joined(have, self.bank.unfinished()))
-            have = self.bank.load()
-        lacking = list(filterfalse(have.__contains__, self.wants))
-        return notes + (self._adopt(lacking) if lacking else [])
+        return notes
 
     def _check_live(self, have: Mapping[str, Any]) -> list[str]:
         kept = Joined.chosen(have, (k for k in self.wants if k in have))
@@ -77,36 +69,6 @@ class Settling:
     def _reset(self) -> None:
         for bank in self._all(self.bank):
             bank.reset()
-
-    def _adopt(self, lacking: list[str]) -> list[str]:
-        """Evidence under the name that an older version gave it, or under this one but without a head."""
-        before = self._older()
-        if before is None:
-            return []
-        old = before.unsigned()
-        kept = Joined.chosen(old, (k for k in lacking if k in old))
-        if not kept:
-            return []
-        count, why = self._compare(kept)
-        if why:
-            return [OLD_LOST.format(kind=self.bank.kind, why=why)]
-        directory = self.bank.path.parent
-        how = made_before(directory.parent, before.identity)
-        head = {**self.bank.made, **({"how": how} if how else {})}
-        for mine, theirs in zip(self._all(self.bank), self._all(before), strict=True):
-            filed = Bank[Any](directory, mine.kind, mine.identity, head)
-            filed.merge({k: v for k, v in theirs.unsigned().items() if k in kept})
-        said = OLD_KEPT.format(kind=self.bank.kind, n=count, of=len(kept))
-        remember(directory, self.bank.stem, [*remarks(directory, before.stem), said])
-        return []
-
-    def _older(self) -> Bank[Any] | None:
-        """The bank of an older version, if there is one: to know its name costs a second look at the model's files."""
-        directory, kind = self.bank.path.parent, self.bank.kind
-        if not any(directory.glob(f"{kind}-*")):
-            return None
-        found = (Bank[Any](directory, kind, name) for name in (self.before(), self.bank.identity))
-        return next((bank for bank in found if bank.unsigned()), None)
 
     def _all(self, bank: Bank[Any]) -> list[Bank[Any]]:
         return [bank, *(Bank[Any](bank.path.parent, kind, bank.identity, bank.made) for kind in self.companions)]
@@ -170,15 +132,3 @@ def _gap(old: Any, new: Any) -> float:
         float(np.mean(distances(np.asarray(old, float)[there], np.asarray(new, float)[there]))) if there.any() else 0.0
     )
 
-
-def made_before(run: Path, identity: str) -> dict[str, Any]:
-    """How evidence of an older version was made, as the manifest that was written with it says."""
-    try:
-        manifest = read_json(run / "manifest.json")
-    except (OSError, ValueError):
-        return {}
-    parts: Any = [manifest.get(k) for k in ("model", "versions")] if isinstance(manifest, dict) else [None]
-    if misfit(parts, list[dict[str, Any]]) or parts[0].get("evidence") != identity:
-        return {}
-    known = {k: manifest["model"].get(k) for k in ("dtype", "device", "attention", "quantization")}
-    return {**known, "versions": dict(manifest["versions"])}

@@ -110,7 +110,7 @@ def attack_weights(
 
 
 def settings_of(checkpoint: Path, kind: str) -> dict[str, Any]:
-    """The settings in effect when this attack made a checkpoint; none where an older version did."""
+    """The settings in effect when this attack made a checkpoint; none where another did."""
     record = checkpoint / RECORD
     said = read_json(record) if record.is_file() else {}
     return dict(said["settings"]) if said.get("attack") == kind else {}

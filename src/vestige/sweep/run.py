@@ -20,11 +20,10 @@ from typing import Any, Required, TypedDict
 
 from vestige.errors import UserError
 from vestige.guard import below, read_json
-from vestige.ownership import adopt, has_journal, is_ours, ours_below, permit
+from vestige.ownership import has_journal, is_ours, ours_below, permit
 from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store import kinds
-from vestige.store.directories import adopt_earlier as adopt_run
 from vestige.store.directories import held
 from vestige.store.files import write_json
 from vestige.stress.held_out import write_held
@@ -36,7 +35,7 @@ from vestige.sweep.graph import log_file, make_tasks
 from vestige.sweep.plan import SweepPlan, spared
 from vestige.sweep.pool import Drive, Executor, ProcessPool, SameProcess, TaskState
 from vestige.sweep.pools import write_meta
-from vestige.sweep.tasks import Task, adopt_attacked, check_space, is_done
+from vestige.sweep.tasks import Task, check_space, is_done
 from vestige.writing import claim, keep_apart, remove, remove_all
 
 MEASURED = ("eval", "depth")  # kinds of tasks that leave numbers; the others serve them
@@ -70,7 +69,6 @@ def sweep(plan: SweepPlan, how: How) -> int:
     check_space(plan.out, plan.free_space)
     _keep_apart(plan)
     claim(plan.out)  # other shards may be at work there
-    adopt_earlier(plan)
     permit(plan.out / "sweep.json", plan.out / "sweep.log", plan.out / "axes.yaml")
     _hold_out(plan)
     retries = plan.retries if how.retries is None else how.retries
@@ -236,7 +234,6 @@ def clean(plan: SweepPlan, everything: bool) -> str:
     found = [p for pattern in places for p in plan.out.glob(pattern) if p.is_dir() or p.parent.name == "held_out"]
     if strays := [p for p in found if p.is_symlink() or not below(p, plan.out)]:
         raise UserError(f"{strays[0]} leads out of {plan.out} through a link; nothing was removed.")
-    adopt_earlier(plan)
     if not has_journal(plan.out):
         raise UserError(f"{plan.out} holds nothing that a sweep made; nothing was removed.")
     gone = [p for p in found if p not in wanted and _is_made(p)]
@@ -257,7 +254,6 @@ def _is_made(place: Path) -> bool:
     """Whether a sweep made it, wholly or in part."""
     if place.is_file():
         return is_ours(place)
-    adopt_attacked(place) if place.parent.parent.name == "attacked" else adopt_run(place)
     return bool(ours_below(place))
 
 
@@ -271,18 +267,6 @@ def _files_of(plan: SweepPlan, tasks: list[Task], everything: bool) -> list[Path
         files += [plan.out / "axes.yaml", *plan.out.glob("robustness*.yaml")]
         files += [plan.out / "sweep.json", plan.out / "sweep.log", *(plan.out / "logs").glob("worker-*.log")]
     return files
-
-
-def adopt_earlier(plan: SweepPlan) -> None:
-    """What a sweep of a version without journals left: its summary, or the notes of its tasks, vouch for the rest."""
-    out = plan.out
-    if not out.is_dir() or is_ours(out / "sweep.log"):
-        return
-    notes = [f for f in (out / "tasks").glob("*.json") if {"id", "status", "attempts", "log"} <= set(_read(f))]
-    if notes or {"plan", "tasks", "results"} <= set(_read(out / "sweep.json")):
-        found = [*notes, out / "sweep.json", out / "sweep.log", out / "axes.yaml", *out.glob("robustness*.yaml")]
-        found += [*(out / "logs").glob("*.log"), *out.glob("held_out/*"), *out.glob("held_out/*/*")]
-        adopt(out, [f.relative_to(out).as_posix() for f in found])
 
 
 def _keep_apart(plan: SweepPlan) -> None:

@@ -27,10 +27,10 @@ from vestige.internal import described, in_short, masked
 from vestige.models.args import ModelArgs
 from vestige.models.fingerprint import digests, fingerprint
 from vestige.models.low_precision import check_low_precision
-from vestige.ownership import adopt, is_ours, ours_below
+from vestige.ownership import ours_below
 from vestige.schema import misfit
 from vestige.secrets import Hiding, hide, note_tree
-from vestige.store.directories import HeldError, add, adopt_earlier, is_whole, writing
+from vestige.store.directories import HeldError, add, is_whole, writing
 from vestige.store.files import write_json
 from vestige.stress.copies import AttackLesson, attack_weights, rows_file, settings_of
 from vestige.stress.registry import ATTACKS as ATTACKS  # where plug-ins have found it
@@ -289,7 +289,6 @@ def _evaluate(task: Task) -> None:
 
 
 def _unsign(task: Task) -> None:
-    adopt_earlier(Path(task.out))
     remove(Path(task.out) / NOTE)
 
 
@@ -326,21 +325,11 @@ def _measure_depth(task: Task) -> None:
 def _make_attacked(task: Task) -> None:
     out = Path(task.out)
     with writing(out):
-        adopt_attacked(out)
         remove(out / NOTE, *ours_below(checkpoint(task)))
         with scratch(out) as made:
             _attack(task, made / checkpoint(task).name)
             install(made / checkpoint(task).name, checkpoint(task))
         write_json(out / NOTE, {"id": task.id, "key": task_key(task)})
-
-
-def adopt_attacked(out: Path) -> None:
-    """A copy that a version without journals made: its note vouches for it."""
-    if not is_ours(out / NOTE):
-        with contextlib.suppress(OSError, ValueError, TypeError, UserError):
-            if {"id", "key"} <= set(read_json(out / NOTE)):
-                found = [p for p in (out / "checkpoint").rglob("*") if p.is_file()]
-                adopt(out, [NOTE, *(p.relative_to(out).as_posix() for p in found)])
 
 
 def _attack(task: Task, target: Path) -> None:

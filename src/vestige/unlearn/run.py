@@ -16,26 +16,23 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from vestige.data.chat import make_template
 from vestige.data.datasets import make_context
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.errors import UserError
-from vestige.guard import read_json
 from vestige.installing import hand_over, install, scratch, workshop
 from vestige.integrations.plugin_files import plugin_digests
 from vestige.models.load import LoadedModel, load_model
 from vestige.models.low_precision import cpu_setting
-from vestige.ownership import JOURNAL, adopt, is_ours, ours_below, pass_over, permit
-from vestige.schema import misfit
+from vestige.ownership import pass_over, permit
 from vestige.secrets import masked
 from vestige.show.progress import Bar
 from vestige.store.directories import (
     MANIFEST,
     SEAL,
-    adopt_earlier,
     contents,
     manifest,
     refuse_other_kind,
@@ -192,7 +189,6 @@ def _check_place(config: TrainConfig) -> None:
     """An old checkpoint is not trained over by accident, and one that is not ours not at all. Nothing is removed."""
     out = config.output_dir
     refuse_other_kind(out, "train")
-    _adopt_earlier(out)
     old = [path for pattern in WEIGHTS for path in out.glob(pattern)]
     if old and not config.overwrite:
         raise UserError(f"{out} already holds a checkpoint; choose another place (--out DIR) or add --overwrite.")
@@ -200,27 +196,6 @@ def _check_place(config: TrainConfig) -> None:
     permit(*(path for place in places for pattern in (*WEIGHTS, *BESIDE) for path in place.glob(pattern)))
     if config.evaluation is not None:
         permit(*(path for folder in out.glob("evals/epoch-*") for path in folder.glob("*.json")))
-
-
-class _Record(TypedDict):
-    settings: Any
-    versions: dict[str, Any]
-
-
-def _adopt_earlier(out: Path) -> None:
-    """A checkpoint of a version that kept no journal: its record vouches for weights, tokenizer and evaluations."""
-    if is_ours(out / RECORD) or not (out / RECORD).is_file():
-        return
-    try:
-        record = read_json(out / RECORD)
-    except (OSError, ValueError, UserError):
-        return
-    if not misfit(record, _Record) and "vestige" in record["versions"]:
-        found = [p for place in (out, out / "best") for pattern in (*WEIGHTS, *BESIDE) for p in place.glob(pattern)]
-        for folder in out.glob("evals/epoch-*"):
-            adopt_earlier(folder)
-            found += [*ours_below(folder), folder / JOURNAL]
-        adopt(out, [p.relative_to(out).as_posix() for p in found], by="install:")
 
 
 def _read(config: TrainConfig, loaded: LoadedModel, notes: list[str]) -> dict[str, TrainingRows]:

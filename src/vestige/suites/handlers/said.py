@@ -29,7 +29,7 @@ NOTHING_SAID = "the model said nothing"
 
 
 def secrets_in(rows: Rows) -> dict[str, Secret]:
-    """The secret of each row, by its index; empty for rows without one. Runs of older versions kept no columns."""
+    """The secret of each row, by its index; empty for rows without one."""
     from vestige.metrics.said import secret_of
 
     facts = rows.facts or ({},) * len(rows)

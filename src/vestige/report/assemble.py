@@ -6,7 +6,7 @@ report/run.py, report/verify.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
+from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
 from vestige.sums import number
 
@@ -47,6 +48,7 @@ class PageAsk:
     retain: Sequence[str] = ()
     rows: int = ROWS
     unlearned: Sequence[str] = ()  # where a name says something else
+    accept_mixture: bool = False  # of runs that were not measured alike
 
 
 @dataclass
@@ -100,6 +102,8 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
             one = work.roster.by_id(id)
             if one is not None and role in depth_part.ENDS:
                 one.values.setdefault("uds", depth_part.end(role, source))
+    for note in mixtures(_measured(work), ask.accept_mixture):
+        found.problem(note)
     _methods(work)
     add_axes(work)
     report["models"] = [e.to_json() for e in entries]
@@ -215,6 +219,22 @@ def _take(work: PageWork, model: str, parts: Sequence[tuple[Mapping[str, Mapping
                 "the run with more rows (else the first) is shown.",
                 source.path,
             )
+
+
+def _measured(work: PageWork) -> Iterator[tuple[str, dict[str, Number]]]:
+    """How the models of a family measured each metric; other families may have other rows and templates."""
+    sources = {source.id: source for source in work.found.sources}
+    by_family: dict[tuple[str, str], dict[str, Number]] = {}
+    for model in work.roster.entries:
+        for metric, shown in model.values.items():
+            protocol = shown.get("protocol") or UNSTATED
+            if shown["v"] is None or protocol == UNSTATED:
+                continue
+            manifest = sources[shown["source"]].data.get("manifest") or {}
+            number = number_of(manifest, metric) if manifest else Number(None, protocol)
+            by_family.setdefault((metric, eval_part.family(manifest)), {})[model.name] = number
+    for (metric, _), numbers in by_family.items():
+        yield metric, numbers
 
 
 def _methods(work: PageWork) -> None:

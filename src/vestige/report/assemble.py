@@ -62,8 +62,8 @@ class PageWork:
     stresses: dict[str, list[tuple[RunSource, dict[str, str]]]]  # model id -> (source, ids by model | retain)
     trajectories: list[tuple[RunSource, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
-    swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
-    attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
+    attacked: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+    attack_facts: dict[str, dict[str, Any]]  # of attacks on copies: of a sweep's, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
     retains: list[Entry] = field(default_factory=list)  # several that the user names: models of other training seeds
     judged: dict[str, Evaluated] = field(default_factory=dict)  # source id -> its rows, read once
@@ -92,6 +92,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     named = work.roster.name_roles(ask.full, ask.retain, ask.unlearned)
     work.retains = named if len(named) > 1 else []
     _sweep_copies(work)
+    _quantised_copies(work)
     report = empty_report(ask.title)
     entries = work.roster.entries
     for model, sources in work.evals.items():
@@ -174,8 +175,22 @@ def _sweep_copies(work: PageWork) -> None:
         of = next((e for e in work.roster.entries if attack and e.name == name), None)
         if of is not None:
             copy.role, copy.method = "other", attack
-            work.swept.setdefault(of.id, {})[attack] = copy.id
+            work.attacked.setdefault(of.id, {})[attack] = copy.id
             work.attack_facts[attack] = _facts_of(work, attack)
+
+
+def _quantised_copies(work: PageWork) -> None:
+    """A model that was read in fewer bits is the same model under an attack, where it was measured as it is, too."""
+    by_weights = {e.weights: e for e in work.roster.entries}
+    swept = {id for copies in work.attacked.values() for id in copies.values()}
+    for copy in work.roster.entries:
+        weights, _, bits = copy.weights.partition("-")
+        of = by_weights.get(weights)
+        if bits and of is not None and copy.id not in swept:
+            attack = f"quantise {bits}"
+            copy.role, copy.method = "other", attack
+            work.attacked.setdefault(of.id, {})[attack] = copy.id
+            work.attack_facts[attack] = attack_facts("quantise")
 
 
 def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:

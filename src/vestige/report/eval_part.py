@@ -24,11 +24,10 @@ def met(source: RunSource, planned: bool = False) -> Met:
     plain_name = source.path.resolve().name
     quantised = model.get("quantization")
     name = plain_name if planned or not path else name_of(path)
-    weights = str(model.get("fingerprint") or "")
     return Met(
         f"{name} ({quantised})" if quantised and not planned else name,
         path,
-        f"{weights} {quantised}" if weights and quantised else weights,
+        str(model.get("fingerprint") or ""),
         role_of_directory(plain_name),
         family(manifest),
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DATA, FULL, RETAIN, UNLEARNED, python, read_json, vestige
+from harness import DATA, FULL, RETAIN, UNLEARNED, copy_tree, python, read_json, vestige
 
 METRICS = "forget_Q_A_Prob,mia_loss,mia_min_k,privleak,forget_quality"
 RAW = "model.template_args.apply_chat_template=false"
@@ -144,3 +144,57 @@ def test_a_quantised_depth_run_is_the_same_model_under_an_attack(tmp_path: Path)
     (attack,) = (curve for curve in audit["attacks"] if curve["metric"] == "uds")
     uds = [read_json(tmp_path / run / "summary.json")["avg_uds"] for run in ("q16", "q4")]
     assert [attack["before"], *attack["values"]] == uds
+
+
+# ---- plug-ins, and folders given twice -----------------------------------------------------------------------------
+
+PLUGIN = '''
+"""The least likely token of an answer."""
+from vestige.plugins import by_index, handler, mean_score, metric, one_stat, wants_answers
+
+@metric(knows="low", source="a test")
+def worst_token(t):
+    """Minus the log-probability of the least likely token."""
+    return -t.logprob.min(axis=-1)
+
+@handler("worst_token", wants_answers)
+def score(inputs):
+    """The least likely token of the answer."""
+    return mean_score(by_index(inputs.rows, one_stat(inputs, lambda t: {"score": worst_token(t)})), "score")
+'''
+FILES = '''
+# @package eval.tofu.metrics.forget_worst_token
+handler: worst_token
+datasets:
+  TOFU_QA_forget: {args: {hf_args: {name: "${eval.tofu.forget_split}_perturbed"}}}
+'''
+
+
+def test_verify_names_a_missing_plugin(tmp_path: Path) -> None:
+    plugin = tmp_path / "worst_token.py"
+    plugin.write_text(PLUGIN)
+    config = tmp_path / "configs" / "eval" / "tofu_metrics" / "forget_worst_token.yaml"
+    config.parent.mkdir(parents=True)
+    config.write_text(FILES.lstrip())
+    words = ("--plugin", plugin, "--config-dir", tmp_path / "configs")
+    evaluate(FULL, tmp_path / "run", *words, "--metrics", "forget_worst_token", limit=2)
+    without = vestige("verify", tmp_path / "run").out
+    assert "wrong" not in without and "--plugin" in without and str(plugin) in without
+    assert "--plugin" not in vestige("verify", tmp_path / "run", "--plugin", plugin).out
+    for verb in ("score", "compare"):
+        runs = (tmp_path / "run",) * (2 if verb == "compare" else 1)
+        assert f"--plugin {plugin}" in vestige(verb, *runs, status=2).error
+
+
+def test_a_folder_inside_another_is_a_source_once(chat: Path, tmp_path: Path) -> None:
+    pools = tmp_path / "pools.yaml"
+    pools.write_text(
+        "protocol: chat\npositive: [{model: a, values: {em: 0.9}}]\nnegative: [{model: b, values: {em: 0.1}}]\n"
+    )
+    sweep = copy_tree(chat, tmp_path / "sweep" / "run").parent
+    vestige("meta", "faithfulness", pools, "--out", sweep / "meta", "--resamples", 0)
+    for runs in ((sweep, sweep / "meta"), (sweep / "meta", sweep)):
+        vestige("report", *runs, "-o", tmp_path / "report")
+        assert len(read_json(tmp_path / "report" / "report.json")["sources"]) == 2
+    (tmp_path / "empty").mkdir()
+    assert "empty" in vestige("report", sweep, tmp_path / "empty", "-o", tmp_path / "report", status=2).error

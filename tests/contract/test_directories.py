@@ -6,11 +6,13 @@ one sentence on standard error.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import harness
 import pytest
-from harness import DATA, FULL, RETAIN, UNLEARNED, Outcome, assert_same, digests, read_json
+from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, Outcome, assert_same, digests, read_json
 
 FEW = ("--limit", 4, "--cluster", "none", "--quiet", "stats.resamples=50")
 PROB, ROUGE, MINK = "forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_min_k"
@@ -124,7 +126,79 @@ def test_results_of_something_else_are_refused(name: str, first: Path, tmp_path:
 def test_suites_do_not_share_a_directory(first: Path, tmp_path: Path) -> None:
     out = harness.copy_tree(first, tmp_path / "out")
     before = results(out)
-    muse = ("eval", "muse", "--model", FULL, "--data", DATA / "muse", *FEW, "--metrics", "forget_knowmem_ROUGE", "--out", out)
+    muse = (
+        "eval",
+        "muse",
+        "--model",
+        FULL,
+        "--data",
+        DATA / "muse",
+        *FEW,
+        "--metrics",
+        "forget_knowmem_ROUGE",
+        "--out",
+        out,
+    )
     refused = harness.vestige(*muse, status=2)
     assert "tofu" in refused.error and str(out) in refused.error
     assert results(out) == before
+
+
+# ---- collapse: each step counts once, rows that are too long ---------------------------------------------------------
+
+COLLAPSE = ("--model", GOLDEN / "collapse" / "tiny", "--resamples", 0, "--num-samples", "all", "--quiet")
+
+
+def write_steps(path: Path, steps: Iterable[int], more: Iterable[dict[str, Any]] = ()) -> Path:
+    """Six rollouts of each step; later steps say more."""
+    rows: list[dict[str, Any]] = []
+    for step in steps:
+        for number in range(6):
+            text = f"<think>I see state {number // 2}, so I {'go' if number % 2 else 'wait'}{' on' * step}.</think>Up"
+            asked = [{"role": "user", "content": f"State {number // 2}"}]
+            rows.append({"messages": asked, "response": text, "group_id": number // 2, "step": step})
+    return harness.write_rows(path, [*rows, *more])
+
+
+def collapse_steps(out: Path) -> dict[int, dict[str, float]]:
+    found = {}
+    for step in read_json(out / "metrics.json")["steps"]:
+        found[step["step"]] = {name: value for name, value in step["metrics"].items() if "timing" not in name}
+    return found
+
+
+def test_windows_of_steps_that_overlap_count_each_step_once(tmp_path: Path) -> None:
+    def measure(name: str, steps: Iterable[int], means: str) -> dict[int, dict[str, float]]:
+        file = write_steps(tmp_path / f"{name}.jsonl", steps)
+        words = (*COLLAPSE, "--ema", tmp_path / means, "--out", tmp_path / name)
+        harness.vestige("collapse", file, *words)
+        return collapse_steps(tmp_path / name)
+
+    whole = measure("whole", range(1, 7), "whole.json")
+    slow = "collapse_first_turn_sample/mi_zscore_ema"
+    assert len({values[slow] for values in whole.values()}) == 6
+    for name, steps in (("early", [1, 2, 3, 4]), ("late", [3, 4, 5, 6]), ("middle", [2, 4, 5]), ("again", [6])):
+        found = measure(name, steps, "windows.json")
+        assert_same({str(step): whole[step] for step in steps}, {str(step): found[step] for step in steps}, least=50)
+        harness.vestige("verify", tmp_path / name)
+        harness.vestige("score", tmp_path / name)
+        harness.vestige("verify", tmp_path / name)
+    for key in ("per_token", "per_seq"):
+        assert_same(read_json(tmp_path / "whole.json")[key], read_json(tmp_path / "windows.json")[key])
+
+
+def test_rollouts_that_are_too_long_are_left_out_on_request(tmp_path: Path) -> None:
+    asked = [{"role": "user", "content": "State 0"}]
+    long = {"messages": asked, "response": f"<think>{'on and ' * 5000}</think>Up", "group_id": 0, "step": 1}
+    file = write_steps(tmp_path / "rollouts.jsonl", [1], [long])
+    refused = harness.vestige("collapse", file, *COLLAPSE, "--out", tmp_path / "out", status=2)
+    assert "--skip-long" in refused.error and "row 7" in refused.error
+    shown = harness.vestige("collapse", file, *COLLAPSE, "--skip-long", "--out", tmp_path / "out").out
+    assert "1 of 7 turns left out: 1 x longer than the model reads" in shown
+    assert list(read_json(tmp_path / "out" / "metrics.json")["steps"][0]["left_out"].values()) == [1]
+    file = write_steps(tmp_path / "short.jsonl", [1])
+    harness.vestige("collapse", file, *COLLAPSE, "--out", tmp_path / "short")
+    short = collapse_steps(tmp_path / "short")[1]
+    measured = {name: value for name, value in short.items() if name.startswith("collapse_first_turn_sample/")}
+    assert_same(measured, collapse_steps(tmp_path / "out")[1], least=20)
+    harness.vestige("verify", tmp_path / "out")

@@ -319,9 +319,6 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path) -> None:
         assert not (tmp_path / "proof.zip").exists()
 
 
-@pytest.mark.xfail(
-    strict=True, reason="issue 30, item 10: results are replaced before the manifest that names the model"
-)
 def test_a_half_replaced_run_is_not_reported_under_the_old_name(tmp_path: Path) -> None:
     """Another model in the same directory, killed while it replaces the results of the first."""
     out = tmp_path / "out"

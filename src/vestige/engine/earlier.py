@@ -48,11 +48,11 @@ def refuse_mixture(directory: Path, what: str) -> None:
 
 def remove_results(directory: Path) -> None:
     """Removes our results of an earlier run, which the new manifest would not describe. Evidence stays."""
-    remove(directory / MANIFEST)  # first: without it nothing reads the others
     results = ours_below(directory / "scores")
     for part in ("EVAL", "SUMMARY", "STATS"):
         results += [file for file in directory.glob(f"*_{part}.json") if is_ours(file)]
     remove(*results)
+    remove(directory / MANIFEST)  # last: until then it says what the others are
 
 
 # ---- metrics ---------------------------------------------------------------------------------------------------------

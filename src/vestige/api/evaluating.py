@@ -123,7 +123,7 @@ def _evaluated(said: Mapping[str, Any], about: ModelSubject, out: str, kept_in: 
 
     folder, held = rows_or_folder(said["data"])  # rows in memory live as long as something holds them
     config = to_run(eval_ask({**said, "data": folder, "out": out}, about))
-    outcome = evaluate_config(config, about.load() if about.load else None)
+    outcome = evaluate_config(config, about.load() if about.load else None, accumulate=True)
     del held
     return result_of(outcome, kept_in)
 

@@ -251,7 +251,7 @@ def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     rows.write_text("".join(Path(FORGET).read_text().splitlines(keepends=True)[:2]))
     monkeypatch.setenv("ROWS", str(rows))
     out = tmp_path / "out"
-    models = ["--unlearned", UNLEARNED, "--full", FULL, "--retain", RETAIN, "--quiet"]
+    models = ["--unlearned", UNLEARNED, "--full", FULL, "--retain-model", RETAIN, "--quiet"]
     assert main(["depth", *models, "data=${oc.env:ROWS}", "--out", str(out / "depth")]) == 0
     rollouts = tmp_path / "rollouts.jsonl"
     lines = [{"prompt": f"who is {x}", "response": f"<think>one {x}</think> y", "group": x} for x in "abc"]

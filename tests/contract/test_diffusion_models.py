@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import pytest
-from harness import DATA, FULL, GOLDEN, vestige
+from harness import FULL, GOLDEN, vestige
 from transformers import AutoTokenizer
 
 DIFFUSION = GOLDEN / "diffusion"

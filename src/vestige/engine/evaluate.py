@@ -230,6 +230,11 @@ class _Evaluation:
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
         """Scores from evidence."""
         start = time.perf_counter()
+        if self.diffusion:
+            from vestige.collect.diffusion import empty_texts_note  # causal models need none of it
+
+            asked = {request.key for request in prepared.wants.texts}
+            self.notes += empty_texts_note(evidence.texts[key] for key in asked)
         if not _has_code(self.config.suite):
             scores = self._scoring(prepared, evidence).score_all()
         else:

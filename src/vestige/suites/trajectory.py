@@ -206,10 +206,6 @@ class _Children:
         config.pop("display_name", None)
         source = str(config.pop("dataset_key", "")) or None
         base = self._base(name, config.pop("handler", None))
-        if base.get("pre_compute") and not self._own_parents(config):
-            config.pop(
-                "pre_compute", None
-            )  # the guide's `probability: {access_key: correct}`: the suite knows which data
         if source:
             config.setdefault("datasets", {source: {}})
         if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
@@ -232,45 +228,75 @@ class _Children:
             f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
         )
 
-    def _own_parents(self, config: Mapping[str, Any]) -> bool:
-        """Do the parents say where their data come from? The guide's short form does not."""
-        return any(
-            name in self.named or entry.get("datasets") or self._own_parents(entry)
-            for name, entry in _entries(config.get("pre_compute"))
-        )
-
     def _laid(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-        """`config` on `base`. Parents are either's, never mixed; what they are compared with follows them."""
+        """`config` on `base`, the suite's metric. What parents are compared with follows them."""
         out = {**base, **config}
         if config.get("pre_compute"):
-            out["pre_compute"] = self._parents(name, config["pre_compute"])
+            before = base.get("pre_compute") or {}
+            out["pre_compute"] = self._parents(name, config["pre_compute"], before)
             if base.get("reference_logs") and "reference_logs" not in config:
-                out["reference_logs"] = _redirected(base["reference_logs"], base["pre_compute"], out["pre_compute"])
+                out["reference_logs"] = _redirected(base["reference_logs"], before, out["pre_compute"])
             if "datasets" not in config:
                 out.pop("datasets", None)
         elif not out.get("datasets") and not out.get("pre_compute"):
             out["datasets"] = dict(self.datasets)
         return out
 
-    def _parents(self, child: str, given: Any) -> dict[str, Any]:
-        """A child's parents. A name alone is the suite's metric; settings are laid on it, under a name of its own."""
+    def _parents(self, child: str, given: Any, suites: Mapping[str, Any]) -> dict[str, Any]:
+        """A child's parents. A name alone is the suite's metric; settings are laid on it, under a name of its own.
+
+        A handler without data (the guide's `probability: {access_key: correct}`) is the suite's parent of that key,
+        because only the suite knows which rows are meant.
+        """
+        inherited = {str((entry or {}).get("access_key", name)): name for name, entry in suites.items()}
         out: dict[str, Any] = {}
+        short = False
         for parent, entry in _entries(given):
             key = str(entry.pop("access_key", parent))
-            plain = parent in self.handlers and parent not in self.named
-            if not entry and not plain:
+            handler = entry.get("handler") or parent
+            bare = parent not in self.named and handler in self.handlers
+            base: Mapping[str, Any] = {}
+            name = parent
+            if bare and key in inherited and not entry.get("datasets"):
+                short = True
+                entry.pop("handler", None)
+                entry.pop("labels_field", None)  # the published code's way to say which rows
+                base = self._full(inherited[key], suites)
+                if handler != base.get("handler"):
+                    base = {"handler": handler, "datasets": base.get("datasets")}
+                elif not entry:
+                    continue
+                name = f"{child}_{key}"
+            elif bare and parent in self.handlers:
+                entry["handler"] = handler
+                name = f"{child}_{key}"
+            elif not entry:
                 out[parent] = {"access_key": key}
                 continue
-            if plain:
-                entry.setdefault("handler", parent)
-            changed = parent in self.named and not entry.get("handler")
-            name = f"{child}_{key}" if plain else f"{child}_{parent}" if changed else parent
-            full = self._laid(name, dict(self.suite(parent) or {}) if changed else {}, entry)
+            elif parent in self.named and not entry.get("handler"):
+                base = self._full(parent, {})
+                name = f"{child}_{parent}"
+            full = self._laid(name, base, entry)
             if self.taken.setdefault(name, full) != full:
                 name = f"{child}_{name}"
                 self.taken[name] = full
             out[name] = {**full, "access_key": key}
+        if short:  # also a parent that is not named: of two entries `probability`, readers of YAML keep one
+            keys = {entry["access_key"] for entry in out.values()}
+            out.update(
+                {
+                    name: {**(suites[name] or {}), "access_key": key}
+                    for key, name in inherited.items()
+                    if key not in keys
+                }
+            )
         return out
+
+    def _full(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
+        """A parent's whole config: as it stands in place, else the suite's of that name."""
+        entry = dict(written_out.get(parent) or {})
+        entry.pop("access_key", None)
+        return entry if entry.get("handler") else {**(self.suite(parent) or {}), **entry}
 
 
 def child_configs(

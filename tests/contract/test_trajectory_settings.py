@@ -106,3 +106,73 @@ def test_a_plugin_that_reads_only_its_parents_has_a_value(parents: Path) -> None
         for curves in view.values():
             pairs = zip(curves["forget_Q_A_PARA_Prob"], curves["forget_Q_A_Prob"], strict=True)
             assert curves["gap"] == pytest.approx([high - low for high, low in pairs])
+
+
+# ---- a report of some passes only ------------------------------------------------------------------------------------
+
+REPORTS: dict[str, tuple[str, ...]] = {
+    "every": (f"+{CONFIG}.store_per_sample=true",),
+    "captures": (f"{SAMPLER}.trajectory_sample_interval=8",),
+    "passes": (f"{SAMPLER}.trajectory_sample_interval=8", f"+{CONFIG}.fixation_steps_count=passes"),
+    "guide": (f"{SAMPLER}.trajectory_sample_interval=null", f"{CONFIG}.guide_defaults=true"),
+}
+
+
+@pytest.fixture(scope="session")
+def reports(shared: Callable[..., Path], data: Path) -> Path:
+    """One model and the same rows: every pass reported, every eighth token in both readings, and the guide's way."""
+
+    def build(place: Path) -> None:
+        for name, words in REPORTS.items():
+            views = (f"{CONFIG}.include_views=[full]",) if name == "guide" else ()
+            run(data, place / name, f"{KEY}.metrics=[probability,rouge,truth_ratio]", *words, *views)
+
+    return shared("trajectory-reports", build)
+
+
+def report(reports: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = read_json(reports / name / "TOFU_EVAL.json")["trajectory_metrics"]
+    return found
+
+
+def test_reported_steps_have_the_values_of_a_report_of_every_pass(reports: Path) -> None:
+    """With `fixation_steps_count=passes`, along every trajectory, the last pass among them."""
+    every, some = report(reports, "every"), report(reports, "passes")
+    decided = every["trajectory_step_metadata"]["step_values"]
+    kept = some["trajectory_step_metadata"]["step_values"]
+    assert kept[-1] == decided[-1] and len(kept) < len(decided)
+    for view, trajectories in every["agg_value"].items():
+        for along, curves in trajectories.items():
+            for metric, curve in curves.items():
+                expected = [curve[decided.index(count)] for count in kept]
+                assert some["agg_value"][view][along][metric] == expected, (view, along, metric)
+
+
+def test_the_result_names_what_fixation_steps_count(reports: Path) -> None:
+    names = [report(reports, name)["trajectory_step_metadata"]["fixation_steps_count"] for name in REPORTS]
+    assert names == ["passes", "captures", "passes", "captures"]
+    curves = {name: report(reports, name)["agg_value"]["full"] for name in ("captures", "passes")}
+    assert curves["captures"]["steps"]["probability"] == curves["passes"]["steps"]["probability"][:3]
+    ends = [by_trajectory["fixation_end"]["probability"][-1] for by_trajectory in curves.values()]
+    assert ends[0] != ends[1]
+
+
+def test_values_of_rows_name_their_view(reports: Path) -> None:
+    found = report(reports, "every")
+    rows = found["value_by_index"]
+    assert len(rows) == ROWS["forget"] and all(set(row) == {"full", "eos"} for row in rows.values())
+    for view, trajectories in found["agg_value"].items():
+        for along, curves in trajectories.items():
+            for step, mean in enumerate(curves["probability"]):
+                values = [row[view]["trajectories"][along][f"step_{step}"]["probability"] for row in rows.values()]
+                assert sum(values) / len(values) == pytest.approx(mean)
+
+
+def test_the_guides_defaults_are_one_setting(reports: Path) -> None:
+    """Interval 8, no level of views where there is one, values of rows."""
+    found, same = report(reports, "guide"), report(reports, "captures")
+    assert found["trajectory_step_metadata"]["trajectory_sample_interval"] == 8
+    assert found["agg_value"] == same["agg_value"]["full"]
+    assert found["step_distribution"] == same["step_distribution"]["full"]
+    row = found["value_by_index"]["0"]
+    assert row["view"] == "full" and set(row["trajectories"]) == set(same["agg_value"]["full"])

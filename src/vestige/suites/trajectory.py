@@ -8,6 +8,7 @@ from typing import Any
 
 from vestige.errors import UserError, did_you_mean, unknown_name
 from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, TRAJECTORIES, views
+from vestige.metrics.trajectory_report import FIXATION_COUNTS
 from vestige.suites.registry import DECIDED, TRAJECTORY
 from vestige.wants import Denoising
 
@@ -19,6 +20,7 @@ WITHOUT_EFFECT = {
     "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
     "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
 }  # fmt: skip
+GUIDE_INTERVAL = 8  # tokens; with `guide_defaults`, where no interval is set
 # Settings of Dream's sampler that draw at random, with the value at which they do nothing.
 DREAM_NEUTRAL = {"alg_temp": 0.0, "top_p": 1.0, "top_k": 0}
 
@@ -32,12 +34,18 @@ class TrajectoryConfig:
     trajectories: tuple[str, ...] = DEFAULT_TRAJECTORIES
     alignment: str = "same_position"
     interval: int = 1  # report a pass when this many more tokens were decided; 1: every pass
+    fixation_counts: str = "captures"  # or passes: what trajectories are made of when not every pass is reported
     text_source: str = "logits_argmax"
     eos_ids: tuple[int, ...] = ()  # empty: the tokenizer's
     logits_path: str | None = None  # logits_source: external
     store_per_sample: bool = False
     legacy_flat: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def thins(self) -> bool:
+        """Whether trajectories are made of the reported passes alone."""
+        return self.interval > 1 and self.fixation_counts == "captures"
 
     @property
     def length(self) -> int:
@@ -49,8 +57,12 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
     given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
     sampling = _mapping(given.pop("sampler_kwargs", None), "sampler_kwargs", metric)
+    guide = bool(given.pop("guide_defaults", False))
     interval = sampling.pop("trajectory_sample_interval", None)
-    interval = 1 if interval is None else _whole(interval, "trajectory_sample_interval", metric)
+    if interval is None:
+        interval = GUIDE_INTERVAL if guide else 1
+    interval = _whole(interval, "trajectory_sample_interval", metric)
+    counts = _one_of(str(given.pop("fixation_steps_count", "captures")), FIXATION_COUNTS, "fixation_steps_count")
     mode = str(given.pop("evaluation_mode", "unguided"))
     alignment = str(given.pop("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
@@ -75,13 +87,14 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
         trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,
+        fixation_counts=counts,
         text_source=_one_of(
             str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
         ),
         eos_ids=_ids(given.pop("eos_token_id", None), "eos_token_id", metric),
         logits_path=None if path is None else str(path),
-        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", False))),
-        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", False))),
+        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", guide))),
+        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", guide))),
         notes=notes,
     )
     unknown = sorted(set(given) - WITHOUT_EFFECT)
@@ -108,6 +121,7 @@ def _known_settings() -> list[str]:
     return sorted({
         "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
         "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
+        "fixation_steps_count", "guide_defaults",
         *WITHOUT_EFFECT,
     })  # fmt: skip
 

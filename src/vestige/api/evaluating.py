@@ -106,7 +106,7 @@ def evaluate(
         benchmark: trajectory-eval: of which benchmark: tofu | muse
         tasks: lm_eval: names or YAML files of lm-evaluation-harness tasks
         include_path: lm_eval: folder with task YAML files of your own
-        server: model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here
+        server: model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here
         server_key_env: environment variable that holds the servers' key
         config_dir: your own config groups, before ours
         overrides: Hydra overrides, as words on the command line

@@ -245,7 +245,7 @@ def translated(verb: str, words: Sequence[str], options: Collection[str]) -> tup
     """
     out: list[str] = []
     notes: list[str] = []
-    for place, word in enumerate(words):
+    for word in words:
         flag, equals, value = word.partition("=")
         new, note = _translate(verb, flag, options)
         if new and equals:

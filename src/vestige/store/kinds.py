@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import read_json
 from vestige.schema import misfit
-from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in, read_seal
+from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in
 from vestige.store.files import damaged, read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
@@ -140,32 +139,12 @@ def kind(name: str) -> Kind:
 def kind_of(directory: Path) -> str | None:
     """Which kind of run a directory holds; None: none of ours.
 
-    Its manifest says it. Runs made before manifests did are known by their seal, and those made before seals by the
-    files in them.
+    Its manifest says it. Results of other tools have no manifest of ours and are known by their files.
     """
     said = kind_in(directory)
-    if said is None and (directory / MANIFEST).is_file():
-        return "harness" if _of_a_harness(directory / MANIFEST) else "eval"
     if said is not None and said not in KINDS:
         raise UserError(f"{directory} holds a run of a kind that this version does not know ({said}).")
-    said = said or _sealed_as(directory)
     return said or next((k.name for k in KINDS.values() if any((directory / m).is_file() for m in k.marks)), None)
-
-
-def _of_a_harness(file: Path) -> bool:
-    try:
-        found = read_json(file)
-    except (OSError, ValueError, UserError):
-        return False  # reading the run will say what is wrong with it
-    return isinstance(found, Mapping) and "harness" in found
-
-
-def _sealed_as(directory: Path) -> str | None:
-    try:
-        seal = read_seal(directory)
-    except (OSError, ValueError):
-        return None
-    return None if seal is None or seal.kind not in KINDS else seal.kind
 
 
 def of(directory: Path) -> Kind:

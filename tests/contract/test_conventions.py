@@ -162,12 +162,12 @@ def score(inputs):
     """The least likely token of the answer."""
     return mean_score(by_index(inputs.rows, one_stat(inputs, lambda t: {"score": worst_token(t)})), "score")
 '''
-FILES = '''
+FILES = """
 # @package eval.tofu.metrics.forget_worst_token
 handler: worst_token
 datasets:
   TOFU_QA_forget: {args: {hf_args: {name: "${eval.tofu.forget_split}_perturbed"}}}
-'''
+"""
 
 
 def test_verify_names_a_missing_plugin(tmp_path: Path) -> None:

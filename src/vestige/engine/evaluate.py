@@ -44,7 +44,7 @@ from vestige.store.files import result_file, save_rows, write_json, write_result
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, Text
 from vestige.writing import keep_apart, temporary, write_bytes
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
@@ -233,8 +233,11 @@ class _Evaluation:
         if self.diffusion:
             from vestige.collect.diffusion import empty_texts_note  # causal models need none of it
 
-            asked = {request.key for request in prepared.wants.texts}
-            self.notes += empty_texts_note(evidence.texts[key] for key in asked)
+            generated: list[Text] = []
+            for key in {request.key for request in prepared.wants.texts}:
+                found = evidence.texts[key]
+                generated += [found] if isinstance(found, Text) else found  # several where answers were sampled
+            self.notes += empty_texts_note(generated)
         if not _has_code(self.config.suite):
             scores = self._scoring(prepared, evidence).score_all()
         else:

@@ -93,7 +93,7 @@ TABLE = (
          words=("4bit", "8bit")),
     Flag("compute-dtype", "NAME", "what 4-bit layers multiply in (bfloat16)", f"{EVAL} audit depth stress",
          f"{_MODEL}.compute_dtype", words=("bfloat16", "float16", "float32")),
-    Flag("server", "URL,...", "model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here",
+    Flag("server", "URL,...", "model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here",
          f"{EVAL} audit stress sweep", "server.url"),
     Flag("server-key-env", "NAME", "environment variable that holds the servers' key",
          f"{EVAL} audit stress sweep serve-check", "server.key_env"),

@@ -106,7 +106,7 @@ def evaluate(
         benchmark: trajectory-eval: of which benchmark: tofu | muse
         tasks: lm_eval: names or YAML files of lm-evaluation-harness tasks
         include_path: lm_eval: folder with task YAML files of your own
-        server: model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here
+        server: model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here
         server_key_env: environment variable that holds the servers' key
         config_dir: your own config groups, before ours
         overrides: Hydra overrides, as words on the command line
@@ -123,7 +123,7 @@ def _evaluated(said: Mapping[str, Any], about: ModelSubject, out: str, kept_in: 
 
     folder, held = rows_or_folder(said["data"])  # rows in memory live as long as something holds them
     config = to_run(eval_ask({**said, "data": folder, "out": out}, about))
-    outcome = evaluate_config(config, about.load() if about.load else None)
+    outcome = evaluate_config(config, about.load() if about.load else None, accumulate=True)
     del held
     return result_of(outcome, kept_in)
 

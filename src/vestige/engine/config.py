@@ -118,6 +118,10 @@ class HarnessConfig:
     server: Mapping[str, Any] = field(default_factory=dict)
 
     @property
+    def overwrite(self) -> bool:
+        return bool(self.settings.get("overwrite", False))
+
+    @property
     def file_stem(self) -> str:
         """LMEvalEvaluator -> LMEval, as in LMEval_EVAL.json."""
         return self.handler.removesuffix("Evaluator")

@@ -99,7 +99,7 @@ def _retain_first(args: argparse.Namespace) -> None:
     retain = argparse.Namespace(**{**vars(args), "model": args.retain_model, "out": str(out), "retain_logs": None})
     print(f"Evaluating the retain model {args.retain_model} ...", flush=True)
     with hushed():  # it has no retain logs itself
-        evaluate_config(runs_of(retain)[0])
+        evaluate_config(runs_of(retain)[0], accumulate=True)
     args.retain_logs = [*(args.retain_logs or []), str(out)]
 
 
@@ -113,7 +113,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
     status = 0
     for run in runs:
-        outcome = evaluate_config(run)
+        outcome = evaluate_config(run, accumulate=True)
         _print_outcome(outcome, run)
         # A run without any value is a failure, though its files and reasons are written.
         if outcome.top and all(outcome.scores[name].missing for name in outcome.top):

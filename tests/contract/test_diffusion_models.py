@@ -23,10 +23,12 @@ class TokenMetrics:
         self.place = place
         self.names: list[str] = []
 
-    def add(self, name: str, rows: list[dict[str, Any]], generation: dict[str, Any], **args: Any) -> None:
+    def add(self, name: str, rows: list[dict[str, Any]], settings: dict[str, Any], **args: Any) -> None:
+        """ROUGE with `settings` as its generation_args, or another metric that they define whole."""
         path = harness.write_rows(self.place / f"{name}.jsonl", rows)
         data = {"handler": "TokenDataset", "args": {"hf_args": {"path": str(path)}, **args}}
-        whole = {"handler": "rouge", "datasets": {"own": data}, "generation_args": generation}
+        config = settings if "handler" in settings else {"handler": "rouge", "generation_args": settings}
+        whole = {**config, "datasets": {"own": data}}
         file = self.place / "configs" / "eval" / "tofu_metrics" / f"{name}.yaml"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(f"# @package eval.tofu.metrics.{name}\n{json.dumps(whole)}\n")
@@ -182,3 +184,61 @@ def test_a_mixture_of_experts_has_a_mask_token_of_its_own(tmp_path: Path) -> Non
     run = ("--data", DATA, "--limit", 2, "--metrics", "forget_Q_A_Prob", *PLAIN, "--out", tmp_path / "out")
     refused = vestige("eval", "tofu", "--model", model, "--trust-remote-code", *run, status=2)
     assert "156895" in refused.err and "mask_token_id" in refused.err
+
+
+# ---- prompts of tokens -----------------------------------------------------------------------------------------------
+
+LENGTHS = [4, 6, 4, 6, 5]
+
+
+def padded(side: str, pad: int) -> list[dict[str, Any]]:
+    """Prompt-only rows as the guide has them: equally long, the labels the whole conversation."""
+    rows = []
+    for number, length in enumerate(LENGTHS):
+        prompt = list(range(10 + number, 10 + number + length))
+        padding = [pad] * (7 - length)
+        ids = padding + prompt if side == "left" else prompt + padding
+        rows.append({"input_ids": ids, "labels": [*prompt, 40, 41, 42]})
+    return rows
+
+
+def test_pad_tokens_of_a_prompt_are_not_prompt(tmp_path: Path) -> None:
+    """Rows without attention_mask: told by the pad token, on either side, in texts and along trajectories."""
+    sampler = {"steps": 3, "max_new_tokens": 3}
+    along = {
+        "handler": "trajectory_metrics",
+        "metrics": ["probability"],
+        "trajectory_config": {"sampler_kwargs": sampler},
+    }
+    metrics = TokenMetrics(tmp_path)
+    plain = [
+        {"input_ids": row["input_ids"][: -(7 - n)], "labels": row["labels"]}
+        for row, n in zip(padded("right", 0), LENGTHS, strict=True)
+    ]
+    for name, rows in {"plain": plain, "left": padded("left", 0), "right": padded("right", 0)}.items():
+        for kind, settings in {"texts": {"max_new_tokens": 4}, "along": along}.items():
+            metrics.add(f"{kind}_{name}", rows, settings, predict_with_generate=True)
+    metrics.add("no_flag", padded("left", 0), along)
+    found, outcome = metrics.run(MDLM)
+    for name in ("along_plain", "along_left", "along_right", "no_flag"):
+        metadata = found[name]["trajectory_step_metadata"]
+        assert list(metadata["prompt_len_by_index"].values()) == LENGTHS
+        harness.assert_same(found["along_plain"]["agg_value"], found[name]["agg_value"], least=4)
+    for name in ("left", "right"):
+        assert found[f"texts_{name}"]["value_by_index"] == found["texts_plain"]["value_by_index"]
+    assert "pad token is also" not in outcome.printed
+
+
+def test_a_pad_token_that_ends_texts_is_ambiguous(tmp_path: Path) -> None:
+    """Prompts with an end token inside: it goes with the padding, and a note says so; an attention_mask keeps it."""
+    model = harness.copy_tree(MDLM, tmp_path / "model")
+    config = harness.read_json(model / "tokenizer_config.json")
+    (model / "tokenizer_config.json").write_text(json.dumps({**config, "pad_token": "[EOS]"}))
+    metrics = TokenMetrics(tmp_path)
+    row = {"input_ids": [EOS, EOS, 10, EOS, 11], "labels": [10, EOS, 11, 40]}
+    metrics.add("mine", [row], {"max_new_tokens": 4}, predict_with_generate=True)
+    found, outcome = metrics.run(model)
+    assert "the pad token is also the end token (2)" in outcome.printed and "attention_mask" in outcome.printed
+    metrics.add("mine", [{**row, "attention_mask": [0, 0, 1, 1, 1]}], {"max_new_tokens": 4}, predict_with_generate=True)
+    _, silent = metrics.run(model)
+    assert "the pad token is also" not in silent.printed

@@ -237,7 +237,7 @@ def test_a_pad_token_that_ends_texts_is_ambiguous(tmp_path: Path) -> None:
     metrics = TokenMetrics(tmp_path)
     row = {"input_ids": [EOS, EOS, 10, EOS, 11], "labels": [10, EOS, 11, 40]}
     metrics.add("mine", [row], {"max_new_tokens": 4}, predict_with_generate=True)
-    found, outcome = metrics.run(model)
+    _, outcome = metrics.run(model)
     assert "the pad token is also the end token (2)" in outcome.printed and "attention_mask" in outcome.printed
     metrics.add("mine", [{**row, "attention_mask": [0, 0, 1, 1, 1]}], {"max_new_tokens": 4}, predict_with_generate=True)
     _, silent = metrics.run(model)

@@ -176,3 +176,54 @@ def test_the_guides_defaults_are_one_setting(reports: Path) -> None:
     assert found["step_distribution"] == same["step_distribution"]["full"]
     row = found["value_by_index"]["0"]
     assert row["view"] == "full" and set(row["trajectories"]) == set(same["agg_value"]["full"])
+
+
+# ---- retain logs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compared(shared: Callable[..., Path], data: Path) -> Path:
+    """A retain model's trajectory (`retain`), its last step in the form of an ordinary log, and a run next to each."""
+
+    def build(place: Path) -> None:
+        asked = {"forget_quality": {}, "privleak": {}, "truth_ratio": {"aggregator": "true_better"}}
+        metrics = f"{KEY}.metrics={written(asked)}"
+        retain = run(data, place / "retain", metrics, model="retain")
+        steps = retain["reference_by_step"]["full"]["steps"]
+        (place / "ordinary.json").write_text(json.dumps({name: values[-1] for name, values in steps.items()}))
+        steps["mia_min_k"][1] = {"agg_value": 1.0}
+        (place / "perfect.json").write_text(json.dumps({"trajectory_metrics": retain}))
+        run(data, place / "by_step", metrics, "--retain-logs", place / "retain")
+        run(data, place / "at_the_end", metrics, "--retain-logs", place / "ordinary.json")
+        run(data, place / "perfect", metrics, "--retain-logs", place / "perfect.json", model="retain")
+
+    return shared("trajectory-compared", build)
+
+
+def test_an_ordinary_retain_log_serves_the_last_step(compared: Path) -> None:
+    every, last = report(compared, "by_step"), report(compared, "at_the_end")
+    assert any("last step" in note for note in last["notes"])
+    for metric in ("forget_quality", "privleak"):
+        expected, got = (found["agg_value"]["full"]["steps"][metric] for found in (every, last))
+        assert None not in expected and got == [*[None] * (STEPS - 1), expected[-1]]
+        reasons = last["reasons_by_step"]["full"]["steps"][metric]
+        assert reasons[-1] is None and all("ordinary run" in reason for reason in reasons[:-1])
+    assert "reasons_by_step" not in every
+    assert vestige("verify", compared / "at_the_end").status == 0
+
+
+def test_a_step_without_privleak_has_the_reason(compared: Path) -> None:
+    """The retain model's AUC at step 1 is 1: nothing is relative to 1 - AUC."""
+    found = report(compared, "perfect")
+    privleak = found["agg_value"]["full"]["steps"]["privleak"]
+    reasons = found["reasons_by_step"]["full"]["steps"]["privleak"]
+    assert [number for number, value in enumerate(privleak) if value is None] == [1]
+    assert "AUC is 1" in reasons[1] and reasons[0] is None
+
+
+def test_a_distribution_before_the_aggregator_is_named(compared: Path) -> None:
+    found = report(compared, "by_step")
+    assert set(found["before_aggregator"]) == {"truth_ratio"}
+    assert "true_better" in found["before_aggregator"]["truth_ratio"]
+    mean = found["step_distribution"]["full"]["steps"]["truth_ratio"]["mean"]
+    assert mean != pytest.approx(found["agg_value"]["full"]["steps"]["truth_ratio"])

@@ -280,7 +280,7 @@ class _Children:
             key = str(entry.pop("access_key", parent))
             handler = entry.get("handler") or parent
             bare = parent not in self.named and handler in self.handlers
-            base: Mapping[str, Any] = {}
+            base: dict[str, Any] = {}
             name = parent
             if bare and key in inherited and not entry.get("datasets"):
                 short = True

@@ -227,3 +227,36 @@ def test_a_distribution_before_the_aggregator_is_named(compared: Path) -> None:
     assert "true_better" in found["before_aggregator"]["truth_ratio"]
     mean = found["step_distribution"]["full"]["steps"]["truth_ratio"]["mean"]
     assert mean != pytest.approx(found["agg_value"]["full"]["steps"]["truth_ratio"])
+
+
+# ---- in Python, and settings that are not listed ---------------------------------------------------------------------
+
+
+def test_a_printed_trajectory_is_a_table(compared: Path) -> None:
+    shown = harness.python(
+        "import sys, vestige\n"
+        "found = vestige.load_run(sys.argv[1])['trajectory_metrics']\n"
+        "print(found)\n"
+        "assert len(found.curves['full']['steps']['privleak']) == 4",
+        compared / "by_step",
+    ).out
+    assert len(shown) < 5000
+    assert [text for text in ("privleak", "fixation_start", "step 0", "step 3") if text not in shown] == []
+
+
+ABSENT = "eval.tofu.metrics.trajectory_metrics.trajectory_config.logits_source"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "tofu", "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics"),
+        ("eval", "tofu", "--metrics", "trajectory_metrics"),
+        ("eval", "tofu_trajectory"),
+    ],
+)
+def test_a_setting_that_is_not_listed_needs_a_plus(words: tuple[str, ...], data: Path) -> None:
+    """The metric exists, so nothing is said against it."""
+    absent = ABSENT.replace("tofu", words[1])
+    refused = vestige(*words, "--model", NPO, "--data", data, f"{absent}=external", status=2).error
+    assert f"+{absent}=" in refused and "no metric" not in refused

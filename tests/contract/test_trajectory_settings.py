@@ -260,3 +260,14 @@ def test_a_setting_that_is_not_listed_needs_a_plus(words: tuple[str, ...], data:
     absent = ABSENT.replace("tofu", words[1])
     refused = vestige(*words, "--model", NPO, "--data", data, f"{absent}=external", status=2).error
     assert f"+{absent}=" in refused and "no metric" not in refused
+
+
+def test_metric_files_of_another_package_are_named(tmp_path: Path, data: Path) -> None:
+    """A benchmark of one's own lists tofu_metrics, whose files fill eval.tofu."""
+    file = tmp_path / "configs" / "eval" / "bench.yaml"
+    file.parent.mkdir(parents=True)
+    lines = ["# @package eval.bench", "defaults: [{tofu_metrics: [forget_Q_A_Prob]}]", "handler: BENCHEvaluator"]
+    file.write_text("\n".join([*lines, "metrics: {}", "output_dir: ${paths.output_dir}", "forget_split: forget10\n"]))
+    words = ("--config-dir", tmp_path / "configs", "--model", NPO, "--out", tmp_path / "run")
+    refused = vestige("eval", "bench", *words, status=2).error
+    assert [text for text in ("eval.tofu", "@package", "forget_Q_A_Prob") if text not in refused] == []

@@ -280,7 +280,7 @@ def _run(
     if only is None and filled and not settings.get("metrics"):
         raise UserError(
             f"eval.{name}.metrics is empty: the metric files that this benchmark lists belong to package "
-            f"eval.{filled[0]} (`# @package` in their first line), so its metrics are in eval.{filled[0]}.metrics; write "
+            f"eval.{filled[0]} (`# @package` in their first line), and its metrics are there; write "
             f"`library: {filled[0]}` and `metrics: {{{': {}, '.join(cfg.eval[filled[0]].metrics)}: {{}}}}` in its file."
         )
     wanted = None if only is None else _names(list(only), library)

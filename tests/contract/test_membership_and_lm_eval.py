@@ -13,6 +13,7 @@ import harness
 import numpy as np
 import pytest
 import torch
+from formulas import auc
 from harness import DATA, FULL, RETAIN, UNLEARNED, read_json, read_rows, vestige, write_rows
 
 # ---- membership attacks ----------------------------------------------------------------------------------------------
@@ -65,11 +66,6 @@ def slow_scores(model: Path, row: dict[str, str], strict: bool, k: float, p: flo
     }
 
 
-def pairs(forget: list[float], holdout: list[float]) -> float:
-    """The share of pairs in which the forget row looks more familiar; ties, which are exact here, count half."""
-    return float(np.mean([(a < b) + 0.5 * (a == b) for a in forget for b in holdout]))
-
-
 @pytest.fixture(scope="session")
 def data(shared: Callable[..., Path]) -> Path:
     def build(place: Path) -> None:
@@ -97,7 +93,7 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             for name, value in mine.items():
                 scores[name].setdefault(group, []).append(value)
     for name, groups in scores.items():
-        assert found[name]["agg_value"] == pytest.approx(pairs(groups["forget"], groups["holdout"]), abs=1e-12), name
+        assert found[name]["agg_value"] == pytest.approx(auc(groups["forget"], groups["holdout"]), abs=1e-12), name
         for group, expected in groups.items():
             values = found[name][group]["value_by_index"]
             assert [int(index) for index in values] == list(range(len(expected)))

@@ -13,6 +13,7 @@ import harness
 import numpy as np
 import pytest
 import torch
+from formulas import auc
 from harness import DATA, FULL, RETAIN, UNLEARNED, read_json, read_rows, vestige, write_rows
 
 # ---- membership attacks ----------------------------------------------------------------------------------------------
@@ -65,11 +66,6 @@ def slow_scores(model: Path, row: dict[str, str], strict: bool, k: float, p: flo
     }
 
 
-def pairs(forget: list[float], holdout: list[float]) -> float:
-    """The share of pairs in which the forget row looks more familiar; ties, which are exact here, count half."""
-    return float(np.mean([(a < b) + 0.5 * (a == b) for a in forget for b in holdout]))
-
-
 @pytest.fixture(scope="session")
 def data(shared: Callable[..., Path]) -> Path:
     def build(place: Path) -> None:
@@ -97,7 +93,7 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             for name, value in mine.items():
                 scores[name].setdefault(group, []).append(value)
     for name, groups in scores.items():
-        assert found[name]["agg_value"] == pytest.approx(pairs(groups["forget"], groups["holdout"]), abs=1e-12), name
+        assert found[name]["agg_value"] == pytest.approx(auc(groups["forget"], groups["holdout"]), abs=1e-12), name
         for group, expected in groups.items():
             values = found[name][group]["value_by_index"]
             assert [int(index) for index in values] == list(range(len(expected)))
@@ -105,35 +101,23 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             assert [row["score"] for row in values.values()] == pytest.approx(expected, **close), (name, group)
 
 
-def test_other_shares_and_privleak_from_one_run(data: Path, tmp_path: Path) -> None:
-    """k by `score`, without a model; privleak against the retain model, against 0.5, and against a perfect AUC."""
-    names = ("--data", data, "--quiet", "stats.resamples=0", "--metrics")
-    run, retain = tmp_path / "run", tmp_path / "retain"
-    vestige("eval", "tofu", "--model", RETAIN, *names, "mia_min_k", "--out", retain)
-    vestige("eval", "tofu", "--model", UNLEARNED, *names, "mia_min_k,mia_min_k_plus_plus,privleak", "--out", run)
-
-    def scored(*words: object) -> dict[str, Any]:
-        copy = harness.copy_tree(run, tmp_path / "-".join(Path(str(word)).name for word in words))
-        vestige("score", copy, *words)
-        (written,) = set(copy.rglob("TOFU_EVAL.json")) - {copy / "TOFU_EVAL.json"}
-        return dict(read_json(written))
-
-    for k in (0.01, 0.6, 1.0):
-        found = scored(f"mia_min_k.k={k}", f"mia_min_k_plus_plus.k={k}")
-        for name in ("mia_min_k", "mia_min_k_plus_plus"):
-            for group, rows in rows_of_both_sets().items():
-                expected = [slow_scores(UNLEARNED, row, False, k, 2)[name] for row in rows]
-                values = [row["score"] for row in found[name][group]["value_by_index"].values()]
-                assert values == pytest.approx(expected, rel=2e-5, abs=1e-5), (name, k)
-    auc, ref = (read_json(place / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for place in (run, retain))
-    alone = read_json(run / "TOFU_EVAL.json")["privleak"]
-    assert alone["agg_value"] == pytest.approx((0.5 - auc) / 0.5 * 100, rel=1e-9)
-    against = scored("--retain-logs", retain)["privleak"]["agg_value"]
-    assert against == pytest.approx((ref - auc) / (1 - ref) * 100, rel=1e-9)
-    perfect = tmp_path / "perfect.json"
-    perfect.write_text(json.dumps({"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}))
-    nothing = scored("--retain-logs", perfect)["privleak"]
-    assert nothing["agg_value"] is None and nothing["reason"]
+def test_privleak_needs_an_auc_below_one(data: Path, tmp_path: Path) -> None:
+    """Against 0.5, against a retain run, and against one whose AUC is 1, which leaves nothing to divide by."""
+    words = ("eval", "tofu", "--data", data, "--quiet", "stats.resamples=0", "--metrics", "mia_min_k,privleak")
+    runs = {name: tmp_path / name for name in ("retain", "unlearned", "perfect")}
+    for name in ("retain", "unlearned"):
+        vestige(*words, "--model", harness.LAB / "models" / name, "--out", runs[name])
+    auc_of = {name: read_json(runs[name] / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for name in list(runs)[:2]}
+    write_rows(runs["perfect"] / "TOFU_EVAL.json", [{"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}])
+    found = [read_json(runs["unlearned"] / "TOFU_EVAL.json")["privleak"]]
+    for name in ("retain", "perfect"):
+        copy = harness.copy_tree(runs["unlearned"], tmp_path / f"against-{name}")
+        vestige("score", copy, "--retain-logs", runs[name] / "TOFU_EVAL.json")
+        found += [read_json(path)["privleak"] for path in copy.glob("scores/*/TOFU_EVAL.json")]
+    mine, retain = auc_of["unlearned"], auc_of["retain"]
+    expected = [(0.5 - mine) / 0.5 * 100, (retain - mine) / (1 - retain) * 100]
+    assert [one["agg_value"] for one in found] == [*(pytest.approx(value, rel=1e-9) for value in expected), None]
+    assert found[2]["reason"]
 
 
 # ---- lm-evaluation-harness -------------------------------------------------------------------------------------------

@@ -56,9 +56,10 @@ def finished_runs(retain: vestige.Result, mine: vestige.Result, out: Path) -> Pa
 
 def in_memory(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, rows: list[dict[str, str]]) -> vestige.Result:
     """A model and rows that are in memory; nothing is written."""
-    tables = {"forget": Dataset.from_list(rows), "retain": pandas.DataFrame(rows), "holdout": rows}
+    half = len(rows) // 2
+    tables = {"forget": Dataset.from_list(rows[:half]), "retain": pandas.DataFrame(rows), "holdout": rows[half:]}
     live = vestige.evaluate(model, tokenizer=tokenizer, data=tables, metrics="forget_Q_A_Prob,mia_loss")
-    splits = DatasetDict({"forget": Dataset.from_list(rows)})
+    splits = DatasetDict({"forget": Dataset.from_list(rows[:half])})
     other = vestige.evaluate(model, tokenizer=tokenizer, data=splits, metrics=["forget_Q_A_Prob"])
     print(vestige.compare_runs(live, other, metrics="forget_Q_A_Prob", resamples=100))
     directory: Path | None = live.directory

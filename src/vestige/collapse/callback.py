@@ -27,7 +27,9 @@ from vestige.collapse.detector import CollapseDetector, CollapseSettings, Measur
 from vestige.collapse.reasoning import Extractor, Reasoning, Rollout
 from vestige.collapse.rollouts import apart
 from vestige.collapse.rollouts_rows import native
+from vestige.collect.cross import PairLogProbs
 from vestige.errors import UserError, is_ours
+from vestige.given import TokenizerLike
 from vestige.integrations.trainers import TrainerGuest, log_metrics, logged_before, updates_of
 from vestige.integrations.undisturbed import undisturbed
 from vestige.writing import write_bytes
@@ -64,10 +66,10 @@ class CollapseCallback(TrainerGuest):
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: TokenizerLike,
         settings: CollapseSettings | None = None,
         reasoning: Reasoning | None = None,
-        log_prob_fn: Callable[..., Any] | None = None,
+        log_prob_fn: PairLogProbs | None = None,
         temperature: float | None = None,
         resume: bool = True,
         bare_keys: bool = False,

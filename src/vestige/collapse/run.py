@@ -64,7 +64,7 @@ class CollapseReport:
     models: dict[int, str]
     formats: dict[int, str]
     made: dict[int, dict[str, object]] = field(default_factory=dict)  # step -> whose weights, and how they were held
-    means: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> the running means that it began with
+    means: dict[int, dict[str, object]] = field(default_factory=dict)  # step -> the running means that it began with
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 

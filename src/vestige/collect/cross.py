@@ -35,7 +35,7 @@ from vestige.types import Array, Target
 
 TokenIds = tuple[int, ...]
 Progress = Callable[[int, int], None]  # prompts done, prompts in all
-PairLogProbs = Callable[[Sequence[TokenIds], Sequence[TokenIds]], Sequence[Any]]
+PairLogProbs = Callable[[Sequence[TokenIds], Sequence[TokenIds]], Iterable[Iterable[float] | torch.Tensor]]
 CHECKED_TOKENS = 4096  # of a reasoning, in the self check: a prefix has the same log-probabilities
 
 

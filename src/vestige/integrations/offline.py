@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +56,7 @@ def trajectories_from_logits(
     prompt_lens: Sequence[int] | torch.Tensor,
     padding: str = "right",
     names: Sequence[str] = DEFAULT_TRAJECTORIES,
-) -> dict[str, Any]:
+) -> dict[str, torch.Tensor | int]:
     """A saved batch as trajectory tensors by name [B, V, L, S], with R, F, S and L beside them.
 
     Each pass is [B, T, V] over the whole canvas, or [B, L, V] over generated positions only (fewer than

@@ -172,6 +172,7 @@ def test_the_guides_defaults_are_one_setting(reports: Path) -> None:
     """Interval 8, no level of views where there is one, values of rows."""
     found, same = report(reports, "guide"), report(reports, "captures")
     assert found["trajectory_step_metadata"]["trajectory_sample_interval"] == 8
+    assert found["trajectory_step_metadata"]["views"] == ["full"]
     assert found["agg_value"] == same["agg_value"]["full"]
     assert found["step_distribution"] == same["step_distribution"]["full"]
     row = found["value_by_index"]["0"]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige.errors import UserError, how_to_install
-from vestige.metrics.trajectory import spread_of
+from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.show.paper import fit, for_print
 from vestige.types import IGNORE, Array, Trace
 from vestige.writing import written_by
@@ -56,6 +56,7 @@ def curves(
     """
     if not runs:
         raise UserError("No run to draw: give at least one trajectory result.")
+    runs = {name: _by_view(run) for name, run in runs.items()}
     views = tuple(views) if views else _first_seen(run["agg_value"] for run in runs.values())
     panels = (
         tuple(trajectories)
@@ -77,6 +78,16 @@ def curves(
     axes[0].set_ylabel(name)
     figure.suptitle(f"{name[:1].upper()}{name[1:]} along the denoising path" if title is None else title, fontsize=11)
     return figure
+
+
+def _by_view(result: CurveResult) -> CurveResult:
+    """A result with a level of views; the flat layout has one view, named in the metadata."""
+    if set(result["agg_value"]) <= set(VIEWS):
+        return result
+    metadata = result.get("trajectory_step_metadata") or {}
+    (view,) = metadata.get("views") or ("full",)
+    nested = {part: {view: result[part]} for part in ("agg_value", "step_distribution") if result.get(part)}
+    return {**result, **nested}
 
 
 PANELS = ("steps", "fixation_start", "fixation_end", "fixation_ratio")

@@ -242,6 +242,7 @@ class Results:
             ends[index] = view_length("eos", trace.final, run.eos_ids)
         return {
             "num_trajectory_steps": run.steps,
+            "views": list(run.config.views),
             **protocol(run.config),
             "step_meaning": "unmasked_tokens: how many tokens stood decided before the pass",
             "step_values": [int(n) for n in run.traces[longest].committed[run.reported[longest]]],

@@ -281,9 +281,7 @@ def test_the_ends_of_the_depth_score_in_an_imported_tree(tmp_path: Path) -> None
 
 def test_a_metric_that_compares_with_nothing_has_a_retain_column(retain: Path, tmp_path: Path) -> None:
     out = evaluate(UNLEARNED, tmp_path / "run", "--retain-logs", retain, "--metrics", "mia_loss").out
-    head, _, line = (row.split() for row in out[out.index("metric") :].splitlines()[:3])
-    theirs = written(retain)["mia_loss"]["agg_value"]
-    assert head[:3] == ["metric", "value", "retain"] and line[:1] == ["mia_loss"]
-    assert float(line[2]) == pytest.approx(theirs, abs=5e-5)
+    head, _, line = out[out.index("metric") :].splitlines()[:3]
+    assert "retain" in head.split() and f"{written(retain)['mia_loss']['agg_value']:.4f}" in line.split()
     words = ("--retain-logs", tmp_path / "nowhere", "--metrics", "mia_loss")
     assert "nowhere" in evaluate(UNLEARNED, tmp_path / "other", *words, status=2).error

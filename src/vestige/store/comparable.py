@@ -49,6 +49,8 @@ def number_of(manifest: Mapping[str, Any], metric: str, value: float | None = No
 def protocol_of(manifest: Mapping[str, Any]) -> str:
     """How a run put its rows to the model: chat or raw, the fixed parts of the prompt, the dialect of definitions.
 
+    A setting that the chat template does not write, as a date in most of them, is no part of it.
+
     >>> protocol_of({"template": {"apply_chat_template": True}, "dialect": {"name": "strict"}})
     'chat, dialect strict'
     >>> protocol_of({})
@@ -60,7 +62,11 @@ def protocol_of(manifest: Mapping[str, Any]) -> str:
     parts = ["chat" if template.get("apply_chat_template") else "raw"]
     fixed = ("system_prompt", "system_prompt_with_special_tokens", "date_string")
     tags = () if template.get("apply_chat_template") else ("user_start_tag", "asst_start_tag")
-    parts += [f"{k.replace('_', ' ')} {str(template[k])!r}" for k in (*fixed, *tags) if template.get(k)]
+    prompt = manifest.get("prompt")
+    for key in (*fixed, *tags):
+        text = str(template.get(key) or "")
+        if text and (prompt is None or text.strip() in prompt):
+            parts.append(f"{key.replace('_', ' ')} {text!r}")
     dialect = (manifest.get("dialect") or {}).get("name")
     return ", ".join([*parts, *([f"dialect {dialect}"] if dialect else [])])
 

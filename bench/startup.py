@@ -45,8 +45,8 @@ def commands(model: Path, full: Path, retain: Path, data: Path) -> dict[str, lis
         "compare": ["compare", "run", "retain"],
         "diff": ["diff", "run", "retain"],
         "depth": [
-            "depth", "--unlearned", str(model), "--full", str(full), "--retain", str(retain),
-            "--data", f"{data}/forget.jsonl", "--out", "depth", "--quiet",
+            "depth", "--unlearned", str(model), "--full", str(full), "--retain-model", str(retain),
+            "--forget", f"{data}/forget.jsonl", "--out", "depth", "--quiet",
         ],
         "collapse": ["collapse", "rollouts.jsonl", "--model", str(model), "--out", "collapse", "--quiet"],
         "report": ["report", "run", "--out", "report"],

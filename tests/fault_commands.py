@@ -110,9 +110,18 @@ def _trajectory(place: Path) -> list[str]:
 
 def _depth(place: Path) -> list[str]:
     models = LAB / "models"
-    more = ["--full", str(models / "full"), "--retain", str(models / "retain"), "--limit", "4", "--batch-size", "2"]
+    more = [
+        "--full",
+        str(models / "full"),
+        "--retain-model",
+        str(models / "retain"),
+        "--limit",
+        "4",
+        "--batch-size",
+        "2",
+    ]
     both = ["--unlearned", str(models / "unlearned"), str(models / "full"), "--quiet"]
-    return ["depth", *more, *both, "--data", str(LAB / "data" / "forget.jsonl"), "--out", str(place / "out")]
+    return ["depth", *more, *both, "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(place / "out")]
 
 
 def _collapse(place: Path) -> list[str]:

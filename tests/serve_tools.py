@@ -84,7 +84,7 @@ class TinyModel:
 
 
 class ModelServer(http.server.ThreadingHTTPServer):
-    """Speaks as vLLM does (`kind` vllm), as SGLang, llama.cpp, an OpenAI server that takes no ids, or only chats."""
+    """Speaks as vLLM does (`kind` vllm), as an OpenAI server that takes no ids, or only chats."""
 
     daemon_threads = True
 
@@ -108,54 +108,22 @@ class ModelServer(http.server.ThreadingHTTPServer):
     def answer(self, path: str, asked: dict[str, Any]) -> Answer:
         table = {
             "/v1/models": self.models, "/version": self.version, "/tokenize": self.tokenize,
-            "/v1/completions": self.completions, "/generate": self.generate, "/get_model_info": self.model_info,
-            "/get_server_info": self.server_info, "/v1/chat/completions": self.chat,
-            "/completion": self.llama_completion, "/props": self.props,
+            "/v1/completions": self.completions, "/v1/chat/completions": self.chat,
         }  # fmt: skip
-        others = {"sglang": {"/version", "/v1/completions"}, "chat": {"/v1/completions", "/version", "/generate"}}
-        others["llamacpp"] = {"/version", "/v1/completions", "/generate"}
-        if path not in table or path in others.get(self.kind, {"/generate"}):
+        missing = {"/v1/completions", "/version"} if self.kind == "chat" else set()
+        if path not in table or path in missing:
             raise HttpStatus(404)
         return table[path](asked)
 
     def models(self, asked: dict[str, Any]) -> Answer:
-        owner = self.kind if self.kind in ("vllm", "sglang", "llamacpp") else "somebody"
+        owner = "vllm" if self.kind == "vllm" else "somebody"
         return {"data": [{"id": self.name, "owned_by": owner, "root": self.name, "max_model_len": 256}]}
 
     def version(self, asked: dict[str, Any]) -> Answer:
         return {"version": "0.0-test"}
 
-    def model_info(self, asked: dict[str, Any]) -> Answer:
-        return {"model_path": self.name, "weight_version": "default"}
-
-    def server_info(self, asked: dict[str, Any]) -> Answer:
-        return {"version": "0.0-test", "dtype": "float32", "context_length": 256, "api_key": "sk-this-is-never-kept-0"}
-
     def tokenize(self, asked: dict[str, Any]) -> Answer:
-        words = asked["content"] if self.kind == "llamacpp" else asked["prompt"]
-        return {"tokens": self.model.tokenizer(words, add_special_tokens=False)["input_ids"]}
-
-    def props(self, asked: dict[str, Any]) -> Answer:
-        told = {"model_path": self.name, "build_info": "b0-test"}
-        return {**told, "default_generation_settings": {"n_ctx": 256, "params": {}}}
-
-    def llama_completion(self, asked: dict[str, Any]) -> Answer:
-        """llama.cpp's own form, as seen in xllamacpp 2026.10: the end token is not among `tokens`."""
-        if asked.get("repeat_last_n", 64) < 0:
-            raise HttpStatus(400, {}, '{"error": {"message": "Field repeat_last_n: must be 0 or more"}}')
-        ids = asked["prompt"]
-        written, finish, rows = self.model.write({**asked, "max_tokens": asked["n_predict"]}, ids)
-        ended = finish == "stop" and written[-1] == self.model.tokenizer.eos_token_id
-        kind = "eos" if ended else "word" if finish == "stop" else "limit"
-        kept = written[:-1] if ended else written
-        tops = [[{"id": int(i), "logprob": float(r[i])} for i in r.topk(2).indices] for r in rows]
-        probabilities = [{"id": i, "top_logprobs": top} for i, top in zip(kept, tops, strict=False)]
-        return {
-            "index": 0, "content": self.model.tokenizer.decode(kept), "tokens": kept, "stop": True, "model": self.name,
-            "tokens_predicted": len(written), "tokens_evaluated": len(ids), "truncated": False, "stop_type": kind,
-            "stopping_word": "", "tokens_cached": len(ids) + len(written) - 1, "timings": {"cache_n": 3},
-            "completion_probabilities": probabilities,
-        }  # fmt: skip
+        return {"tokens": self.model.tokenizer(asked["prompt"], add_special_tokens=False)["input_ids"]}
 
     def completions(self, asked: dict[str, Any]) -> Answer:
         prompts = asked["prompt"]
@@ -214,30 +182,6 @@ class ModelServer(http.server.ThreadingHTTPServer):
         choice = {"index": 0, "finish_reason": finish, "message": {"role": "assistant", "content": said}}
         return {"model": self.name, "choices": [choice], "usage": {"prompt_tokens": len(ids)}}
 
-    def generate(self, asked: dict[str, Any]) -> Answer:
-        """SGLang's own form."""
-        starts = asked.get("logprob_start_len", 0)
-        out = []
-        for i, ids in enumerate(asked["input_ids"]):
-            params = asked["sampling_params"]
-            renamed = {**params, "max_tokens": params["max_new_tokens"], "seed": params.get("sampling_seed")}
-            written, finish, rows = self.model.write(renamed, ids)
-            start = starts[i] if isinstance(starts, list) else starts
-            told: dict[str, Any] = {"prompt_tokens": len(ids), "cached_tokens": max(start - 1, 0)}
-            told |= {"completion_tokens": len(written), "finish_reason": {"type": finish}}
-            if asked.get("return_logprob"):
-                table = self.model.logprobs(ids)
-                later = range(start + 1, len(ids))
-                told["input_token_logprobs"] = [
-                    [None, i, None],
-                    *([float(table[p - 1][ids[p]]), ids[p], None] for p in later),
-                ]
-                tops = [table[p - 1].topk(1) for p in later]
-                told["input_top_logprobs"] = [None, *([[float(t.values[0]), int(t.indices[0]), None]] for t in tops)]
-                told["output_top_logprobs"] = [[[v, 0, None] for v in r.topk(2).values.tolist()] for r in rows]
-            out.append({"text": "", "output_ids": written, "meta_info": told})
-        return out
-
 
 class Handler(http.server.BaseHTTPRequestHandler):
     """Reads a request, asks the server, sends what it is told to."""
@@ -272,7 +216,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.close_connection = True
         else:
             with server.lock:
-                sent = asked.get("prompt", asked.get("input_ids", []))
+                sent = asked.get("prompt", [])
                 server.answered += [tuple(ids) for ids in sent if isinstance(ids, list)]
             self.send(200, json.dumps(answer).encode(), {})
 

@@ -127,15 +127,6 @@ def test_load_run_reads_what_was_written(runs: dict[str, vestige.Result]) -> Non
         vestige.load_run(mine.directory.parent)
 
 
-def test_load_run_of_an_older_version() -> None:
-    old = LAB.parent / "old_run" / "eval"
-    stored = json.loads((old / "TOFU_SUMMARY.json").read_text())
-    loaded = vestige.load_run(old)
-    assert {name: value for name, value in loaded.summary.items() if value is not None} == stored
-    with pytest.raises(UserError, match="is not a run directory"):
-        vestige.load_run(old.parent / "depth")
-
-
 def test_load_run_refuses_a_run_that_is_not_as_it_was_left(runs: dict[str, vestige.Result], tmp_path: Path) -> None:
     import shutil
 

@@ -97,8 +97,8 @@ def verbs(data: Path, out: Path) -> Iterator[list[str]]:
     yield ["eval", "tofu", "--model", model, "--data", str(data), "--out", str(out / "e"), "--quiet"]
     yield ["plan", "tofu", "--model", model, "--data", str(data)]
     yield ["unlearn", "--method", "GradAscent", "--model", model, "--forget", rows, "--out", str(out / "u"), "--quiet"]
-    models = ["--unlearned", model, "--full", model, "--retain", model]
-    yield ["depth", *models, "--data", rows, "--out", str(out / "d"), "--quiet"]
+    models = ["--unlearned", model, "--full", model, "--retain-model", model]
+    yield ["depth", *models, "--forget", rows, "--out", str(out / "d"), "--quiet"]
 
 
 def test_a_row_longer_than_the_context_is_refused_at_once(

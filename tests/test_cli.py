@@ -102,7 +102,6 @@ MISTAKES = [
     (["eval", "MODEL"], ["--model MODEL"]),
     ([*ON_LAB, "--batch-tokens", "0"], ["batch-tokens"]),
     ([*ON_LAB, "--metrics", ""], ["--metrics"]),
-    ([*ON_LAB, "forget_split=forget05"], ["eval.tofu.forget_split"]),
     (["eval", "tofu", "--model", "MODEL", "--data", "FILE"], ["--data"]),
     (["eval", "experiment=eval/nowhere/default"], ["eval/tofu/default"]),
     (["eval", "tofu", "--model", "MODEL", "--config-dir", "/nowhere"], ["/nowhere"]),

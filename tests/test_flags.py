@@ -6,7 +6,6 @@ import argparse
 import json
 import shutil
 import subprocess
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from vestige.cli import SYNONYMS, VERBS, main, parser
 from vestige.configs.compose import PACKAGE_DIR, compose_config, composing
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, FORMER, NEEDLESS, TABLE, flags_of, translated
+from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, NEEDLESS, TABLE, flags_of, translated
 from vestige.metrics.dialects import DIALECTS
 from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS
 from vestige.show.completion import completion_script
@@ -79,16 +78,6 @@ def test_values_that_the_table_lists_are_those_there_are() -> None:
     assert FLAGS["compute-dtype"].words == COMPUTE_DTYPES
 
 
-def test_an_evaluation_is_asked_by_the_flags_of_the_table() -> None:
-    python_only = {"adapter_base", "server_by_name"}  # the pair (base, adapter); of verbs with several models
-    said = {f.name for f in fields(EvalAsk)} - {"suite", "progress", "overrides", "plugins"} - python_only
-    told = {flag.attribute for flag in flags_of("eval")}
-    besides = {"retain_model", "config_name", "cfg", "plugin", "multirun"}  # of the command, not of the evaluation
-    assert said == told - besides
-    loading = {f.name for f in TABLE if f.key.startswith("model.") and "eval" in f.verbs.split()} - {"model"}
-    assert loading | {"batch-tokens", "batch-size", "limit"} <= set(own_flags("audit"))
-
-
 # ---- from flags to a configuration ---------------------------------------------------------------------------------
 
 
@@ -96,7 +85,7 @@ def test_an_evaluation_is_asked_by_the_flags_of_the_table() -> None:
 def test_what_a_flag_says_reaches_the_run_as_it_is(text: str) -> None:
     run = to_run(EvalAsk(model=str(FULL), data=str(DATA), system_prompt=text, retain_logs=[text], metrics=["mia_loss"]))
     assert isinstance(run, RunConfig)
-    assert run.template_args["system_prompt"] == text and run.retain_logs == text
+    assert run.template_args["system_prompt"] == text and run.retain_logs == (str(Path(text).absolute()),)
 
 
 def test_a_word_of_hydra_beats_a_flag() -> None:
@@ -132,24 +121,6 @@ def test_the_batch_size_of_other_tools_is_a_flag_here(tmp_path: Path) -> None:
 # ---- other spellings -----------------------------------------------------------------------------------------------
 
 
-@one_test("one", FORMER)
-def test_former_spellings_work_with_a_note(one: Any, tmp_path: Path) -> None:
-    for verb in one.verbs.split():
-        options = PARSERS[verb].options
-        assert f"--{one.new}" in options
-        for words in ([f"--{one.old}", "x.jsonl"], [f"--{one.old}=x.jsonl"]):
-            new, notes = translated(verb, words, options)
-            assert new[0].startswith(f"--{one.new}") and len(notes) == 1
-            assert f"--{one.old}" in notes[0] and f"--{one.new}" in notes[0]
-    assert translated("depth", ["--data", str(tmp_path)], PARSERS["depth"].options) == (["--data", str(tmp_path)], [])
-
-
-def test_a_former_spelling_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["published", "--model", "llama-3.2", "--split", "forget10"]) == 0
-    said = capsys.readouterr()
-    assert "--model" in said.err and "--name" in said.err and "Llama-3.2" in said.out
-
-
 @one_test(
     ("words", "means"),
     [
@@ -175,9 +146,7 @@ def test_flags_of_other_tools_are_answered(name: str, capsys: pytest.CaptureFixt
 def test_spellings_of_other_tools_do_not_hide_flags_of_ours() -> None:
     for verb in VERBS:
         for name in own_flags(verb):
-            assert translated(verb, [f"--{name}"], PARSERS[verb].options)[0] == [f"--{name}"] or any(
-                one.old == name for one in FORMER
-            )
+            assert translated(verb, [f"--{name}"], PARSERS[verb].options)[0] == [f"--{name}"]
     assert not set(FOREIGN) & (set(NEEDLESS) | set(ANSWERS))
     assert all(ours[0][2:] in FLAGS for ours in FOREIGN.values())
 

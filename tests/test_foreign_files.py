@@ -116,9 +116,18 @@ def verbs(shelf: Path) -> dict[str, Verb]:
     small = ["--epochs", "1", "--limit", "2", "--batch-size", "2", "--accumulation", "1", "--quiet"]
     few = ["--limit", "2", "--quiet", "--metrics", METRIC]
     attack = [*model, "--data", str(DATA), "--metrics", METRIC, "--limit", "2", "--epochs", "1"]
-    watched = ["--eval-data", str(DATA), "--metrics", METRIC, "--best", f"{METRIC}=-1"]
+    watched = ["--eval-data", str(DATA), "--metrics", METRIC, "--keep-best", f"{METRIC}=-1"]
     forget = ["unlearn", *model, "--method", "GradAscent", "--forget", rows, *small]
-    layers = ["--full", str(MODELS / "full"), "--retain", str(MODELS / "retain"), "--data", rows, "--limit", "2"]
+    layers = [
+        "--full",
+        str(MODELS / "full"),
+        "--retain-model",
+        str(MODELS / "retain"),
+        "--forget",
+        rows,
+        "--limit",
+        "2",
+    ]
     old = [str(shelf / "full"), str(shelf / "retain")]
 
     def swept(out: Path) -> None:
@@ -381,7 +390,7 @@ def paired(place: Path) -> dict[str, list[str]]:
         unlearn = ["unlearn", "--model", model, "--method", "GradAscent", "--forget", forget, *small]
         stress = ["stress", *attack, "--model", model, "--data", data]
         logs = ["--retain-logs", f"{run}/TOFU_EVAL.json"]
-        layers = ["--full", model, "--retain", str(MODELS / "retain"), "--unlearned", model]
+        layers = ["--full", model, "--retain-model", str(MODELS / "retain"), "--unlearned", model]
         out |= {
             f"eval > {name}": ["eval", "tofu", "--model", model, "--data", data, *few, *logs, "--out", target],
             f"unlearn > {name}": [*unlearn, "--out", target],

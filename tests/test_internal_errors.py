@@ -71,7 +71,8 @@ def plain(*words: str) -> Callable[[dict[str, Path], Path], list[str]]:
     return lambda runs, tmp: [w.format(**{k: str(v) for k, v in runs.items()}, tmp=tmp) for w in words]
 
 
-DEPTH = ["depth", "--unlearned", UNLEARNED, "--full", FULL, "--retain", RETAIN, "--data", f"{DATA}/forget.jsonl",
+DEPTH = ["depth", "--unlearned", UNLEARNED, "--full", FULL, "--retain-model", RETAIN,
+         "--forget", f"{DATA}/forget.jsonl",
          "--limit", "2", "--out", "{tmp}/d", "--quiet"]  # fmt: skip
 ATTACK = ["stress", "quantise=4", "--model", FULL, "--data", DATA, "--limit", "2", "--metrics", "mia_loss",
           "--out", "{tmp}/s"]  # fmt: skip

@@ -86,7 +86,7 @@ def test_eval_score_verify_report_and_pack(
     words = [
         f"+model.model_args.token={token(1)}",
         "++eval.tofu.setting=${oc.env:MY_SETTING}",
-        f"++eval.tofu.metrics.forget_Q_A_Prob.kwargs={{api_key:{token(4)},other:3}}",
+        f"++eval.tofu.kwargs={{api_key:{token(4)},other:3}}",
         f'++model.tokenizer_args.note="https://ada:{token(5)}@example.org/x"',
         f"++eval.tofu.my_password='{token(6)}'",
         f'++eval.tofu.address="https://example.org/x?token={token(7)}"',
@@ -98,7 +98,7 @@ def test_eval_score_verify_report_and_pack(
     config = manifest["config"]
     assert config["model"]["model_args"]["token"] == "<secret>"
     assert config["settings"]["setting"] == "${oc.env:MY_SETTING}"
-    assert config["metrics"]["forget_Q_A_Prob"]["kwargs"] == {"api_key": "<secret>", "other": 3}
+    assert config["settings"]["kwargs"] == {"api_key": "<secret>", "other": 3}
     assert main(["eval", "tofu", "--model", model, "--data", DATA, "--cfg", "job", *words]) in (0, 2)
     assert main(["score", str(out / "run")]) == 0
     assert main(["verify", str(out / "run")]) == 0
@@ -251,7 +251,7 @@ def test_depth_and_collapse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     rows.write_text("".join(Path(FORGET).read_text().splitlines(keepends=True)[:2]))
     monkeypatch.setenv("ROWS", str(rows))
     out = tmp_path / "out"
-    models = ["--unlearned", UNLEARNED, "--full", FULL, "--retain", RETAIN, "--quiet"]
+    models = ["--unlearned", UNLEARNED, "--full", FULL, "--retain-model", RETAIN, "--quiet"]
     assert main(["depth", *models, "data=${oc.env:ROWS}", "--out", str(out / "depth")]) == 0
     rollouts = tmp_path / "rollouts.jsonl"
     lines = [{"prompt": f"who is {x}", "response": f"<think>one {x}</think> y", "group": x} for x in "abc"]

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import vestige
-from conftest import GOLDEN, LAB, SYSTEM
+from conftest import LAB
 from staleness_tools import (
     AGAIN,
     CASES,
@@ -43,8 +43,9 @@ def run_eval(world: World, out: Path) -> dict[str, Any]:
 
 
 def run_depth(world: World, out: Path) -> dict[str, Any]:
-    words = ["depth", "--unlearned", world.model, "--full", world.place / "full", "--retain", world.place / "retain",
-             "--data", world.data / "forget.jsonl", "--out", out, "--limit", "3", "--quiet",
+    words = ["depth", "--unlearned", world.model, "--full", world.place / "full",
+             "--retain-model", world.place / "retain",
+             "--forget", world.data / "forget.jsonl", "--out", out, "--limit", "3", "--quiet",
              "resamples=20"]  # fmt: skip
     shared = ("--dtype", "--limit")  # flags that this command has too
     pairs = [w for pair in zip(world.flags, world.flags[1:], strict=False) if pair[0] in shared for w in pair]
@@ -491,96 +492,6 @@ def test_a_depth_score_in_a_suite_wants_one_tokenizer(worlds: Worlds, capsys: py
     words = ["uds" if w == METRICS else w for w in world.eval_words(world.place / "new") if w not in SHORT]
     assert main([*words, *places]) == 2
     assert "has another tokenizer than" in capsys.readouterr().err
-
-
-# ---- directories of older versions --------------------------------------------------------------------------------
-
-
-def old_words(out: Path) -> list[str]:
-    metrics = "forget_Q_A_Prob,forget_Q_A_ROUGE,mia_gradnorm"
-    return ["eval", "tofu", "--model", str(LAB / "models" / "full"), "--data", str(LAB / "data"), "--out", str(out),
-            "--system-prompt", SYSTEM, "--metrics", metrics, "--limit", "2", "--quiet"]  # fmt: skip
-
-
-def test_old_evidence_is_checked_and_filed_anew(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(GOLDEN / "old_run" / "eval", run)
-    before = {f: (run / f).read_bytes() for f in ("TOFU_EVAL.json", "TOFU_SUMMARY.json")}
-    assert main(["score", str(run)]) == 0
-    assert {f: (run / f).read_bytes() for f in before} == before
-    old = {p.name for p in (run / "evidence").iterdir()}
-    assert main(old_words(run)) == 0
-    assert {f: (run / f).read_bytes() for f in before} == before
-    manifest = json.loads((run / "manifest.json").read_text())
-    for kind in ("answers", "texts", "gradients"):
-        assert any(
-            n.startswith(f"{kind} kept by an older version were stored under new keys") for n in manifest["notes"]
-        )
-    assert manifest["model"]["evidence"] not in {name.split("-")[-1].split(".")[0] for name in old}
-    how = manifest["made"][f"answers-{manifest['model']['evidence']}"]
-    assert how["attention"] == "sdpa" and how["versions"]["torch"]
-    with forwards() as pushed:
-        assert main(old_words(run)) == 0  # read once: from now on it has its new name
-    assert pushed[0] == 0
-    assert "answers kept by an older version" in " ".join(json.loads((run / "manifest.json").read_text())["notes"])
-    assert main(["verify", str(run)]) == 0
-
-
-def test_old_evidence_that_is_wrong_is_collected_again(tmp_path: Path) -> None:
-    """The old name fits, the content does not (another model's under this one's name)."""
-    from vestige.store.evidence import Bank
-    from vestige.store.formats import FORMATS
-
-    run = tmp_path / "run"
-    shutil.copytree(GOLDEN / "old_run" / "eval", run)
-    [file] = (run / "evidence").glob("answers-*")
-    bank: Bank[Any] = Bank(run / "evidence", "answers", file.stem.removeprefix("answers-"))
-    wrong = {k: replace(s, logprob=s.logprob - 1) for k, s in bank.unsigned().items()}
-    file.write_bytes(FORMATS["answers"].dump(wrong, {}))
-    before = json.loads((run / "TOFU_EVAL.json").read_text())
-    assert main(old_words(run)) == 0
-    assert close(json.loads((run / "TOFU_EVAL.json").read_text()), before)
-    notes = json.loads((run / "manifest.json").read_text())["notes"]
-    assert any(n.startswith("answers kept by an older version were not used") for n in notes)
-
-
-def test_old_depth_runs_are_checked_too(tmp_path: Path) -> None:
-    from vestige.store.files import versions
-
-    run, models = tmp_path / "run", LAB / "models"
-    shutil.copytree(GOLDEN / "old_run" / "depth", run)
-    summary = json.loads((run / "summary.json").read_text())
-    words = ["depth", "--unlearned", models / "unlearned", "--full", models / "full", "--retain", models / "retain",
-             "--data", LAB / "data" / "forget.jsonl", "--out", run, "--limit", "3", "--quiet"]  # fmt: skip
-    assert main([str(w) for w in words]) == 0
-    again = json.loads((run / "summary.json").read_text())
-    assert again["avg_uds"] == pytest.approx(summary["avg_uds"], abs=1e-4)
-    if all(summary["versions"][k] == versions()[k] for k in ("torch", "transformers")):  # their names had versions
-        assert any("patched kept by an older version were stored under new keys" in n for n in again["notes"])
-
-
-# ---- archives and the page ----------------------------------------------------------------------------------------
-
-
-def test_a_stray_pack_json_redirects_nothing(tmp_path: Path) -> None:
-    from vestige.store.archive import moved
-
-    run = tmp_path / "saves" / "runs" / "mine"
-    shutil.copytree(GOLDEN / "old_run" / "eval", run)
-    seal = json.loads((run / "checksums.json").read_text())
-    seal["facts"]["reads"] = {"/elsewhere/TOFU_EVAL.json": "0" * 64}
-    (tmp_path / "saves" / "references" / "r").mkdir(parents=True)
-    (tmp_path / "saves" / "references" / "r" / "TOFU_EVAL.json").write_text("{}")
-    about = {"version": 1, "runs": {"mine": seal["root"]}, "order": ["mine"]}
-    about["references"] = {"/elsewhere/TOFU_EVAL.json": "references/r/TOFU_EVAL.json"}
-    (tmp_path / "saves" / "pack.json").write_text(json.dumps(about))
-    assert list(moved(run)) == ["/elsewhere/TOFU_EVAL.json"]  # the run that was packed
-    plain = tmp_path / "saves" / "eval" / "mine"
-    shutil.copytree(run, plain)
-    assert moved(plain) == {}  # two levels below a pack.json, and not of it
-    about["runs"] = {"other": seal["root"]}
-    (tmp_path / "saves" / "pack.json").write_text(json.dumps(about))
-    assert moved(run) == {}  # a name that the archive does not list
 
 
 def test_depth_wants_one_tokenizer_not_one_vocabulary(worlds: Worlds, capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def evaluated(suite: str, root: Path) -> tuple[Path, list[str]]:
 
 def depth() -> tuple[Path, list[str]]:
     models = [w for name in ("unlearned", "full", "retain") for w in (f"--{name}", str(LAB / "models" / name))]
-    return LAB / "models" / "full", ["depth", *models, "--data", str(LAB / "data" / "forget.jsonl"), "--limit", "1"]
+    return LAB / "models" / "full", ["depth", *models, "--forget", str(LAB / "data" / "forget.jsonl"), "--limit", "1"]
 
 
 def collapse(place: Path) -> tuple[Path, list[str]]:

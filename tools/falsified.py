@@ -145,9 +145,10 @@ def main(runs: int = 100) -> None:
     asked = targets(tiny)
     told, caught, lies, noticed = Counter[str](), Counter[str](), 0, 0
     for seed in range(runs):
-        server: Any = VllmServer(wire, ServerFacts("vllm", "0.0-test", name, dtype="float32"), vocabulary)  # type: ignore[arg-type]
+        server: Any = VllmServer(wire, ServerFacts("vllm", "0.0-test", name), vocabulary)  # type: ignore[arg-type]
         server.identify = lambda server=server: server.facts
         model = ServedModel([server], 1, vocabulary.ids("The museum opens at nine.")[:12])
+        model.tolerance = 1e-3  # this server computes in float32
         wire.lying = False
         model.meet()
         wire.random, wire.told, wire.lying = random.Random(seed), [], True

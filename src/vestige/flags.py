@@ -57,6 +57,8 @@ TABLE = (
     Flag("retain", "FILE", "rows to keep", "audit unlearn"),
     Flag("retain-logs", "RUN", "result file or run directory of the retain model", f"{EVAL} score import {MAKE}",
          "eval.{suite}.retain_logs_path"),
+    Flag("accept-mixture", "", "combine runs of another template, dialect, precision or other rows, with a note",
+         f"{EVAL} score compare meta {MAKE} {PAGE}", "eval.{suite}.accept_mixture"),
     Flag("metrics", "all|NAME,...", "which metrics", f"{EVAL} compare diff plot meta {MAKE} stress"),
     Flag("tasks", "NAME,...", "lm_eval: names or YAML files of lm-evaluation-harness tasks", EVAL),
     Flag("include-path", "DIR", "lm_eval: folder with task YAML files of your own", EVAL, "eval.{suite}.include_path"),
@@ -91,7 +93,7 @@ TABLE = (
          words=("4bit", "8bit")),
     Flag("compute-dtype", "NAME", "what 4-bit layers multiply in (bfloat16)", f"{EVAL} audit depth stress",
          f"{_MODEL}.compute_dtype", words=("bfloat16", "float16", "float32")),
-    Flag("server", "URL,...", "model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here",
+    Flag("server", "URL,...", "model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here",
          f"{EVAL} audit stress sweep", "server.url"),
     Flag("server-key-env", "NAME", "environment variable that holds the servers' key",
          f"{EVAL} audit stress sweep serve-check", "server.key_env"),
@@ -245,7 +247,7 @@ def translated(verb: str, words: Sequence[str], options: Collection[str]) -> tup
     """
     out: list[str] = []
     notes: list[str] = []
-    for place, word in enumerate(words):
+    for word in words:
         flag, equals, value = word.partition("=")
         new, note = _translate(verb, flag, options)
         if new and equals:

@@ -13,6 +13,7 @@ import harness
 import numpy as np
 import pytest
 import torch
+from formulas import auc
 from harness import DATA, FULL, RETAIN, UNLEARNED, read_json, read_rows, vestige, write_rows
 
 # ---- membership attacks ----------------------------------------------------------------------------------------------
@@ -65,11 +66,6 @@ def slow_scores(model: Path, row: dict[str, str], strict: bool, k: float, p: flo
     }
 
 
-def pairs(forget: list[float], holdout: list[float]) -> float:
-    """The share of pairs in which the forget row looks more familiar; ties, which are exact here, count half."""
-    return float(np.mean([(a < b) + 0.5 * (a == b) for a in forget for b in holdout]))
-
-
 @pytest.fixture(scope="session")
 def data(shared: Callable[..., Path]) -> Path:
     def build(place: Path) -> None:
@@ -79,12 +75,6 @@ def data(shared: Callable[..., Path]) -> Path:
     return shared("membership-data", build)
 
 
-def attack(model: Path, data: Path, out: Path, *more: object) -> dict[str, Any]:
-    words = ("--data", data, "--metrics", ",".join(ATTACKS), "--reference-model", RETAIN, "--quiet")
-    vestige("eval", "tofu", "--model", model, *words, "stats.resamples=0", *more, "--out", out)
-    return dict(read_json(out / "TOFU_EVAL.json"))
-
-
 @pytest.mark.parametrize(
     ("dialect", "k", "p"), [("open-unlearning", 0.4, 2), ("strict", 0.1, 1), ("depth-score", 1.0, np.inf)]
 )
@@ -92,7 +82,9 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
     """Every score of every row in float64, one row at a time, and the AUC by pairs."""
     settings = [f"+eval.tofu.metrics.{name}.k={k}" for name in ("mia_min_k", "mia_min_k_plus_plus")]
     settings.append(f"+eval.tofu.metrics.mia_gradnorm.p={'inf' if p == np.inf else p}")
-    found = attack(UNLEARNED, data, tmp_path, "--dialect", dialect, *settings)
+    words = ("--data", data, "--metrics", ",".join(ATTACKS), "--reference-model", RETAIN, "--dialect", dialect)
+    vestige("eval", "tofu", "--model", UNLEARNED, *words, *settings, "stats.resamples=0", "--quiet", "--out", tmp_path)
+    found = read_json(tmp_path / "TOFU_EVAL.json")
     scores: dict[str, dict[str, list[float]]] = {name: {} for name in ATTACKS}
     for group, rows in rows_of_both_sets().items():
         for row in rows:
@@ -101,7 +93,7 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             for name, value in mine.items():
                 scores[name].setdefault(group, []).append(value)
     for name, groups in scores.items():
-        assert found[name]["agg_value"] == pytest.approx(pairs(groups["forget"], groups["holdout"]), abs=1e-12), name
+        assert found[name]["agg_value"] == pytest.approx(auc(groups["forget"], groups["holdout"]), abs=1e-12), name
         for group, expected in groups.items():
             values = found[name][group]["value_by_index"]
             assert [int(index) for index in values] == list(range(len(expected)))
@@ -109,35 +101,23 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             assert [row["score"] for row in values.values()] == pytest.approx(expected, **close), (name, group)
 
 
-def test_other_shares_and_privleak_from_one_run(data: Path, tmp_path: Path) -> None:
-    """k by `score`, without a model; privleak against the retain model, against 0.5, and against a perfect AUC."""
-    names = ("--data", data, "--quiet", "stats.resamples=0", "--metrics")
-    run, retain = tmp_path / "run", tmp_path / "retain"
-    vestige("eval", "tofu", "--model", RETAIN, *names, "mia_min_k", "--out", retain)
-    vestige("eval", "tofu", "--model", UNLEARNED, *names, "mia_min_k,mia_min_k_plus_plus,privleak", "--out", run)
-
-    def scored(*words: object) -> dict[str, Any]:
-        copy = harness.copy_tree(run, tmp_path / "-".join(Path(str(word)).name for word in words))
-        vestige("score", copy, *words)
-        (written,) = set(copy.rglob("TOFU_EVAL.json")) - {copy / "TOFU_EVAL.json"}
-        return dict(read_json(written))
-
-    for k in (0.01, 0.6, 1.0):
-        found = scored(f"mia_min_k.k={k}", f"mia_min_k_plus_plus.k={k}")
-        for name in ("mia_min_k", "mia_min_k_plus_plus"):
-            for group, rows in rows_of_both_sets().items():
-                expected = [slow_scores(UNLEARNED, row, False, k, 2)[name] for row in rows]
-                values = [row["score"] for row in found[name][group]["value_by_index"].values()]
-                assert values == pytest.approx(expected, rel=2e-5, abs=1e-5), (name, k)
-    auc, ref = (read_json(place / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for place in (run, retain))
-    alone = read_json(run / "TOFU_EVAL.json")["privleak"]
-    assert alone["agg_value"] == pytest.approx((0.5 - auc) / 0.5 * 100, rel=1e-9)
-    against = scored("--retain-logs", retain)["privleak"]["agg_value"]
-    assert against == pytest.approx((ref - auc) / (1 - ref) * 100, rel=1e-9)
-    perfect = tmp_path / "perfect.json"
-    perfect.write_text(json.dumps({"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}))
-    nothing = scored("--retain-logs", perfect)["privleak"]
-    assert nothing["agg_value"] is None and nothing["reason"]
+def test_privleak_needs_an_auc_below_one(data: Path, tmp_path: Path) -> None:
+    """Against 0.5, against a retain run, and against one whose AUC is 1, which leaves nothing to divide by."""
+    words = ("eval", "tofu", "--data", data, "--quiet", "stats.resamples=0", "--metrics", "mia_min_k,privleak")
+    runs = {name: tmp_path / name for name in ("retain", "unlearned", "perfect")}
+    for name in ("retain", "unlearned"):
+        vestige(*words, "--model", harness.LAB / "models" / name, "--out", runs[name])
+    auc_of = {name: read_json(runs[name] / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for name in list(runs)[:2]}
+    write_rows(runs["perfect"] / "TOFU_EVAL.json", [{"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}])
+    found = [read_json(runs["unlearned"] / "TOFU_EVAL.json")["privleak"]]
+    for name in ("retain", "perfect"):
+        copy = harness.copy_tree(runs["unlearned"], tmp_path / f"against-{name}")
+        vestige("score", copy, "--retain-logs", runs[name] / "TOFU_EVAL.json")
+        found += [read_json(path)["privleak"] for path in copy.glob("scores/*/TOFU_EVAL.json")]
+    mine, retain = auc_of["unlearned"], auc_of["retain"]
+    expected = [(0.5 - mine) / 0.5 * 100, (retain - mine) / (1 - retain) * 100]
+    assert [one["agg_value"] for one in found] == [*(pytest.approx(value, rel=1e-9) for value in expected), None]
+    assert found[2]["reason"]
 
 
 # ---- lm-evaluation-harness -------------------------------------------------------------------------------------------
@@ -205,6 +185,8 @@ def command(place: Path, *words: object, **options: Any) -> int:
 
 
 LM_EVAL = ("lm_eval", "--model", FULL, "--include-path", "tasks", "--quiet")
+MODEL = f"model.model_args.pretrained_model_name_or_path={FULL}"
+LOADED = 2 * 23  # tokens of the two rows that show, when a model is loaded, whether it sees later tokens
 CHAT = {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "Be brief.", "limit": 4}
 
 
@@ -216,31 +198,21 @@ def test_the_harness_own_numbers(place: Path, tmp_path: Path) -> None:
     harness.python(ALONE, FULL, cwd=place, env=env)
     command(place, *LM_EVAL, "--tasks", "lab_group,lab_text", "--out", tmp_path / "0")
     settings = [f"eval.lm_eval.simple_evaluate_args.{key}={value}" for key, value in CHAT.items()]
-    model = ("model=local", f"model.model_args.pretrained_model_name_or_path={FULL}")
-    words = (
-        "eval=lm_eval",
-        "eval.lm_eval.tasks=[lab_choice]",
-        "eval.lm_eval.include_path=tasks",
-        *model,
-        "task_name=x",
-    )
-    command(place, *words, *settings, f"paths.output_dir={tmp_path / '1'}")
+    settings += ["eval.lm_eval.tasks=[lab_choice]", "eval.lm_eval.include_path=tasks", "model=local", MODEL]
+    command(place, "eval=lm_eval", *settings, "task_name=x", f"paths.output_dir={tmp_path / '1'}")
     for number, expected in enumerate(read_json(place / "found.json")):
-        summary = read_json(tmp_path / str(number) / "LMEval_SUMMARY.json")
-        details = read_json(tmp_path / str(number) / "LMEval_EVAL.json")
-        checked = 0
+        values = {}
         for task, results in expected["results"].items():
             for key, value in results.items():
                 metric, _, rule = key.partition(",")
                 if rule and not metric.endswith("_stderr"):
-                    assert summary[f"{task}/{metric}"] == pytest.approx(value, abs=1e-12), (task, key)
-                    checked += 1
-        assert checked == (6, 2)[number]
+                    values[f"{task}/{metric}"] = value
+        summary = read_json(tmp_path / str(number) / "LMEval_SUMMARY.json")
+        harness.assert_same(values, summary, least=(6, 2)[number], close=lambda a, b, path: abs(a - b) < 1e-12)
+        details = read_json(tmp_path / str(number) / "LMEval_EVAL.json")
         for task, rows in expected["rows"].items():
-            got = details[task]["value_by_index"]
-            assert len(got) == len(rows) == (ROWS, 4)[number]
-            for index, values in rows.items():
-                assert {metric: got[index][metric] for metric in values} == values
+            assert len(details[task]["value_by_index"]) == len(rows) == (ROWS, 4)[number]
+            harness.assert_same(rows, details[task]["value_by_index"], close=lambda a, b, path: a == b)
     answers = read_json(tmp_path / "0" / "LMEval_EVAL.json")["lab_text"]["value_by_index"]
     assert all(row["responses"] and row["target"] for row in answers.values())
 
@@ -254,7 +226,7 @@ def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
     assert 0 < command(place, *words, "--out", tmp_path / "cut") < whole * 3 // 4
     for name in ("LMEval_SUMMARY.json", "LMEval_EVAL.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert command(place, *words, "--out", tmp_path / "cut") == 0
+    assert command(place, *words, "--out", tmp_path / "cut") == LOADED
     vestige("verify", tmp_path / "cut")
     assert command(place, *words, "--out", tmp_path / "cut", "--limit", 2, "--overwrite") > 0
     assert len(read_json(tmp_path / "cut" / "LMEval_EVAL.json")["lab_text"]["value_by_index"]) == 2
@@ -294,8 +266,7 @@ def test_tasks_of_one_model_accumulate(place: Path, tmp_path: Path) -> None:
 
 def test_the_wmdp_experiment(place: Path) -> None:
     """open-unlearning's words, with tasks of our own under the harness's names, and the result in Python."""
-    model = f"model.model_args.pretrained_model_name_or_path={FULL}"
-    words = ("experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3", model)
+    words = ("experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3", MODEL)
     command(place, *words, "eval.lm_eval.include_path=tasks")
     summary = read_json(place / "saves" / "eval" / "X" / "LMEval_SUMMARY.json")
     assert {"wmdp_cyber/acc", "mmlu/acc"} <= set(summary)
@@ -304,23 +275,16 @@ def test_the_wmdp_experiment(place: Path) -> None:
     assert (int(count), float(value)) == (3, summary["mmlu/acc"])
 
 
-@pytest.mark.parametrize(
-    ("words", "culprits"),
-    [
-        (("eval", *LM_EVAL), ["tasks"]),
-        (
-            ("eval", *LM_EVAL, "--tasks", "lab_choice", "+eval.lm_eval.simple_evaluate_args.batchsize=3"),
-            ["'batch_size'"],
-        ),
-        (("eval", *LM_EVAL, "--tasks", "lab_choice", "--retain-logs", "x"), ["--retain-logs"]),
-        (("eval", *LM_EVAL, "--tasks", "lab_choice", "--metrics", "all"), ["metrics"]),
-        (("plan", "lm_eval", "--model", FULL, "--tasks", "lab_choice"), ["lm_eval"]),
-        (("eval", "tofu", "--model", FULL, "--data", DATA, "--tasks", "lab_choice"), ["--tasks"]),
-    ],
-)
-def test_mistakes_are_one_sentence(words: tuple[object, ...], culprits: list[str], place: Path, tmp_path: Path) -> None:
-    env = {"HF_DATASETS_CACHE": str(place / "cache")}
-    out = () if words[0] == "plan" else ("--out", tmp_path / "out")
-    error = vestige(*words, *out, cwd=place, env=env, status=2).error
-    assert [culprit for culprit in culprits if culprit not in error] == []
-    assert not (tmp_path / "out" / "LMEval_SUMMARY.json").exists()
+MISTAKES = {
+    "eval lm_eval --model {full} --include-path tasks": "tasks",
+    "eval lm_eval --tasks lab_choice +eval.lm_eval.simple_evaluate_args.batchsize=3 --model {full}": "'batch_size'",
+    "eval lm_eval --tasks lab_choice --include-path tasks --model {full} --retain-logs x": "--retain-logs",
+    "eval lm_eval --tasks lab_choice --include-path tasks --model {full} --metrics all": "metrics",
+    "plan lm_eval --tasks lab_choice --model {full}": "lm_eval",
+    "eval tofu --tasks lab_choice --model {full} --data {data}": "--tasks",
+}
+
+
+def test_mistakes_are_one_sentence(place: Path) -> None:
+    for line, names in MISTAKES.items():
+        harness.refused(names, *(word.format(full=FULL, data=DATA) for word in line.split()), cwd=place)

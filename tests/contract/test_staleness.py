@@ -322,6 +322,9 @@ CASES = {
         Case("a prefix", AGAIN, first_row(FORGET, prefix="It was")),
         Case("--em-scope", AGAIN, more=("--em-scope", "full")),
         Case("--patch-scope", AGAIN, more=("--patch-scope", "boundary")),
+        Case("attention", ALIKE, more=("--attn-implementation", "eager")),
+        Case("--last-layer", AGAIN, more=("--last-layer", "peer")),
+        Case("--layers", AGAIN, more=("--layers", "0,2")),
     ],
     "collapse": [
         Case("weights", AGAIN, weights("policy")),

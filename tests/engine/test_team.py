@@ -22,7 +22,7 @@ MODELS, DATA = LAB / "models", LAB / "data"
 EVAL = ["eval", "tofu", "--model", str(MODELS / "unlearned"), "--data", str(DATA), "--limit", "6", "--quiet"]
 EVAL += ["--metrics", "forget_Q_A_Prob,forget_Q_A_ROUGE,mia_loss,forget_truth_ratio,mia_gradnorm"]
 DEPTH = ["depth", "--unlearned", str(MODELS / "unlearned"), "--full", str(MODELS / "full"), "--quiet"]
-DEPTH += ["--retain", str(MODELS / "retain"), "--data", str(DATA / "forget.jsonl"), "--limit", "6"]
+DEPTH += ["--retain-model", str(MODELS / "retain"), "--forget", str(DATA / "forget.jsonl"), "--limit", "6"]
 
 
 def launch(command: list[str], processes: int = 2) -> subprocess.CompletedProcess[str]:

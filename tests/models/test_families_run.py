@@ -121,7 +121,7 @@ def test_tasks_of_lm_eval(name: str, tmp_path: Path, tmp_path_factory: pytest.Te
 def test_depth_says_that_it_is_not_meaningful(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     models = [f"--{flag}={GOLDEN / name}" for flag, name in
               {"unlearned": "llada", "full": "llada-gqa", "retain": "llada"}.items()]  # fmt: skip
-    assert main(["depth", *models, "--data", str(DATA / "forget.jsonl"), "--out", str(tmp_path / "depth")]) == 2
+    assert main(["depth", *models, "--forget", str(DATA / "forget.jsonl"), "--out", str(tmp_path / "depth")]) == 2
     assert "diffusion model" in capsys.readouterr().err
     paths = [f"eval.tofu.{k}_model_path={GOLDEN / 'llada-gqa'}" for k in ("full", "retain")]
     said = ["eval", "tofu", "--model", str(GOLDEN / "llada"), "--data", str(DATA), "--limit", "2", "--quiet"]
@@ -152,7 +152,7 @@ def test_a_sweep_and_its_report(tmp_path: Path) -> None:
     plan.write_text(f"out: {tmp_path / 'sweep'}\nretain: dream\nmodels:\n{models}{suites}")
     assert main(["sweep", str(plan), "--slots", "0"]) == 0
     runs, out = str(tmp_path / "sweep" / "runs"), str(tmp_path / "report")
-    assert main(["report", runs, "--retain", "dream", "--out", out]) == 0
+    assert main(["report", runs, "--retain-model", "dream", "--out", out]) == 0
     report = json.loads((tmp_path / "report" / "report.json").read_text())
     assert set(MODELS) <= set(re.findall(r'"name": "([^"]+)"', json.dumps(report)))
 

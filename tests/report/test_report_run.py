@@ -46,7 +46,14 @@ def lab_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         out = ["--out", str(place / "eval" / name), "--metrics", METRICS, "--limit", "8", "--quiet"]
         out += ["--cluster", "none"]  # eight rows of one author have no intervals
         assert main(["eval", "tofu", "--model", str(model), *data, *out, *(logs if name != "retain" else [])]) == 0
-    both = ["--full", str(MODELS["full"]), "--retain", str(MODELS["retain"]), "--data", str(LAB / "data/forget.jsonl")]
+    both = [
+        "--full",
+        str(MODELS["full"]),
+        "--retain-model",
+        str(MODELS["retain"]),
+        "--forget",
+        str(LAB / "data/forget.jsonl"),
+    ]
     eight = ["--limit", "8", "--cluster", "none"]
     assert main(["depth", "--unlearned", str(MODELS["unlearned"]), *both, *eight, "--out", str(place / "depth")]) == 0
     attack = ["stress", "relearn=1,3", "--model", str(MODELS["unlearned"]), "--retain-model", str(MODELS["retain"])]
@@ -136,7 +143,7 @@ def test_without_references_the_verdict_says_what_cannot_be_concluded(lab_runs: 
 def test_flags_say_who_is_who(lab_runs: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     report = made(lab_runs / "eval", full=["unlearned"])
     assert by_name(report)["unlearned"]["role"] == "full"
-    assert main(["report", str(lab_runs / "eval"), "--retain", "retian", "-o", str(tmp_path / "r")]) == 2
+    assert main(["report", str(lab_runs / "eval"), "--retain-model", "retian", "-o", str(tmp_path / "r")]) == 2
     assert "Did you mean 'retain'" in capsys.readouterr().err
 
 

@@ -44,9 +44,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     flags = [
         "--full",
         str(MODELS / "full"),
-        "--retain",
+        "--retain-model",
         str(MODELS / "retain"),
-        "--data",
+        "--forget",
         str(LAB / "data/forget.jsonl"),
     ]
     both = [str(MODELS / "unlearned"), str(MODELS / "full")]

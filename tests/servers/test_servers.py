@@ -450,17 +450,6 @@ def test_a_server_restarted_with_another_model_in_the_middle_is_refused(tiny: Ti
 # ---- other kinds ----------------------------------------------------------------------------------------------------
 
 
-def test_sglangs_form_gives_the_same_numbers(tiny: TinyModel, in_process: Any, tmp_path: Path) -> None:
-    with serving(tiny, "lab", "sglang") as server:
-        served = run(tmp_path / "served", server.url, [*SCORED, "forget_Q_A_ROUGE"])
-        wanted = {k: v for k, v in rows_of(in_process).items() if k in served.scores}
-        assert assert_equal(wanted, rows_of(served)) >= 80
-        cost = served.manifest["cost"]
-        assert cost["server_cached_tokens"] > cost["server_prompt_tokens"] / 3
-        files = [f for f in (tmp_path / "served").rglob("*") if f.is_file()]
-        assert not [f for f in files if b"sk-this-is-never-kept" in f.read_bytes()]
-
-
 def test_a_server_that_takes_text_scores_too(tiny: TinyModel, in_process: Any, tmp_path: Path) -> None:
     with serving(tiny, "lab", "openai") as server:
         served = run(tmp_path / "served", server.url, ["forget_Q_A_Prob"])
@@ -472,41 +461,6 @@ def test_a_server_that_only_chats_gives_texts(tiny: TinyModel, in_process: Any, 
         served = run(tmp_path / "served", server.url, ["forget_Q_A_ROUGE", "forget_Q_A_Prob"])
         assert served["forget_Q_A_ROUGE"].agg_value == pytest.approx(in_process["forget_Q_A_ROUGE"].agg_value, abs=1e-9)
         assert "no log-probabilities" in served["forget_Q_A_Prob"].reason
-
-
-def test_llama_cpps_own_server_gives_texts(tiny: TinyModel, in_process: Any, tmp_path: Path) -> None:
-    with serving(tiny, "lab", "llamacpp") as server:
-        served = run(tmp_path / "served", server.url, ["forget_Q_A_ROUGE", "forget_Q_A_Prob"])
-        told = served.manifest["model"]["server"]
-        asked = [body for path, body in server.asked if path == "/completion"]
-    assert served["forget_Q_A_ROUGE"].to_json() == in_process["forget_Q_A_ROUGE"].to_json()
-    assert "no log-probabilities" in served["forget_Q_A_Prob"].reason
-    assert (told["kind"], told["version"], told["longest"]) == ("llama.cpp", "b0-test", 256)
-    assert all(isinstance(i, int) for body in asked for i in body["prompt"])  # ids, never text
-    assert served.manifest["cost"]["server_cached_tokens"] > 0
-
-
-LLAMA_LIES: dict[str, tuple[dict[str, Any], str]] = {
-    "a cut prompt": ({"truncated": True}, "cut the prompt"),
-    "other tokens read": ({"tokens_evaluated": 3}, "counted 3 tokens where"),
-    "no tokens": ({"tokens": None}, "no 'tokens' of the form"),
-    "not a token": ({"tokens": [10**7], "stop_type": "limit"}, "not a token"),
-    "cut short": ({"tokens": [5], "stop_type": "limit"}, "truncated"),
-    "an unknown end": ({"stop_type": "none"}, "reason 'none'"),
-}
-
-
-@pytest.mark.parametrize("lie", list(LLAMA_LIES))
-def test_texts_of_llama_cpp_that_cannot_be_true_are_refused_by_name(tiny: TinyModel, tmp_path: Path, lie: str) -> None:
-    change, words = LLAMA_LIES[lie]
-    with serving(tiny, "lab", "llamacpp") as server:
-
-        def misbehave(path: str, number: int, asked: dict[str, Any], answer: Any) -> Any:
-            return {**answer, **change} if path == "/completion" and asked.get("n_predict", 0) > 1 else answer
-
-        server.misbehave = misbehave
-        with pytest.raises(UserError, match=words):
-            run(tmp_path / "served", server.url, ["forget_Q_A_ROUGE"], limit=2)
 
 
 def test_stats_are_those_of_collect(tiny: TinyModel) -> None:

@@ -1,4 +1,4 @@
-"""Every kind of run is one directory to the verbs that read runs, made today or by a version before manifests."""
+"""Every kind of run is one directory to the verbs that read runs."""
 
 from __future__ import annotations
 
@@ -17,11 +17,9 @@ from loops import one_test
 from staleness_tools import forwards
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.report.gather import gather
 from vestige.store import directories, kinds
 
 MODELS, DATA = LAB / "models", LAB / "data"
-OLD = Path(__file__).parents[1] / "golden" / "old_run"
 WITH_EVIDENCE, WITHOUT = ("eval", "depth", "depths", "collapse"), ("stress", "meta", "train")
 
 
@@ -32,7 +30,7 @@ def commands(place: Path) -> dict[str, list[str]]:
     methods.write_text(json.dumps(METHOD_RESULTS))
     full, retain, unlearned = (str(MODELS / name) for name in ("full", "retain", "unlearned"))
     rows = [str(DATA / f"{split}.jsonl") for split in ("forget", "retain")]
-    depth = ["depth", "--full", full, "--retain", retain, "--data", rows[0], "--limit", "2", "--quiet"]
+    depth = ["depth", "--full", full, "--retain-model", retain, "--forget", rows[0], "--limit", "2", "--quiet"]
     small = ["--metrics", "forget_Q_A_Prob", "--limit", "2"]
     return {
         "eval": eval_args(MODELS / "unlearned", place / "eval", *small, "--quiet"),
@@ -60,25 +58,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: place / name for name in commands(place)}
 
 
-def aged(run: Path, place: Path, seal: bool) -> Path:
-    """A copy as an older version left it: no manifest in kinds that had none, no kind in the others."""
-    copy = place / run.name
-    shutil.copytree(run, copy)
-    file = copy / "manifest.json"
-    body = json.loads(file.read_text())
-    before = directories.read_seal(copy)
-    assert before is not None
-    if body["kind"] in ("eval", "trajectory", "harness"):
-        file.write_text(json.dumps({k: v for k, v in body.items() if k not in ("kind", "schema")}))
-    else:
-        file.unlink()
-    if seal and body["kind"] not in ("meta", "train"):  # these had none
-        directories.seal(copy, before.kind, **before.facts)
-    else:
-        (copy / directories.SEAL).unlink()
-    return copy
-
-
 def test_every_kind_has_the_same_head_and_a_seal(runs: dict[str, Path]) -> None:
     for name, run in runs.items():
         body = json.loads((run / "manifest.json").read_text())
@@ -87,34 +66,6 @@ def test_every_kind_has_the_same_head_and_a_seal(runs: dict[str, Path]) -> None:
         assert kinds.kind_of(run) == kinds.of(run).name == kind_name(name)
         assert main(["verify", str(run)]) == 0
         assert directories.is_whole(run)
-
-
-@pytest.mark.parametrize("seal", [True, False])
-def test_runs_of_older_versions_are_known_and_read(seal: bool, runs: dict[str, Path], tmp_path: Path) -> None:
-    shutil.copy(runs["meta"].parent / "methods.json", tmp_path)  # what the answers of meta are made of
-    for name, run in runs.items():
-        old = aged(run, tmp_path, seal)
-        assert kinds.kind_of(old) == kind_name(name)
-        assert main(["verify", str(old)]) == 0
-        assert kinds.of(old).values(old) == kinds.of(run).values(run)
-        if name != "train":
-            found, before = gather([old]), gather([run])
-            assert [s.kind for s in found.sources] == [s.kind for s in before.sources] != []
-            assert not found.left_out
-
-
-@pytest.mark.parametrize("kind", ["eval", "depth", "collapse"])
-def test_runs_that_older_versions_left(kind: str, tmp_path: Path) -> None:
-    """Made by the code before this one (tests/golden/old_run): read, scored again and verified as they are."""
-    old = tmp_path / kind
-    shutil.copytree(OLD / kind, old)
-    manifest = old / "manifest.json"
-    assert not manifest.exists() or "kind" not in json.loads(manifest.read_text())
-    before = kinds.of(old).values(old)
-    assert kinds.kind_of(old) == kind and before
-    assert main(["score", str(old)]) == 0
-    assert kinds.of(old).values(old) == pytest.approx(before)
-    assert main(["verify", str(old)]) == 0
 
 
 def changed(run: Path) -> dict[str, bytes]:
@@ -143,13 +94,12 @@ EDITS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("name", WITH_EVIDENCE)
 def test_score_writes_the_numbers_of_evidence_again(
-    name: str, old: bool, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Byte for byte what the run wrote, with no model, and the run is whole afterwards."""
-    run = aged(runs[name], tmp_path, True) if old else Path(shutil.copytree(runs[name], tmp_path / name))
+    run = Path(shutil.copytree(runs[name], tmp_path / name))
     good = changed(run)
     assert main(["verify", str(run)]) == 1
     with forwards() as pushed:

@@ -190,7 +190,17 @@ def test_a_kept_copy_of_a_sweep_says_how_it_was_made(tmp_path: Path, capsys: pyt
 
 
 def test_depth_says_what_4bit_layers_multiply_in(tmp_path: Path) -> None:
-    words = ["depth", "--unlearned", UNLEARNED, "--full", FULL, "--retain", RETAIN, "--data", f"{DATA}/forget.jsonl"]
+    words = [
+        "depth",
+        "--unlearned",
+        UNLEARNED,
+        "--full",
+        FULL,
+        "--retain-model",
+        RETAIN,
+        "--forget",
+        f"{DATA}/forget.jsonl",
+    ]
     words += ["--limit", "2", "--quiet", "--quantization", "4bit", "--out", str(tmp_path), "resamples=0"]
     assert main(words) == 0
     first = read(tmp_path / "summary.json")

@@ -45,6 +45,7 @@ def evaluate(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
@@ -92,6 +93,7 @@ def evaluate(
         full: the model before unlearning
         task_name: names the directory of results where --out does not
         overwrite: start over: replace what is there already
+        accept_mixture: combine runs of another template, dialect, precision or other rows, with a note
         seed: where random draws start
         batch_tokens: tokens in one forward (default: what fits)
         batch_size: rows in one forward
@@ -104,7 +106,7 @@ def evaluate(
         benchmark: trajectory-eval: of which benchmark: tofu | muse
         tasks: lm_eval: names or YAML files of lm-evaluation-harness tasks
         include_path: lm_eval: folder with task YAML files of your own
-        server: model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here
+        server: model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here
         server_key_env: environment variable that holds the servers' key
         config_dir: your own config groups, before ours
         overrides: Hydra overrides, as words on the command line
@@ -145,6 +147,7 @@ def plan(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
@@ -200,6 +203,7 @@ def plan(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,

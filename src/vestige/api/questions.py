@@ -280,7 +280,7 @@ def attack(
         device: where it runs: auto | cpu | cuda | cuda:1 | mps
         tokenizer: instead of the model's own
         trust_remote_code: run code that comes with the model
-        server: model servers that run it (vLLM, SGLang, ...): named as there, its tokenizer read here
+        server: model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here
         server_key_env: environment variable that holds the servers' key
         progress: progress bars on stderr
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own

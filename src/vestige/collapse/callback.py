@@ -243,7 +243,6 @@ class CollapseCallback(TrainerGuest):
             write_bytes(place, json.dumps(self.detector.state_dict()).encode())
 
 
-
 def means_at(state: Any) -> dict[str, Any] | None:
     """The running means of a run that is resumed: those its checkpoint logged, whatever came after."""
     return theirs.means_logged(logged_before(state))

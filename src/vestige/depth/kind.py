@@ -17,14 +17,14 @@ from vestige.store.forms import DepthSummary
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
-OLDER = "evidence/{file} is not there (an older run)"
+MISSING = "evidence/{file} is not there"
 SHOWN = ("data_path", "patch_scope", "em_scope", "delta_threshold", "dtype")
 
 
 def _check(path: Path, seal: Seal | None) -> Iterator[Finding]:
     if not (path / "evidence" / KEPT).is_file():
-        older = OLDER.format(file=KEPT)
-        yield Finding(words=f"{path}: {older}; its numbers are not made again", note=True)
+        missing = MISSING.format(file=KEPT)
+        yield Finding(words=f"{path}: {missing}, so its numbers are not recomputed", note=True)
         return
     repair = f"`vestige score {path}` writes it again."
     for made in score_again(path):
@@ -47,7 +47,7 @@ def _score(path: Path, how: Rescoring) -> str:
 
     how.refuse("depth")
     if not (path / "evidence" / KEPT).is_file():
-        raise UserError(f"{path}: {OLDER.format(file=KEPT)}; run the same `vestige depth` again to score it.")
+        raise UserError(f"{path}: {MISSING.format(file=KEPT)}; rerun the same `vestige depth` command to score it.")
     with writing(path):
         made = score_again(path)
         summaries = {again.folder: _summary(path, again) for again in made}

@@ -62,9 +62,17 @@ class RunConfig:
         return bool(self.settings.get("overwrite", False))
 
     @property
-    def retain_logs(self) -> str | None:
-        path = self.settings.get("retain_logs_path")
-        return None if path is None else str(path)
+    def retain_logs(self) -> tuple[str, ...]:
+        """One path, or several: runs of retain models that were trained with other seeds."""
+        given = self.settings.get("retain_logs_path")
+        if given is None:
+            return ()
+        paths = given if isinstance(given, (list, tuple)) else [given]
+        return tuple(str(Path(str(path)).expanduser().absolute()) for path in paths)
+
+    @property
+    def accept_mixture(self) -> bool:
+        return bool(self.settings.get("accept_mixture", False))
 
     def describe(self) -> dict[str, Any]:
         """The configuration as the manifest records it: enough to score again without composing again."""
@@ -267,6 +275,14 @@ def _run(
             raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
         return HarnessConfig(name=name, handler=str(settings["handler"]), settings=settings, **shared)
     library = ConfigLibrary(cfg, lender, directories)
+    # A suite that is not evaluated, only filled: by metric files that another suite lists.
+    filled = [other for other, body in cfg.eval.items() if body.get("metrics") and "handler" not in body]
+    if only is None and filled and not settings.get("metrics"):
+        raise UserError(
+            f"eval.{name}.metrics is empty: the metric files that this benchmark lists belong to package "
+            f"eval.{filled[0]} (`# @package` in their first line), and its metrics are there; write "
+            f"`library: {filled[0]}` and `metrics: {{{': {}, '.join(cfg.eval[filled[0]].metrics)}: {{}}}}` in its file."
+        )
     wanted = None if only is None else _names(list(only), library)
     suite = read_suite(name, settings, library, list(wanted.values()) if wanted else None)
     suite = _seeded(suite, seed_of(cfg))

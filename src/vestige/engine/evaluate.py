@@ -29,7 +29,7 @@ from vestige.engine.earlier import (
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
-from vestige.engine.references import load_references, no_retain_logs, reads, retain_values
+from vestige.engine.references import load_references, no_retain_logs, reads, retain_values, with_mixtures
 from vestige.engine.scores import Reference, Run, Scoring, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
@@ -37,13 +37,14 @@ from vestige.installing import save_pretrained
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
 from vestige.secrets import without_secrets
+from vestige.store.comparable import mixtures, number_of
 from vestige.store.directories import begin, clusters_json, config_json, manifest, seal, writing
 from vestige.store.evidence import FORMATS, discard_all, tidy
 from vestige.store.files import result_file, save_rows, write_json, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, Text
 from vestige.writing import keep_apart, temporary, write_bytes
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
@@ -96,7 +97,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
         config = with_earlier_metrics(config, before)
     _keep_apart(config)
     compares = any(spec.references for spec in config.suite.metrics.values())
-    references = load_references(config.suite, config.dialect) if compares else {}
+    references = load_references(config.suite, config.dialect, shown=config.retain_logs)
     us = team()
     if evaluator is not None and us.size > 1:
         name = type(evaluator).__name__
@@ -109,7 +110,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
         evaluation.evaluator = evaluator
         evaluation.earlier, evaluation.accumulate = before, accumulate
         prepared = evaluation.prepare()
-        if us.leads and compares and config.retain_logs is None:  # not before mistakes in the rows are told
+        if us.leads and compares and not config.retain_logs:  # not before mistakes in the rows are told
             log.warning(no_retain_logs(config.suite))
         first = evaluation.model  # code of an evaluator may put another in its place
         if evaluation.evaluator:
@@ -127,8 +128,7 @@ def _keep_apart(config: RunConfig) -> None:
     for name, spec in config.suite.metrics.items():
         for reference in spec.references:
             named |= dict.fromkeys(reference.paths, name)
-    if config.retain_logs:
-        named[config.retain_logs] = "as given"
+    named |= dict.fromkeys(config.retain_logs, "as given")
     inputs = {"--model": config.model_args.get("pretrained_model_name_or_path")}
     for path, name in named.items():
         with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
@@ -194,6 +194,8 @@ class _Evaluation:
 
                 self.notes += [n for n in cluster_notes(rows.source, rows.clusters) if n not in self.notes]
         check_column(self.config.cluster, list(prepared.rows.values()))
+        if any(reference.measured for reference in self.references.values()):
+            self._refuse_mixtures(self._manifest(prepared))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         replaced = self._replaced(prepared)
         if self.team.leads:
@@ -205,6 +207,15 @@ class _Evaluation:
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
         self.team.meet()  # nobody reads evidence that is about to go
         return prepared
+
+    def _refuse_mixtures(self, about: Mapping[str, Any]) -> None:
+        """Retain logs that were measured otherwise than this run, which `about` describes, are refused or noted."""
+        config, name = self.config, str(self.config.output_dir)
+        self.references = with_mixtures(self.references, name, about, config.dialect, config.accept_mixture)
+        plain = [metric for metric in config.suite.top if not config.suite.metrics[metric].references]
+        for path, reference in self.references.items():  # values that are only shown next to the run's
+            measured = [(m, {name: number_of(about, m), path: theirs}) for m, theirs in reference.measured.items()]
+            self.notes += mixtures([pair for pair in measured if pair[0] in plain], config.accept_mixture)
 
     def _replaced(self, prepared: Prepared) -> bool:
         """Whether earlier results go because they are of something else; those that a user asked for never do."""
@@ -219,6 +230,14 @@ class _Evaluation:
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
         """Scores from evidence."""
         start = time.perf_counter()
+        if self.diffusion:
+            from vestige.collect.diffusion import empty_texts_note  # causal models need none of it
+
+            generated: list[Text] = []
+            for key in {request.key for request in prepared.wants.texts}:
+                found = evidence.texts[key]
+                generated += [found] if isinstance(found, Text) else found  # several where answers were sampled
+            self.notes += empty_texts_note(generated)
         if not _has_code(self.config.suite):
             scores = self._scoring(prepared, evidence).score_all()
         else:

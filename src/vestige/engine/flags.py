@@ -140,7 +140,7 @@ def _print_outcome(outcome: Any, run: Any) -> None:
     print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in dict.fromkeys(outcome.notes):  # several metrics may read one file
         print(f"note: {note}")
-    if run.retain_logs is None and (words := without_retain(outcome.metrics, outcome.scores)):
+    if not run.retain_logs and (words := without_retain(outcome.metrics, outcome.scores)):
         print(f"\n{words}")
     print(f"\nfiles: {', '.join(map(str, outcome.files))}")
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
@@ -203,6 +203,7 @@ class EvalAsk:
     server_key_env: str | None = None  # the environment variable that holds their key
     server_by_name: bool = False  # several models: each is asked at those of the servers that list it
     overwrite: bool = False
+    accept_mixture: bool = False  # of this run and its retain logs
     trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
     benchmark: str | None = None  # of trajectory-eval
     seed: int | None = None

@@ -24,7 +24,7 @@ from vestige.integrations.lm_eval import ServedSubject
 from vestige.models.checks import check_penalty
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.locate import read_json
-from vestige.servers.checks import TOLERANCE
+from vestige.servers.checks import SAME_SERVER
 from vestige.servers.find import ServerArgs, find_servers
 from vestige.servers.kinds import Abilities, Vocabulary
 from vestige.servers.served import ServedAnswers, ServedModel, Writing
@@ -62,7 +62,7 @@ class ServedHandle(ModelHandle):
         self.model = connect(server, args.path, tokenizer)
         self.spread = False  # whether mean and deviation over the vocabulary are asked for, too
         self.turns: dict[str, tuple[tuple[str, str], ...]] = {}
-        self.made = {"dtype": self.model.facts.dtype or "unknown", "device": "server", "attention": "unknown"}
+        self.made = {"dtype": "unknown", "device": "server", "attention": "unknown"}
         self.made |= {"quantization": None, "server": self.model.facts.as_dict()}
         self.made |= {"versions": {k: v for k, v in versions().items() if k in ("vestige", "tokenizers")}}
 
@@ -81,7 +81,7 @@ class ServedHandle(ModelHandle):
 
     @property
     def precision(self) -> str:
-        return self.model.facts.dtype
+        return ""  # servers do not tell
 
     @property
     def is_diffusion(self) -> bool:
@@ -192,7 +192,7 @@ def serves_as_before(config: AnyConfig, facts: Mapping[str, Any]) -> bool:
     before, after = facts.get("canary"), now.get("canary")
     if now["fingerprint"] != facts.get("fingerprint") or before is None or after is None:
         return bool(now["fingerprint"] == facts.get("fingerprint") and before == after)  # it gives texts alone
-    return len(before) == len(after) and bool(np.allclose(before, after, rtol=0, atol=TOLERANCE))
+    return len(before) == len(after) and bool(np.allclose(before, after, rtol=0, atol=SAME_SERVER))
 
 
 def connect(server: ServerArgs, wanted: str, tokenizer: Any) -> ServedModel:

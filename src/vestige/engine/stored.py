@@ -13,7 +13,8 @@ from typing import Any
 
 from vestige.engine.prepare import Prepared, make_words
 from vestige.engine.scores import Live, Reference, Scoring
-from vestige.errors import UserError, unknown_name
+from vestige.errors import MissingPluginError, UserError, unknown_name
+from vestige.integrations.plugins import missing_plugins
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.metrics.names import full_name
 from vestige.schema import misfit
@@ -41,7 +42,14 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     metrics = merged(_from_environment(config["metrics"]), said)
     settings = config["settings"]
     body = {"metrics": metrics, "handler": settings.get("handler", config["suite"])}
-    suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    try:
+        suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    except UserError as error:
+        if missing := missing_plugins(config.get("plugins") or ()):
+            raise MissingPluginError(
+                f"The run was made with a plug-in that is not loaded; add {' '.join(f'--plugin {m}' for m in missing)}."
+            ) from error
+        raise
     return replace(suite, top=tuple(config["top"]), stem=str(config.get("stem") or ""))
 
 
@@ -159,7 +167,7 @@ def _with_live_children(score: Score, old: Mapping[str, Any], children: SuiteSpe
     if not inside:
         return score
     body: dict[str, Any] = score.to_json()
-    for part in ("step_distribution", "value_by_index", "reasons"):
+    for part in ("step_distribution", "value_by_index", "reasons", "reasons_by_step"):
         _graft(body, old, part, set(inside))
     starts = tuple(f"{m}: " for m in inside)
     notes = [n for n in body.get("notes", []) if not n.startswith(starts)]
@@ -177,6 +185,8 @@ def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
     for inner, value in old[key].items():
         if inner in names:
             here[inner] = value
+        elif not isinstance(value, Mapping):  # the name of a row's view
+            here.setdefault(inner, value)
         else:
             _graft(here, old[key], inner, names)
     if not here:

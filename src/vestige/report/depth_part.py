@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.compare.evidence import layers_in_words
+from vestige.meta.methods import UDS_ENDS
 from vestige.meta.numbers import read_run
 from vestige.report.format import finite, plain
 from vestige.report.methods_part import value
@@ -25,11 +26,14 @@ def met(source: RunSource) -> dict[str, Met]:
         "full": summary.get("full_model"),
         "retain": summary.get("retain_model"),
     }
-    return {
-        role: Met(name_of(str(path)), str(path), str(weights.get(role) or ""), "" if role == "unlearned" else role)
-        for role, path in paths.items()
-        if path
-    }
+    out = {}
+    for role, path in paths.items():
+        if path:
+            name = name_of(str(path))
+            if role == "unlearned" and summary.get("quantization"):  # full and retain model are never quantised
+                name = f"{name} ({summary['quantization']})"
+            out[role] = Met(name, str(path), str(weights.get(role) or ""), "" if role == "unlearned" else role)
+    return out
 
 
 def values(source: RunSource) -> dict[str, dict[str, Any]]:
@@ -46,14 +50,11 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
     return out
 
 
-ENDS = {"retain": 1.0, "full": 0.0}
-
-
 def end(role: str, source: RunSource) -> dict[str, Any]:
     """The score of a reference: an end of the scale, not a measurement, and it says so."""
     protocol = values(source)["uds"].get("protocol")
     return value(
-        ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale", protocol=protocol
+        UDS_ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale", protocol=protocol
     )
 
 

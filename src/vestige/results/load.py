@@ -41,7 +41,7 @@ def load_outcome(directory: Path) -> Outcome:
 
 
 class _Sealed:
-    """The files of a finished run; runs that are older than seals are read as they are."""
+    """The files of a finished run, checked where a seal lists their digests."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory

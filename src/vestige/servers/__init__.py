@@ -1,1 +1,1 @@
-"""Clients of model servers: vLLM, SGLang, llama.cpp and whatever speaks OpenAI's completions."""
+"""Clients of model servers: vLLM and whatever speaks OpenAI's completions."""

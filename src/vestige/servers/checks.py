@@ -16,14 +16,10 @@ import numpy as np
 from vestige.servers.kinds import SequenceAnswer, SequenceAsk, Server, TextAnswer, TextAsk, Usage
 
 ROUNDING = 1e-5  # a log-probability may end this far above what it can be
-# How far two answers about the same tokens may be apart: other requests run beside them, and sums end otherwise.
-TOLERANCE, LOW_PRECISION_TOLERANCE = 1e-3, 0.25
-PRECISE = ("float32", "float64")
-
-
-def tolerance(dtype: str) -> float:
-    """Servers rarely tell their precision: an unknown one is taken for a low one."""
-    return TOLERANCE if dtype in PRECISE else LOW_PRECISION_TOLERANCE
+# Nats that two answers about the same tokens may be apart. Sums depend on which other requests are in the batch, and
+# servers do not tell their precision, so this is the tolerance of a low one.
+TOLERANCE = 0.25
+SAME_SERVER = 1e-3  # nats between the canary of a finished run and of the server that would continue it
 
 
 def check_sequences(

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vestige.errors import UserError
 from vestige.servers.kinds import Server, ServerFacts, Vocabulary
-from vestige.servers.llama_cpp import LlamaCppServer
 from vestige.servers.openai import OpenAIServer
-from vestige.servers.sglang import SglangServer
 from vestige.servers.vllm import VllmServer
 from vestige.servers.wire import Patience, ServerRefused, Wire
-
-# What /v1/models says of its owner -> the kind. Anything else speaks OpenAI's completions, or is asked to.
-KINDS: dict[str, Callable[..., Server]] = {"vllm": VllmServer, "sglang": SglangServer, "llamacpp": LlamaCppServer}
-OTHER = OpenAIServer
 
 
 @dataclass(frozen=True)
@@ -69,8 +63,9 @@ def find_server(wire: Wire, wanted: str, vocabulary: Vocabulary) -> Server:
     cards = _cards(wire)
     name = _choose(wire, [str(c.get("id")) for c in cards], [str(c.get("root") or "") for c in cards], wanted)
     owner = next((str(c.get("owned_by") or "").lower() for c in cards if c.get("id") == name), "")
-    make = KINDS.get(owner, OTHER)
-    server = make(wire, ServerFacts("", "", name), vocabulary)
+    # vLLM has fields of its own. Anything else is asked in OpenAI's form.
+    client = VllmServer if owner == "vllm" else OpenAIServer
+    server = client(wire, ServerFacts("", "", name), vocabulary)
     server.facts = server.identify()
     return server
 

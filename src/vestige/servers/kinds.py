@@ -28,18 +28,16 @@ class BadAnswer(UserError):  # noqa: N818 - named for what was found
 class ServerFacts:
     """What a server says of itself, as far as a manifest may know it."""
 
-    kind: str  # vllm, sglang, llama.cpp, openai
+    kind: str  # vllm or openai
     version: str
     model: str  # the served name
     root: str = ""  # where the server read it from, if it tells
-    dtype: str = ""
-    fingerprint: str = ""  # of the weights, if it tells one
     longest: int | None = None  # tokens that it reads and writes together
 
     @property
     def identity(self) -> str:
         """A name for whose evidence it is. The address is not part of it: ten servers may serve one model."""
-        parts = (self.kind, self.version, self.model, self.root, self.dtype, self.fingerprint)
+        parts = (self.kind, self.version, self.model, self.root)
         return content_key(b"served", *(p.encode() for p in parts))[:16]
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,7 +52,6 @@ class Abilities:
     scores: bool = False  # log-probabilities of the prompt's own tokens
     first: bool = False  # the first choice at each of its positions
     everything: bool = False  # log-probabilities of the whole vocabulary
-    start: bool = False  # scores from a position on, so that what comes before can be cached
     chosen: bool = False  # log-probabilities of the tokens it writes
     stops: bool = False
     seeds: bool = False
@@ -69,7 +66,6 @@ class Abilities:
             ("log-probabilities of prompts", yes[self.scores]),
             ("first choices", yes[self.first]),
             ("whole vocabulary", "yes (min-k++ is exact)" if self.everything else "no (min-k++ is missing)"),
-            ("scores from a position on", "yes (prompts are cached)" if self.start else "no (prompts are read whole)"),
             ("log-probabilities of its texts", yes[self.chosen]),
             ("stop words", yes[self.stops]),
             ("seeds", yes[self.seeds]),

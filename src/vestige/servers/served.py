@@ -72,6 +72,7 @@ class ServedModel:
         self.servers = list(servers)
         self.slots = slots
         self.canary = SequenceAsk(tuple(canary), 1)
+        self.tolerance = checks.TOLERANCE  # nats between two answers about the same tokens
         self.known: Array | None = None  # the canary's log-probabilities
         self.seconds = 0.0  # that one server took for one request of the canary's length, as it was met
         self.repeats: dict[str, Any] = {}  # what came of asking twice, for the manifest
@@ -84,10 +85,6 @@ class ServedModel:
     @property
     def abilities(self) -> Abilities:
         return self.servers[0].abilities
-
-    @property
-    def tolerance(self) -> float:
-        return checks.tolerance(self.facts.dtype)
 
     def meet(self) -> None:
         """All servers are of one kind and serve one model; each says what it can."""
@@ -123,11 +120,6 @@ class ServedModel:
             raise server.refuse(f"its numbers for the same tokens are {gap:.3g} apart: it serves another model now")
 
 
-# Servers that write many texts in one batch. The others write a few at a time, and texts that wait for their turn for
-# longer than the timeout would be asked for again and again.
-WRITE_TOGETHER = ("vllm", "sglang")
-
-
 class ServedAnswers:
     """Answers wants through servers."""
 
@@ -141,8 +133,10 @@ class ServedAnswers:
 
     def _pool(self, texts: bool = False) -> Pool[Any, Any]:
         slots = self.model.slots
-        if texts and self.model.facts.kind in WRITE_TOGETHER:
-            slots *= BATCH_SEQUENCES  # one text per request: as many sequences under way as when scoring
+        if texts and self.model.facts.kind == "vllm":
+            # vLLM writes many texts in one batch, and each is a request: as many sequences under way as when scoring.
+            # Others write a few at a time; a text that waits for its turn longer than the timeout is asked for again.
+            slots *= BATCH_SEQUENCES
         elif self.everything:
             slots = 1  # whole vocabularies keep a server's front end busy
         return Pool(self.model.servers, slots, self.model.welcome, self._note)

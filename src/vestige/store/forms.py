@@ -1,6 +1,6 @@
 """The forms of the files in run directories, as far as their readers rely on them.
 
-Two views of some files: `Loose` ones are for a report, which also reads what other tools and older versions wrote;
+Two views of some files: `Loose` ones are for a report, which also reads what other tools wrote;
 the others are for commands that score a run of ours again and need all of it.
 
 In: nothing. Out: types for `schema.check_form` and `schema.misfit`. Callers: the `kind.py` of each room,
@@ -395,4 +395,4 @@ class TokenRowsForm(TypedDict, total=False):
     source: Required[str]
     fingerprint: Required[str]
     examples: Required[list[Annotated[list[ExampleForm], msgspec.Meta(min_length=1)]]]
-    facts: list[dict[str, Any]]  # runs of older versions have none
+    facts: list[dict[str, Any]]

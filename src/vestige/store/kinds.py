@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
-from vestige.guard import read_json
 from vestige.schema import misfit
-from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in, read_seal
+from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in
 from vestige.store.files import damaged, read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
@@ -36,6 +35,7 @@ class Rescoring:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     retain_logs: str | None = None
     cluster: str | None = None  # the column whose rows hang together
+    accept_mixture: bool = False  # of the run and its retain logs
 
     def refuse(self, kind: str) -> None:
         """For kinds that have one definition: asking for another is a mistake, and must not pass in silence."""
@@ -140,32 +140,12 @@ def kind(name: str) -> Kind:
 def kind_of(directory: Path) -> str | None:
     """Which kind of run a directory holds; None: none of ours.
 
-    Its manifest says it. Runs made before manifests did are known by their seal, and those made before seals by the
-    files in them.
+    Its manifest says it. Results of other tools have no manifest of ours and are known by their files.
     """
     said = kind_in(directory)
-    if said is None and (directory / MANIFEST).is_file():
-        return "harness" if _of_a_harness(directory / MANIFEST) else "eval"
     if said is not None and said not in KINDS:
         raise UserError(f"{directory} holds a run of a kind that this version does not know ({said}).")
-    said = said or _sealed_as(directory)
     return said or next((k.name for k in KINDS.values() if any((directory / m).is_file() for m in k.marks)), None)
-
-
-def _of_a_harness(file: Path) -> bool:
-    try:
-        found = read_json(file)
-    except (OSError, ValueError, UserError):
-        return False  # reading the run will say what is wrong with it
-    return isinstance(found, Mapping) and "harness" in found
-
-
-def _sealed_as(directory: Path) -> str | None:
-    try:
-        seal = read_seal(directory)
-    except (OSError, ValueError):
-        return None
-    return None if seal is None or seal.kind not in KINDS else seal.kind
 
 
 def of(directory: Path) -> Kind:
@@ -238,11 +218,9 @@ def keys_read(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
-    """The rows behind a metric, its parents' included."""
-    recorded = manifest["config"]["metrics"]
-    if metric not in recorded:
-        return frozenset()
-    keys = manifest["data_of"].get(metric, {}).values()
-    mine = frozenset(manifest["data"][k]["fingerprint"] for k in keys if k in manifest["data"])
-    parents = recorded[metric].get("pre_compute") or {}
-    return mine.union(*(data_fingerprints(manifest, p) for p in parents))
+    """The rows that a metric and its parents read; none where the manifest does not say."""
+    data, keys = manifest.get("data") or {}, (manifest.get("data_of") or {}).get(metric) or {}
+    own = ((manifest.get("config") or {}).get("metrics") or {}).get(metric) or {}
+    mine = frozenset(data[key]["fingerprint"] for key in keys.values() if key in data)
+    parents = own.get("pre_compute") or {}
+    return mine.union(*(data_fingerprints(manifest, parent) for parent in parents))

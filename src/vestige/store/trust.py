@@ -131,4 +131,3 @@ def _gap(old: Any, new: Any) -> float:
     return (
         float(np.mean(distances(np.asarray(old, float)[there], np.asarray(new, float)[there]))) if there.any() else 0.0
     )
-

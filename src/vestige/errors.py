@@ -87,6 +87,16 @@ class MissingPluginError(UserError):
     """A finished run cannot be read without a plug-in that it was made with."""
 
 
+def nothing_computed(what: str, reasons: Iterable[str]) -> UserError:
+    """The error of a run whose files are written and hold no value.
+
+    >>> str(nothing_computed("metrics", ["no rows.", "no rows."]))
+    'None of the metrics asked for could be computed: no rows.'
+    """
+    told = "; ".join(reason.rstrip(".") for reason in dict.fromkeys(reasons) if reason)
+    return UserError(f"None of the {what} asked for could be computed: {told or 'no reason was given'}.")
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "", lists: str = "`vestige ls`") -> UserError:
     """The error for a name nobody registered, with the nearest names there are.
 
@@ -129,13 +139,13 @@ def write_error(error: OSError, path: str | Path) -> WriteError:
     """The sentence for a disk that refuses."""
     words = os.strerror(error.errno) if error.errno else str(error)
     if error.errno in FULL:
-        return WriteError(f"Cannot write {path} ({words}); make room and run the same command again: it goes on.")
+        return WriteError(f"Cannot write {path} ({words}); make room, then rerun the same command to resume.")
     if error.errno in CLOSED:
         return WriteError(f"Cannot write {path} ({words}); make the directory writable, or choose another --out.")
     if error.errno in (errno.EEXIST, errno.ENOTDIR):
         file = next((p for p in (Path(path), *Path(path).parents) if p.is_file()), path)
         return WriteError(f"Cannot write into {file}: it is a file, and a directory is needed; choose another --out.")
-    return WriteError(f"Cannot write {path} ({words}); when that is put right, run the same command again: it goes on.")
+    return WriteError(f"Cannot write {path} ({words}); correct that, then rerun the same command to resume.")
 
 
 @contextmanager

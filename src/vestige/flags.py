@@ -52,7 +52,7 @@ TABLE = (
     Flag("full", "MODEL", "the model before unlearning", f"{EVAL} depth {PAGE}", "eval.{suite}.full_model_path"),
     Flag("retain-model", "MODEL", "the model trained without the forget rows", f"{EVAL} audit depth stress {PAGE}"),
     Flag("name", "NAME", "only models whose name has this part", "published plot"),
-    Flag("data", "DIR", "folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...", f"{EVAL} depth stress"),
+    Flag("data", "DIR", "folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...", f"{EVAL} depth stress unlearn"),
     Flag("forget", "FILE", "rows to forget: question and answer, or text", "audit depth unlearn"),
     Flag("retain", "FILE", "rows to keep", "audit unlearn"),
     Flag("retain-logs", "RUN", "result file or run directory of the retain model", f"{EVAL} score import {MAKE}",

@@ -229,7 +229,7 @@ def test_one_prompt_only_and_all_empty(tmp_path: Path, capsys: pytest.CaptureFix
     words = ["--model", str(TINY), "--num-samples", "all", "--cross-columns", "distinct", "--out", str(tmp_path / "o")]
     assert main(["collapse", str(one), *words]) == 2
     shown = capsys.readouterr()
-    assert "one and the same prompt" in shown.out and "no collapse metric could be computed" in shown.err
+    assert "one and the same prompt" in shown.out and "one and the same prompt" in shown.err
     [step] = json.loads((tmp_path / "o" / "metrics.json").read_text())["steps"]
     assert step["metrics"]["collapse/first_turn_valid_rate"] == 1.0
     empty = [{**r, "response": "<think> \n</think>Up"} for r in turn_rows(2, 2)]

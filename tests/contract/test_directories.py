@@ -202,3 +202,37 @@ def test_rollouts_that_are_too_long_are_left_out_on_request(tmp_path: Path) -> N
     measured = {name: value for name, value in short.items() if name.startswith("collapse_first_turn_sample/")}
     assert_same(measured, collapse_steps(tmp_path / "out")[1], least=20)
     harness.vestige("verify", tmp_path / "out")
+
+
+# ---- messages and flags ----------------------------------------------------------------------------------------------
+
+
+def test_the_reason_for_no_value_is_told_on_standard_error(tmp_path: Path) -> None:
+    refused = evaluate(tmp_path / "out", "eval.tofu.question_key=frage", status=2)
+    assert "frage" in refused.error and "forget.jsonl" in refused.error
+    same = [{"messages": [{"role": "user", "content": "One"}], "response": f"<think>I {n}.</think>"} for n in range(4)]
+    file = harness.write_rows(tmp_path / "rollouts.jsonl", [{**row, "step": 1} for row in same])
+    words = ("collapse", file, *COLLAPSE, "--cross-columns", "distinct", "--out", tmp_path / "collapse")
+    assert "one and the same prompt" in harness.vestige(*words, status=2).error
+
+
+def test_unlearn_takes_a_folder_of_data(tmp_path: Path) -> None:
+    """As with the files in it, and with the folder for evaluations while training."""
+
+    def shown(*words: object) -> str:
+        few = ("--method", "GradDiff", "--model", FULL, "--out", tmp_path / "out", "--quiet")
+        return harness.vestige("unlearn", *few, *words, "--cfg").out
+
+    files = ("--forget", DATA / "forget.jsonl", "--retain", DATA / "retain.jsonl")
+    assert shown("--data", DATA) == shown(*files)
+    watching = ("--metrics", PROB, "--keep-best", f"{PROB}=-1")
+    assert shown("--data", DATA, *watching) == shown(*files, "--eval-data", DATA, *watching)
+    twice = harness.vestige("unlearn", "--model", FULL, "--data", DATA, *files, "--out", tmp_path / "out", status=2)
+    assert "--data" in twice.error and "--forget" in twice.error
+    (tmp_path / "none").mkdir()
+    words = ("unlearn", "--model", FULL, "--data", tmp_path / "none", "--out", tmp_path / "out")
+    assert "forget.jsonl" in harness.vestige(*words, status=2).error
+    one = harness.write_rows(tmp_path / "rows" / "forget.jsonl", harness.read_rows(DATA / "forget.jsonl")[:2])
+    few = ("--method", "GradAscent", "--epochs", 1, "--batch-size", 2, "--accumulation", 1, "--quiet")
+    harness.vestige("unlearn", "--model", FULL, "--data", one.parent, *few, "--out", tmp_path / "out")
+    assert (tmp_path / "out" / "model.safetensors").is_file()

@@ -385,15 +385,31 @@ def test_a_killed_team_leaves_its_evidence_to_one_process(tmp_path: Path) -> Non
     harness.vestige("verify", command.out)
 
 
+WAITS = """
+import os, pathlib, time, torch
+
+def wait_with_work_left(module, inputs):
+    if list(pathlib.Path(os.environ["WAIT_IN"]).rglob("*.part-*")):
+        pathlib.Path(os.environ["WAIT_IN"] + ".waits").touch()
+        time.sleep(600)
+
+if "WAIT_IN" in os.environ:
+    torch.nn.modules.module.register_module_forward_pre_hook(wait_with_work_left)
+"""
+
+
 def test_an_interrupt_of_the_installed_program(tmp_path: Path) -> None:
-    """Ctrl-C while it is at work: status 130, one line, and the same command ends the run."""
+    """Ctrl-C while it is at work: status 130, one line, and the same command ends the run. A plug-in waits for the
+    signal after the first batch, so that the program cannot be done before it comes."""
+    (tmp_path / "waits.py").write_text(WAITS)
     words = ("eval", "tofu", "--model", UNLEARNED, "--data", DATA, "--metrics", "forget_Q_A_Prob,forget_truth_ratio")
     out = tmp_path / "out"
-    process = harness.start(*words, "--batch-tokens", 150, "--quiet", "--out", out, real=True)
-    wait_for(lambda: any(out.rglob("*.part-*")), process)
+    more = ("--batch-tokens", 150, "--quiet", "--plugin", tmp_path / "waits.py", "--out", out)
+    process = harness.start(*words, *more, real=True, env={"WAIT_IN": str(out)})
+    wait_for((tmp_path / "out.waits").exists, process)
     stopped = process.kill(INTERRUPT)
     assert stopped.status == 130
     assert "Traceback" not in stopped.printed
     harness.vestige("verify", out, status=1)
-    harness.vestige(*words, "--batch-tokens", 150, "--quiet", "--out", out)
+    harness.vestige(*words, *more)
     harness.vestige("verify", out)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, nothing_computed
 from vestige.flags import shared_flags
 
 # Flags of `vestige collapse` that stand for settings of the collapse_detection group.
@@ -91,6 +90,6 @@ def run_collapse(args: argparse.Namespace) -> int:
     )  # fmt: skip
     print(report)
     if not any(o.samples for o in report.outcomes):
-        print("vestige: error: no collapse metric could be computed; the reasons are above.", file=sys.stderr)
-        return 2
+        reasons = [reason for outcome in report.outcomes for reason in outcome.reasons.values()]
+        raise nothing_computed("collapse metrics", reasons)
     return 0

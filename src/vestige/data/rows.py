@@ -342,6 +342,15 @@ def redirect(hf_args: dict[str, Any], local: Mapping[str, Any]) -> dict[str, Any
     return {**hf_args, "path": str(root), "name": name}
 
 
+def file_in(folder: str, stem: str) -> str | None:
+    """The file of rows called `stem` in a folder, whatever its format; None: there is none."""
+    for suffix in suffixes():
+        file = Path(folder).expanduser() / f"{stem}{suffix}"
+        if file.is_file():
+            return str(file)
+    return None
+
+
 def local_data(suite: str, layout: Any, data: str) -> dict[str, Any]:
     """Where a suite's data sets are in a folder. `layout` is what its YAML says under `local_data`."""
     if not layout:

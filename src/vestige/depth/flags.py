@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
-from vestige.errors import UserError
+from vestige.errors import UserError, nothing_computed
 from vestige.flags import shared_flags
 
 # Flags of `depth` that are Hydra keys of the same name.
@@ -49,16 +48,16 @@ def add_verbs(verbs: Any) -> None:
 
 def _rows(file: str | None, folder: str | None) -> str | None:
     """The file of forget rows: named, or the one in a folder."""
-    from vestige.data.rows import suffixes
+    from vestige.data.rows import file_in
 
     if folder is None:
         return file
     if file is not None:
         raise UserError("The forget rows are named twice, by --forget and by --data; give one of them.")
-    found = [place for end in suffixes() if (place := Path(folder).expanduser() / f"forget{end}").is_file()]
-    if not found:
+    found = file_in(folder, "forget")
+    if found is None:
         raise UserError(f"--data {folder} has no forget.jsonl (or .json, .csv, .parquet); name the rows with --forget.")
-    return str(found[0])
+    return found
 
 
 def run_depth(args: argparse.Namespace) -> int:
@@ -78,6 +77,5 @@ def run_depth(args: argparse.Namespace) -> int:
     if results:  # in a team of processes the leader has them
         print(report(results))
     if results and all(BAD_LOGITS in r.reason for r in results):
-        print("vestige: error: no depth score could be computed; the reasons are above.", file=sys.stderr)
-        return 2
+        raise nothing_computed("depth scores", [result.reason for result in results])
     return 0

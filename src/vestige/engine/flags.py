@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vestige.errors import UserError, unknown_name
+from vestige.errors import UserError, nothing_computed, unknown_name
 from vestige.flags import settings_of, shared_flags
 
 if TYPE_CHECKING:
@@ -111,18 +110,16 @@ def run_eval(args: argparse.Namespace) -> int:
         return print_config(runs)
     from vestige.engine.evaluate import evaluate_config
 
-    status = 0
+    failed: list[str] = []
     for run in runs:
         outcome = evaluate_config(run, accumulate=True)
         _print_outcome(outcome, run)
         # A run without any value is a failure, though its files and reasons are written.
         if outcome.top and all(outcome.scores[name].missing for name in outcome.top):
-            print(
-                "vestige: error: none of the metrics asked for could be computed; the reasons are above.",
-                file=sys.stderr,
-            )
-            status = 2
-    return status
+            failed += [outcome.scores[name].reason for name in outcome.top]
+    if failed:
+        raise nothing_computed("metrics", failed)
+    return 0
 
 
 def _print_outcome(outcome: Any, run: Any) -> None:

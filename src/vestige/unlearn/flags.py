@@ -11,7 +11,7 @@ from vestige.errors import UserError, unknown_name
 from vestige.flags import settings_of, shared_flags
 
 # Flags that make a command a friendly one: the model configuration is then `local` unless model=NAME is given.
-FRIENDLY = ("model", "learn", "forget", "retain")
+FRIENDLY = ("model", "learn", "forget", "retain", "data")
 
 
 def add_verbs(verbs: Any) -> None:
@@ -25,7 +25,7 @@ def add_verbs(verbs: Any) -> None:
     unlearn.add_argument("--alternate", metavar="idk|COLUMN", help="answers to prefer (DPO): refusals, or a column")
     unlearn.add_argument("--knob", action="append", default=[], metavar="NAME=VALUE", help="of the method: beta=0.3")
     many = {"action": "append", "says": "may be repeated"}
-    _shared(unlearn, "unlearn", forget=many, retain=many)
+    _shared(unlearn, "unlearn", forget=many, retain=many, data="in place of --forget, --retain and --eval-data")
 
 
 def _shared(p: argparse.ArgumentParser, verb: str, **here: Any) -> None:
@@ -58,6 +58,8 @@ def config_of(args: argparse.Namespace) -> Any:
     strange = [w for w in args.words if "=" not in w and not w.startswith("~")]
     if strange:
         raise _bare_word(strange[0], args)
+    if getattr(args, "data", None):
+        _take_folder(args)
     evaluating = True if args.eval_data or args.metrics or args.keep_best or args.retain_logs else None
     config_dir = Path(args.config_dir) if args.config_dir else None
     name = args.config_name or f"{args.verb}.yaml"
@@ -72,6 +74,24 @@ def config_of(args: argparse.Namespace) -> Any:
         data.pop("retain", None)  # rows of one's own are not mixed with a benchmark's
     config = replace(config, data=_with_alternates(data, getattr(args, "alternate", None)))
     return _with_folder(config, args.eval_data) if args.eval_data else config
+
+
+def _take_folder(args: argparse.Namespace) -> None:
+    """--data DIR stands for the files in it, and for the folder that evaluations while training read."""
+    from vestige.data.rows import file_in
+
+    for kind in ("forget", "retain"):
+        if getattr(args, kind):
+            raise UserError(f"The {kind} rows are named twice, by --{kind} and by --data; give one of them.")
+        found = file_in(args.data, kind)
+        if found is not None:
+            setattr(args, kind, [found])
+    if not args.forget:
+        raise UserError(
+            f"--data {args.data} has no forget.jsonl (or .json, .csv, .parquet); name the rows with --forget."
+        )
+    if args.metrics or args.keep_best or args.retain_logs:
+        args.eval_data = args.eval_data or args.data
 
 
 def _bare_word(word: str, args: argparse.Namespace) -> UserError:

@@ -22,9 +22,9 @@ def check_causal(model: Any, name: str) -> None:
     """Refuses a model whose log-probabilities change when later tokens do. One forward over two short rows."""
     import torch
 
-    if not hasattr(model, "get_input_embeddings") or not hasattr(model.config, "to_dict"):
+    if not hasattr(model.config, "get_text_config"):
         return  # not a model of transformers
-    vocabulary = getattr(model.get_input_embeddings(), "num_embeddings", 0)
+    vocabulary = getattr(model.config.get_text_config(), "vocab_size", 0)
     config = model.config.to_dict()
     length = min(LENGTH, context_length(config) or LENGTH)
     cut = length // 2 | 1
@@ -34,7 +34,7 @@ def check_causal(model: Any, name: str) -> None:
     other = row.clone()
     other[cut:] = (row[cut:] + vocabulary // 2) % vocabulary
     ids = torch.stack([row, other]).to(model.device)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: what a model keeps from its first forward may be trained later
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     moved = (logprobs[0] - logprobs[1]).abs().mean(dim=-1)

@@ -22,11 +22,11 @@ def check_causal(model: Any, name: str) -> None:
     """Refuses a model whose log-probabilities change when later tokens do. One forward over two short rows."""
     import torch
 
-    if not hasattr(model.config, "get_text_config"):
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
         return  # not a model of transformers
-    vocabulary = getattr(model.config.get_text_config(), "vocab_size", 0)
-    config = model.config.to_dict()
-    length = min(LENGTH, context_length(config) or LENGTH)
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 0)
+    length = min(LENGTH, context_length(config.to_dict()) or LENGTH)
     cut = length // 2 | 1
     if vocabulary < 4 or length <= cut:
         return

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -33,12 +33,9 @@ from vestige.models.canvas import CanvasPredictor
 from vestige.models.diffusion import need_predictor
 from vestige.models.load import LoadedModel
 from vestige.types import Prompt, Target
-from vestige.wants import Decoding, DenoiseWant, Denoising, Request
+from vestige.wants import SAMPLER_SETTINGS, Decoding, DenoiseWant, Denoising, Request
 
 MAX_GEN_TOKS = 256  # of a task that does not say, as for causal models
-# What gen_kwargs may say of the sampler. Length, temperature and seed have names of their own there.
-SAMPLER = {f.name for f in fields(Denoising)} - {"max_new_tokens", "temperature", "seed", "mode"}
-WHOLE = ("steps", "block_size", "steps_per_block")
 GREEDY_NOTE = "is_greedy reads the pass in which the whole continuation is hidden"
 
 
@@ -219,7 +216,9 @@ class DiffusionLM(TokenLM):
         settings["seed"] = seed + repeat if drawn else 0
         ids = self._cut(self.tok_encode(context), self.max_length - length)
         decoding = Decoding(max_new_tokens=length, do_sample=warmth > 0, temperature=warmth)
-        return text_want(Request(Prompt(tuple(ids)), decoding), settings), stops
+        want = text_want(Request(Prompt(tuple(ids)), decoding), settings)
+        want.denoising.check("gen_kwargs")
+        return want, stops
 
     # ---- what a reader of the numbers must know ---------------------------------------------------------------
 
@@ -300,13 +299,14 @@ def sampler_settings(said: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in said.items():
         if value is None:
             continue
-        if name in SAMPLER:
-            value = tuple(value) if isinstance(value, list) else value
-            out[name] = _at_least_one(name, value) if name in WHOLE else value
+        if name in SAMPLER_SETTINGS:
+            out[name] = tuple(value) if isinstance(value, list) else value
         elif hasattr(GenerationConfig(), name):
             log.warning(f"gen_kwargs: {name} means nothing to a diffusion sampler and has no effect")
         else:
-            raise unknown_name("setting of gen_kwargs", name, {*SAMPLER, "until", "max_gen_toks", "temperature"})
+            raise unknown_name(
+                "setting of gen_kwargs", name, {*SAMPLER_SETTINGS, "until", "max_gen_toks", "temperature"}
+            )
     return out
 
 

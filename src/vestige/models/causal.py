@@ -22,11 +22,11 @@ def check_causal(model: Any, name: str) -> None:
     """Refuses a model whose log-probabilities change when later tokens do. One forward over two short rows."""
     import torch
 
-    if not hasattr(model, "get_input_embeddings") or not hasattr(model.config, "to_dict"):
+    config = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
         return  # not a model of transformers
-    vocabulary = getattr(model.get_input_embeddings(), "num_embeddings", 0)
-    config = model.config.to_dict()
-    length = min(LENGTH, context_length(config) or LENGTH)
+    vocabulary = getattr(config.get_text_config(), "vocab_size", 0)
+    length = min(LENGTH, context_length(config.to_dict()) or LENGTH)
     cut = length // 2 | 1
     if vocabulary < 4 or length <= cut:
         return
@@ -34,7 +34,7 @@ def check_causal(model: Any, name: str) -> None:
     other = row.clone()
     other[cut:] = (row[cut:] + vocabulary // 2) % vocabulary
     ids = torch.stack([row, other]).to(model.device)
-    with torch.inference_mode():
+    with torch.no_grad():  # not inference mode: what a model keeps from its first forward may be trained later
         logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     moved = (logprobs[0] - logprobs[1]).abs().mean(dim=-1)

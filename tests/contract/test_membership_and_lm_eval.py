@@ -186,6 +186,7 @@ def command(place: Path, *words: object, **options: Any) -> int:
 
 LM_EVAL = ("lm_eval", "--model", FULL, "--include-path", "tasks", "--quiet")
 MODEL = f"model.model_args.pretrained_model_name_or_path={FULL}"
+LOADED = 2 * 23  # tokens of the two rows that show, when a model is loaded, whether it sees later tokens
 CHAT = {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "Be brief.", "limit": 4}
 
 
@@ -217,7 +218,7 @@ def test_the_harness_own_numbers(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
-    """The rerun command answers what is missing and leaves the same bytes; --overwrite and other rows ask again."""
+    """The rerun command answers what is missing and leaves the same bytes; --overwrite asks again."""
     words = (*LM_EVAL, "--tasks", "lab_choice,lab_text,lab_more")
     whole = command(place, *words, "--out", tmp_path / "whole")
     command(place, *words, "--out", tmp_path / "cut", most=whole * 2 // 3, status=-9)
@@ -225,11 +226,42 @@ def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
     assert 0 < command(place, *words, "--out", tmp_path / "cut") < whole * 3 // 4
     for name in ("LMEval_SUMMARY.json", "LMEval_EVAL.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert command(place, *words, "--out", tmp_path / "cut") == 0
+    assert command(place, *words, "--out", tmp_path / "cut") == LOADED
     vestige("verify", tmp_path / "cut")
-    assert command(place, *words, "--out", tmp_path / "cut", "--limit", 2) > 0
+    assert command(place, *words, "--out", tmp_path / "cut", "--limit", 2, "--overwrite") > 0
     assert len(read_json(tmp_path / "cut" / "LMEval_EVAL.json")["lab_text"]["value_by_index"]) == 2
     assert command(place, *words, "--out", tmp_path / "whole", "--overwrite") == whole
+
+
+def test_tasks_of_one_model_accumulate(place: Path, tmp_path: Path) -> None:
+    """As in one command with all tasks; another model, other settings or other rows are refused."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    few = (*LM_EVAL, "--limit", 3)
+    first = command(place, *few, "--tasks", "lab_choice", "--out", out)
+    second = command(place, *few, "--tasks", "lab_text", "--out", out)
+    assert command(place, *few, "--tasks", "lab_choice,lab_text", "--out", whole) == first + second
+    for name in ("LMEval_SUMMARY.json", "LMEval_EVAL.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    vestige("verify", out)
+    shots = "eval.lm_eval.simple_evaluate_args.num_fewshot=1"
+    others = {"model": ("--model", RETAIN), "--limit 3": ("--limit", 2), "simple_evaluate_args": (shots,)}
+    before = harness.digests(out / "evidence")
+    env = {"HF_DATASETS_CACHE": str(place / "cache")}
+    for what, more in others.items():
+        words = ("eval", *few, *more, "--tasks", "lab_choice", "--out", out)
+        refused = harness.vestige(*words, cwd=place, env=env, status=2)
+        assert what in refused.error and "--overwrite" in refused.error and str(out) in refused.error
+        assert harness.digests(out / "evidence") == before
+    own = harness.copy_tree(place / "tasks", tmp_path / "tasks")
+    rows = read_rows(own / "rows.jsonl")
+    (own / "lab_choice.yaml").write_text((own / "lab_choice.yaml").read_text().replace(str(place), str(tmp_path)))
+    for number, text in ((0, "As before?"), (1, "Otherwise?")):
+        write_rows(own / "rows.jsonl", [{**row, "question": text} for row in rows])
+        words = ("eval", *few, "--tasks", "lab_choice", "--out", tmp_path / "own")
+        status = (0, 2)[number]
+        told = harness.vestige(*words, cwd=tmp_path, env={"HF_DATASETS_CACHE": str(tmp_path)}, status=status)
+        assert ("lab_choice" in told.err) == (number == 1)
+        vestige("verify", tmp_path / "own")
 
 
 def test_the_wmdp_experiment(place: Path) -> None:

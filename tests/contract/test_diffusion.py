@@ -1,4 +1,4 @@
-"""Diffusion models from outside: golden sampler runs, published families, DiffusionGemma and the ordinary suites.
+"""Samplers of diffusion models from outside: the golden runs of dllm and LLaDA, token by token.
 
 The golden runs are token numbers. A `TokenDataset` holds them as prompts, and a user's metric inside
 `trajectory_metrics` (OBSERVER) writes down the state of every pass: the tokens that are decided, and the first choice
@@ -16,9 +16,7 @@ import harness
 import pytest
 
 DIFFUSION = harness.GOLDEN / "diffusion"
-FAMILIES = harness.GOLDEN / "families"
 SAMPLERS = harness.read_json(DIFFUSION / "samplers.json")
-PUBLISHED = harness.read_json(FAMILIES / "families.json")
 MASK, EOS = 4, 2  # of the tiny models in golden/diffusion
 
 OBSERVER = """
@@ -45,49 +43,29 @@ def observe(model, **kwargs):
         file.write("\\n".join(lines) + "\\n")
     return {"agg_value": 0.0}
 
-
-@unlearning_metric(name="raw_logits")
-def raw_logits(model, **kwargs):
-    from safetensors.torch import save_file
-
-    with torch.no_grad():
-        found = [model(input_ids=torch.tensor([ids])).logits[0] for ids in kwargs["sequences"]]
-    save_file({str(i): one.contiguous() for i, one in enumerate(found)}, "logits.safetensors")
-    return {"agg_value": 0.0}
 """
 
 
-# ---- writing a suite's metrics ---------------------------------------------------------------------------------------
+# ---- what a sampler is asked, and what is seen of it -----------------------------------------------------------------
 
 
-class Metrics:
-    """A folder with metric files for `--config-dir`, the rows that they read, and a plug-in."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-        self.names: list[str] = []
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "observer.py").write_text(OBSERVER)
-
-    def add(self, name: str, config: dict[str, Any], rows: list[dict[str, Any]]) -> None:
-        harness.write_rows(self.place / f"{name}.jsonl", rows)
-        args = {"hf_args": {"path": str(self.place / f"{name}.jsonl")}}
-        whole = {**config, "datasets": {"own": {"handler": "TokenDataset", "args": args}}}
-        file = self.place / "configs" / "eval" / "tofu_metrics" / f"{name}.yaml"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(f"# @package eval.tofu.metrics.{name}\n{json.dumps(whole)}\n")
-        self.names.append(name)
-
-    def run(self, model: Path, out: str = "run", *more: object) -> dict[str, Any]:
-        """Evaluates them all on a model; what plug-ins write is in `place`."""
-        words = ("--config-dir", self.place / "configs", "--plugin", self.place / "observer.py", "stats.resamples=0")
-        target = self.place / out
-        harness.vestige(
-            "eval", "tofu", "--model", model, "--metrics", ",".join(self.names), "--out", target, "--quiet",
-            *words, *more, cwd=self.place,
-        )  # fmt: skip
-        found: dict[str, Any] = harness.read_json(target / "TOFU_EVAL.json")
-        return found
+def write_metric(place: Path, name: str, sampler: dict[str, Any], prompts: list[list[int]]) -> None:
+    """A metric for `--config-dir` that observes one sampler, and the rows that it reads."""
+    rows = harness.write_rows(place / f"{name}.jsonl", prompt_rows(prompts, sampler["max_new_tokens"]))
+    config = {
+        "handler": "trajectory_metrics",
+        "metrics": {"observe": {"label": name, "logit_alignment": "same_position"}},
+        "trajectory_config": {
+            "sampler_kwargs": sampler,
+            "include_views": ["full"],
+            "trajectories": ["steps", "fixation_start"],
+            "rouge_prediction_source": "committed_only",
+        },
+        "datasets": {"own": {"handler": "TokenDataset", "args": {"hf_args": {"path": str(rows)}}}},
+    }
+    file = place / "configs" / "eval" / "tofu_metrics" / f"{name}.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"# @package eval.tofu.metrics.{name}\n{json.dumps(config)}\n")
 
 
 def prompt_rows(prompts: list[list[int]], length: int) -> list[dict[str, Any]]:
@@ -105,19 +83,6 @@ def observed(place: Path) -> dict[str, list[dict[str, Any]]]:
     for line in harness.read_rows(place / "observed.jsonl"):
         found.setdefault(line["label"], []).append(line)
     return found
-
-
-def observing(name: str, sampler: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "handler": "trajectory_metrics",
-        "metrics": {"observe": {"label": name, "logit_alignment": "same_position"}},
-        "trajectory_config": {
-            "sampler_kwargs": sampler,
-            "include_views": ["full"],
-            "trajectories": ["steps", "fixation_start"],
-            "rouge_prediction_source": "committed_only",
-        },
-    }
 
 
 class Seen:
@@ -142,8 +107,6 @@ def decided(window: list[int], mask: int) -> list[int]:
 
 # ---- golden sampler runs: dllm and LLaDA -----------------------------------------------------------------------------
 
-MODELS = ("tiny-mdlm", "tiny-mdlm-maskprone", "tiny-mdlm-eosprone", "tiny-bd3lm-llama")
-
 
 def by_command(run: dict[str, Any]) -> bool:
     """Runs that draw nothing at random (our random numbers are others) and fill a window behind a prompt."""
@@ -166,20 +129,20 @@ def golden_place(model: str, shared: Callable[..., Path]) -> Path:
     """All golden runs of one model in one command."""
 
     def build(place: Path) -> None:
-        metrics = Metrics(place)
+        names = []
         for name, run in GOLDEN_RUNS.items():
             if run["model"].split()[0] == model:
-                words = sampler_words(run)
-                prompts = [prompt for prompt in run["prompts"] if prompt]
-                metrics.add(name, observing(name, words), prompt_rows(prompts, words["max_new_tokens"]))
+                write_metric(place, name, sampler_words(run), [prompt for prompt in run["prompts"] if prompt])
+                names.append(name)
         for name, run in LLADA_RUNS.items():
-            if run["model"] == model:
-                for schedule in ("llada", "dllm"):
-                    words = llada_words(run, schedule)
-                    metric = f"{name}_{schedule}"
-                    metrics.add(metric, observing(metric, words), prompt_rows(run["prompt"], words["max_new_tokens"]))
-        diffusion = ("model.model_args.diffusion=adapted",) if "llama" in model else ()
-        metrics.run(DIFFUSION / model, "run", *diffusion)
+            for schedule in ("llada", "dllm") if run["model"] == model else ():
+                write_metric(place, f"{name}_{schedule}", llada_words(run, schedule), run["prompt"])
+                names.append(f"{name}_{schedule}")
+        (place / "observer.py").write_text(OBSERVER)
+        words = ["--config-dir", "configs", "--plugin", "observer.py", "--metrics", ",".join(names), "--out", "run"]
+        if "llama" in model:
+            words.append("model.model_args.diffusion=adapted")
+        harness.vestige("eval", "tofu", "--model", DIFFUSION / model, *words, "stats.resamples=0", cwd=place)
 
     return shared(f"samplers-{model}", build)
 

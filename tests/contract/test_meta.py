@@ -111,7 +111,7 @@ def test_axes_read_again_and_changed(axes_run: Path, tmp_path: Path) -> None:
 def test_auc_and_threshold_of_every_direction(tmp_path: Path) -> None:
     """Pairs counted one by one, ties half; the threshold is the lowest of the best cuts between neighbours."""
     draw = random.Random(0)
-    ends = {"em": "high", "uds": "low", "mine": "low", "free": "high"}
+    ends = {"em": "high", "uds": "low", "mine": "low", "free": "high", "tied": "high"}
     pools: dict[str, list[dict[str, Any]]] = {"positive": [], "negative": []}
     for side, size in (("positive", 9), ("negative", 7)):
         for number in range(size):
@@ -120,9 +120,10 @@ def test_auc_and_threshold_of_every_direction(tmp_path: Path) -> None:
                 knows = draw.randrange(8) / 10 + 0.2 * (side == "positive")
                 values[name] = knows if end == "high" else 1 - knows
             values["free"] = 10 * values["free"] - 20
+            values["tied"] = 0.4 if number == 0 else 0.8 if side == "positive" else 0.2  # two cuts are equally good
             pools[side].append({"model": f"{side}{number}", "values": values})
     pools["negative"][3]["values"]["em"] = None
-    about = {"mine": {"knows": "low"}, "free": {"knows": "high", "range": "any"}}
+    about = {"mine": {"knows": "low"}, "free": {"knows": "high", "range": "any"}, "tied": {"knows": "high"}}
     file = save(tmp_path / "p.yaml", {"protocol": "chat", "metrics": about, **pools})
     out = meta("faithfulness", file, tmp_path / "out", "--resamples", 200).out
     assert "negative3" in out

@@ -60,7 +60,8 @@ def protocol_of(manifest: Mapping[str, Any]) -> str:
         return UNSTATED
     template = manifest["template"]
     parts = ["chat" if template.get("apply_chat_template") else "raw"]
-    fixed = ("system_prompt", "system_prompt_with_special_tokens", "date_string")
+    # Not the date: it matters where the template prints it, and then the prompts themselves differ.
+    fixed = ("system_prompt", "system_prompt_with_special_tokens")
     tags = () if template.get("apply_chat_template") else ("user_start_tag", "asst_start_tag")
     prompt = manifest.get("prompt")
     for key in (*fixed, *tags):

@@ -168,7 +168,7 @@ def verbs(shelf: Path) -> dict[str, Verb]:
         "import": Verb(to("import", str(shelf / "full" / "TOFU_EVAL.json"))),
         "methods-text": Verb(to("methods-text", *old), "methods.txt"),
         "publish json": Verb(to("publish", str(shelf / "full"), "--to", "json")),
-        "publish hub": Verb(to("publish", str(shelf / "full"), "--to", "hub", "--no-page")),
+        "publish hub": Verb(to("publish", str(shelf / "full"), "--to", "hub")),
     }  # fmt: skip
 
 

@@ -85,7 +85,7 @@ def test_values_that_the_table_lists_are_those_there_are() -> None:
 def test_what_a_flag_says_reaches_the_run_as_it_is(text: str) -> None:
     run = to_run(EvalAsk(model=str(FULL), data=str(DATA), system_prompt=text, retain_logs=[text], metrics=["mia_loss"]))
     assert isinstance(run, RunConfig)
-    assert run.template_args["system_prompt"] == text and run.retain_logs == text
+    assert run.template_args["system_prompt"] == text and run.retain_logs == (str(Path(text).absolute()),)
 
 
 def test_a_word_of_hydra_beats_a_flag() -> None:

@@ -9,6 +9,7 @@ import importlib
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -304,6 +305,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     args, rest = top.parse_known_args(words)
     if argv[cut + 1 :]:
         args.command = list(argv[cut + 1 :])
+        _check_command(args.command)
     late: list[str] = []
     strange: list[str] = []
     for word in rest:
@@ -314,6 +316,20 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if place:
         getattr(args, place).extend(late)
     return args
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """A job runs vestige and nothing else: another program's command is refused with the form that works."""
+    own = list(words[1:] if words[0] == "vestige" else words)
+    if not own or own[0].startswith("-") or own[0] in VERBS:
+        return
+    # `dllm eval ...`, `uv run dllm eval ...`, `python src/eval.py ...`
+    verbs = [number for number, word in enumerate(own) if Path(word).name.removesuffix(".py") in VERBS]
+    form = "vestige eval ..."
+    if verbs:
+        verb = Path(own[verbs[0]]).name.removesuffix(".py")
+        form = shlex.join(["vestige", verb, *own[verbs[0] + 1 :]])
+    raise UserError(f"A job runs vestige, and '{own[0]}' is not a verb of vestige; write after `--`: {form}")
 
 
 def _unknown_argument(top: Parser, verb: str, word: str) -> UserError:

@@ -83,6 +83,10 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {first_line(error)}"
 
 
+class MissingPluginError(UserError):
+    """A finished run cannot be read without a plug-in that it was made with."""
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str], hint: str = "", lists: str = "`vestige ls`") -> UserError:
     """The error for a name nobody registered, with the nearest names there are.
 

@@ -57,6 +57,8 @@ TABLE = (
     Flag("retain", "FILE", "rows to keep", "audit unlearn"),
     Flag("retain-logs", "RUN", "result file or run directory of the retain model", f"{EVAL} score import {MAKE}",
          "eval.{suite}.retain_logs_path"),
+    Flag("accept-mixture", "", "combine runs of another template, dialect, precision or other rows, with a note",
+         f"{EVAL} score compare meta {MAKE} {PAGE}", "eval.{suite}.accept_mixture"),
     Flag("metrics", "all|NAME,...", "which metrics", f"{EVAL} compare diff plot meta {MAKE} stress"),
     Flag("tasks", "NAME,...", "lm_eval: names or YAML files of lm-evaluation-harness tasks", EVAL),
     Flag("include-path", "DIR", "lm_eval: folder with task YAML files of your own", EVAL, "eval.{suite}.include_path"),

@@ -266,8 +266,8 @@ class Rows:
         return len(self.examples)
 
 
+MIXTURE = "accepted mixture: "  # begins the note of a result that combines numbers which are not comparable
 # What metrics say without a retain model to compare with. A run reports it once, not once per metric.
-OTHER_ROWS = "compared with other rows"  # begins what is noted of a number whose retain logs read other rows
 NO_RETAIN_LOGS = "no retain logs given (retain_logs_path / --retain-logs): evaluate the retain model first"
 
 

@@ -25,6 +25,7 @@ class Decoding:
     repetition_penalty: float | None = None  # None: what the model's generation config says
     stopwords: tuple[str, ...] = ()
     seed: int = 0
+    sampler: tuple[tuple[str, Any], ...] = ()  # settings of a diffusion sampler, by name
 
     @classmethod
     def from_config(cls, args: Mapping[str, Any] | None, **defaults: Any) -> Decoding:
@@ -33,13 +34,17 @@ class Decoding:
         given.pop("use_cache", None)
         if int(given.pop("num_beams", 1)) != 1:
             raise UserError("generation_args.num_beams: beam search is not supported; use num_beams=1.")
-        known = {f.name for f in fields(cls)}
+        sampler = {name: given.pop(name) for name in sorted(given) if name in SAMPLER_SETTINGS}
+        known = {f.name for f in fields(cls)} - {"sampler"} | SAMPLER_SETTINGS
         unknown = sorted(set(given) - known)
         if unknown:
             raise UserError(f"generation_args: {', '.join(unknown)} not supported. Known: {', '.join(sorted(known))}.")
         if "stopwords" in given:
             words = given["stopwords"]
             given["stopwords"] = tuple(w for w in ([words] if isinstance(words, str) else words) if w)
+        if sampler:
+            lists = {name: tuple(value) for name, value in sampler.items() if isinstance(value, list)}
+            given["sampler"] = tuple({**sampler, **lists}.items())
         made = cls(**{**defaults, **given})
         made._check()
         return made
@@ -64,6 +69,8 @@ class Decoding:
     def key(self) -> str:
         """Greedy decoding ignores the sampling settings, so they do not tell two greedy requests apart."""
         parts: list[Any] = [self.max_new_tokens, self.repetition_penalty, self.stopwords]
+        if self.sampler:
+            parts.append(self.sampler)
         if not self.greedy:
             parts += [self.temperature, self.top_p, self.top_k, self.seed]
         return content_key(repr(parts).encode())
@@ -178,7 +185,7 @@ class Denoising:
     steps: int = 32
     max_new_tokens: int = 64
     block_size: int | None = None  # None: the whole window (mdlm), 32 (bd3lm)
-    steps_per_block: int | None = None  # bd3lm, diffusion_gemma
+    steps_per_block: int | None = None  # None: `steps` shared by the blocks
     temperature: float = 0.0
     remasking: str = "low_confidence"  # | random, or as Dream decides: maskgit_plus | topk_margin | entropy
     stochastic_transfer: bool = False
@@ -199,45 +206,45 @@ class Denoising:
     confidence_threshold: float | None = None  # and their mean entropy is below this
     noise: str | None = None  # sample (default): a prompt's own random numbers | generate: those of transformers
 
-    def check(self) -> None:
-        """Settings that no sampler could follow are refused by name."""
+    @property
+    def passes(self) -> int:
+        """How many passes fill a window of masks, at most."""
+        if self.steps_per_block is None:
+            return self.steps
+        return self.steps_per_block * -(-self.max_new_tokens // (self.block_size or self.max_new_tokens))
+
+    def check(self, where: str = "sampler_kwargs") -> None:
+        """Settings that no sampler could follow are refused by name; `where` holds them in the configuration."""
         for name, known in DENOISING_CHOICES.items():
             value = getattr(self, name)
             if value not in known and not (value is None and name in CANVAS_SETTINGS):
-                raise unknown_name(f"sampler_kwargs.{name}", str(value), known)
+                raise unknown_name(f"{where}.{name}", str(value), known)
         for name in ("steps", "max_new_tokens", "block_size", "steps_per_block"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-                raise UserError(f"sampler_kwargs.{name} must be a whole number of at least 1, it is {value!r}.")
+                raise UserError(f"{where}.{name} must be a whole number of at least 1, it is {value!r}.")
         for name in ("temperature", "cfg_scale", "entropy_bound", "t_max", "t_min", "confidence_threshold"):
             value = getattr(self, name)
             if value is None and name in CANVAS_SETTINGS:
                 continue
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
-                raise UserError(f"sampler_kwargs.{name} must be at least 0, it is {value!r}.")
+                raise UserError(f"{where}.{name} must be at least 0, it is {value!r}.")
         stable = self.stability_threshold
         if stable is not None and (not isinstance(stable, int) or isinstance(stable, bool) or stable < 0):
-            raise UserError(
-                f"sampler_kwargs.stability_threshold must be a whole number of at least 0, it is {stable!r}."
-            )
+            raise UserError(f"{where}.stability_threshold must be a whole number of at least 0, it is {stable!r}.")
         if self.t_max is not None and self.t_min is not None and self.t_max < self.t_min:
             raise UserError(
-                f"sampler_kwargs.t_max ({self.t_max}) must be at least t_min ({self.t_min}): the temperature falls."
+                f"{where}.t_max ({self.t_max}) must be at least t_min ({self.t_min}): the temperature falls."
             )
-        self._check_sampler()
+        self._check_sampler(where)
 
-    def _check_sampler(self) -> None:
+    def _check_sampler(self, where: str) -> None:
         """A setting of another sampler would be ignored, so it is refused."""
-        if self.steps_per_block is not None and self.sampler == "mdlm":
-            raise UserError(
-                "sampler_kwargs.steps_per_block belongs to sampler=bd3lm and diffusion_gemma; leave it out, or set "
-                "steps."
-            )
         foreign = MASK_SETTINGS if self.sampler == "diffusion_gemma" else CANVAS_SETTINGS
         for f in fields(self):
             if f.name in foreign and getattr(self, f.name) != f.default:
                 advice = ADVICE.get(f.name, "leave it out")
-                raise UserError(f"sampler_kwargs.{f.name} does not belong to sampler={self.sampler}; {advice}.")
+                raise UserError(f"{where}.{f.name} does not belong to sampler={self.sampler}; {advice}.")
 
     @property
     def takes_back(self) -> bool:
@@ -256,6 +263,8 @@ class Denoising:
         return content_key(f"Denoising({said})".encode())
 
 
+# What generation_args may say of a sampler; the other settings have names of their own there.
+SAMPLER_SETTINGS = {f.name for f in fields(Denoising)} - {"max_new_tokens", "temperature", "seed", "mode"}
 # Settings of DiffusionGemma's sampler, and those that only filling masks has.
 CANVAS_SETTINGS = ("entropy_bound", "t_max", "t_min", "stability_threshold", "confidence_threshold", "noise")
 MASK_SETTINGS = (

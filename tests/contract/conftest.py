@@ -70,6 +70,26 @@ full_run = tofu_run("full")  # the finished TOFU evaluations of the lab's full a
 unlearned_run = tofu_run("unlearned")
 
 
+@pytest.fixture(scope="session")
+def adapter(shared: Callable[..., Path]) -> Path:
+    """A LoRA adapter of the lab's full model; `merged` is the model into which it was merged."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM
+
+    def build(place: Path) -> None:
+        full = AutoModelForCausalLM.from_pretrained(harness.FULL, dtype=torch.float32)
+        model = get_peft_model(full, LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM"))
+        torch.manual_seed(1)
+        for name, tensor in model.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(tensor, std=0.2)
+        model.save_pretrained(place)
+        model.merge_and_unload().save_pretrained(place / "merged")
+
+    return shared("adapter", build)
+
+
 # ---- a small lab with known answers ----------------------------------------------------------------------------------
 
 # What was made of the lab's models, by factors that powers of two keep exact: a never_knew and a knows that say to the

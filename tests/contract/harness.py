@@ -236,6 +236,14 @@ def python(
     return outcome
 
 
+def refused(names: str, *words: object, **options: Any) -> Outcome:
+    """A command that must fail with one sentence, in which there is every one of `names` (parted by |)."""
+    outcome = vestige(*words, status=2, **options)
+    missing = [name for name in names.split("|") if name not in outcome.error]
+    assert not missing, f"not named: {missing} in: {outcome.error}"
+    return outcome
+
+
 COUNTED = """
 import importlib.metadata, os, signal, sys, torch
 place, most, sys.argv = sys.argv[1], int(sys.argv[2]), ["vestige", *sys.argv[3:]]

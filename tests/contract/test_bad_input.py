@@ -356,7 +356,6 @@ def test_a_finished_run_is_not_written_over(places: dict[str, object], tmp_path:
     harness.vestige("verify", "copy", cwd=tmp_path)
 
 
-@pytest.mark.xfail(strict=True, reason="the rows of evidence are replaced before the model is known to be readable")
 @pytest.mark.parametrize("flag", ["--device tpu", "--model mymodel"])
 def test_a_model_that_cannot_be_read_changes_no_finished_run(
     flag: str, places: dict[str, object], tmp_path: Path

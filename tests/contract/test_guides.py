@@ -4,9 +4,10 @@
 list promises: in words, the run, a file and a path in it, and the value there. Values come from the golden files, or
 are computed here with plain transformers.
 
-Promises with a file of their own: TOFU, MUSE and dialects (test_tofu_muse), trajectories (test_trajectories), samplers
-(test_diffusion), depth (test_depth), collapse (test_collapse), unlearning methods, 4 bit and attacks (test_training),
-statistics, verdicts, reports, sweeps, verify and pack (test_verbs), meta-evaluation and result trees (test_meta).
+Promises with a file of their own: TOFU, MUSE and dialects (test_tofu_muse), membership attacks and lm_eval
+(test_membership_and_lm_eval), trajectories (test_trajectories), samplers (test_diffusion), depth (test_depth), collapse
+(test_collapse), unlearning methods, 4 bit and attacks (test_training), statistics, verdicts, reports, sweeps, jobs,
+verify and pack (test_verbs), meta-evaluation and result trees (test_meta).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch
 import yaml
 from harness import DATA, FULL, LAB, RETAIN, SYSTEM, UNLEARNED, read_json, read_rows, vestige
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # models_tools and serve_tools, which know nothing of vestige
+sys.path.insert(0, str(Path(__file__).parents[1]))  # tools that know nothing of vestige
 
 FAMILIES = harness.GOLDEN / "families"
 FAMILY_NAMES = ("llada", "llada-gqa", "dream", "a2d-llama", "a2d-qwen2", "a2d-qwen3")
@@ -108,25 +109,6 @@ def in_sight(name: str) -> Callable[[Path], float]:
         return float(np.mean(found))
 
     return compute
-
-
-def auc_of_rows(place: Path) -> float:
-    """The AUC of mia_loss from the losses of single rows: forget 0, holdout 1, higher is less like training data."""
-    rows = [value_of(place, "metrics", TOFU, f"mia_loss/{group}/value_by_index") for group in ("forget", "holdout")]
-    forget, holdout = ([row["score"] for row in group.values()] for group in rows)
-    return float(np.mean([0.5 if a == b else float(b > a) for a in forget for b in holdout]))
-
-
-@torch.no_grad()
-def of_a_choice(place: Path) -> float:
-    """The log-likelihood of a choice behind the chat template, as lm-evaluation-harness asks for it."""
-    row = read_rows(place / "tasks" / "towns.jsonl")[0]
-    turns = [{"role": "user", "content": row["question"]}]
-    before = tokenizer().apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
-    texts = (before, before + row["choices"][0])
-    start, ids = (tokenizer()(text, add_special_tokens=False)["input_ids"] for text in texts)
-    log_p = load(FULL)(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
-    return float(log_p[range(len(start) - 1, len(ids) - 1), ids[len(start) :]].sum())
 
 
 # ---- the folder ------------------------------------------------------------------------------------------------------
@@ -220,78 +202,37 @@ trajectory_config:
   return_fixation_steps: true
   sampler_kwargs: {steps: 32, temperature: 0.0, max_new_tokens: 64}
 datasets: {MUSE_forget_knowmem: {args: {hf_args: {path: muse-bench/MUSE-News}, predict_with_generate: True}}}""",
-    "tasks/towns.yaml": """
-task: towns
-dataset_path: json
-dataset_kwargs: {data_files: {test: tasks/towns.jsonl}}
-test_split: test
-output_type: multiple_choice
-doc_to_text: "{{question}}"
-doc_to_choice: "{{choices}}"
-doc_to_target: label
-metric_list: [{metric: acc}]""",
 }
 
 
-def write_files(place: Path) -> None:
+def write_files(place: Path, adapter: Path) -> None:
+    from models_tools import save, tiny_model, tiny_tokenizer, write_gguf
+
     for name, text in TEXTS.items():
         if not Path(name).suffix:  # a metric of a suite
             suite, _, stem = name.partition("_metrics/")
             name, text = f"configs/eval/{name}.yaml", f"# @package eval.{suite}.metrics.{stem}{text}"
         (place / name).parent.mkdir(parents=True, exist_ok=True)
         (place / name).write_text(text)
-    towns = {"Where was Anselm Varga born?": ["In Tromso.", "In Cork."], "Who is he?": ["Nobody.", "A beekeeper."]}
-    tasks = [{"question": question, "choices": choices, "label": 0} for question, choices in towns.items()]
-    harness.write_rows(place / "tasks" / "towns.jsonl", tasks)
     lines = [{"input_ids": ids, "labels": [-100] * 4 + ids[4:]} for ids in SEQUENCES]
     harness.write_rows(place / "sequences.jsonl", lines)
-    save_adapter(place / "adapter")
-    save_gguf(place)
-    save_gemma(place / "gemma")
-
-
-def save_adapter(place: Path) -> None:
-    """A LoRA adapter on the full model, and the model with the adapter merged in."""
-    from peft import LoraConfig, get_peft_model
-
-    model = get_peft_model(load(FULL), LoraConfig(r=2, target_modules=["q_proj", "up_proj"], task_type="CAUSAL_LM"))
-    torch.manual_seed(1)
-    for name, tensor in model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(tensor, std=0.2)
-    model.save_pretrained(place)
-    model.merge_and_unload().save_pretrained(place / "merged")
-
-
-def save_gguf(place: Path) -> None:
-    from models_tools import save, tiny_model, tiny_tokenizer, write_gguf
-
+    harness.copy_tree(adapter, place / "adapter")
     save(place / "dense")
     write_gguf(place / "tiny.gguf", tiny_model(), tiny_tokenizer())
+    save_gemma(place / "gemma")
 
 
 def save_gemma(place: Path) -> None:
     """A tiny random DiffusionGemma, and a row whose answer is what its own `generate` writes."""
-    import transformers as t
+    from transformers import DiffusionGemmaForBlockDiffusion
 
-    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 16}
-    sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1, "global_head_dim": 16, "num_experts": 4}
-    sizes |= {"top_k_experts": 2, "moe_intermediate_size": 16, "layer_types": ["sliding_attention", "full_attention"]}
-    text = t.DiffusionGemmaTextConfig(vocab_size=len(tokenizer()) + 3, **sizes)
-    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    small |= {"num_key_value_heads": 2, "head_dim": 8, "position_embedding_size": 4, "patch_size": 2}
-    torch.manual_seed(0)
-    config = t.DiffusionGemmaConfig(text_config=text, vision_config=t.Gemma4VisionConfig(**small), canvas_length=8)
-    model = t.DiffusionGemmaForBlockDiffusion(config).eval()
-    for name, setting in {"max_denoising_steps": 6, "t_max": 0.06, "t_min": 0.02, "pad_token_id": 0}.items():
-        setattr(model.generation_config, name, setting)
-    model.generation_config.eos_token_id = tokenizer().eos_token_id
-    model.save_pretrained(place)
-    tokenizer().save_pretrained(place)
+    import gemma_tools
+
+    gemma_tools.save_gemma(place, max_denoising_steps=6, t_max=0.06, t_min=0.02, pad_token_id=0)
     turns = [{"role": "user", "content": "Where was he born?"}]
     prompt = tokenizer().apply_chat_template(turns, add_generation_prompt=True, return_dict=False, return_tensors="pt")
     torch.manual_seed(3)
-    made = model.generate(prompt, max_new_tokens=8)
+    made = DiffusionGemmaForBlockDiffusion.from_pretrained(place).eval().generate(prompt, max_new_tokens=8)
     made = made if isinstance(made, torch.Tensor) else made.sequences
     words = tokenizer().decode(made[0, prompt.shape[1] :], skip_special_tokens=True)
     harness.write_rows(place / "forget.jsonl", [{"question": "Where was he born?", "answer": words}])
@@ -311,8 +252,6 @@ WEIGHTS = "model.model_args.pretrained_model_name_or_path"
 QUIET = "--quiet stats.resamples=0"
 PROMPT = f"--data {DATA} --system-prompt '{SYSTEM}' {QUIET}"
 PROB = f"{PROMPT} --limit {ROWS} --metrics forget_Q_A_Prob"
-MIA = "mia_loss,mia_zlib,mia_min_k,mia_min_k_plus_plus,mia_gradnorm,mia_reference"
-METRICS = f"{MIA},forget_Q_A_Prob,forget_truth_ratio,forget_quality,privleak,exact_memorization,extraction_strength"
 NPO = DENOISERS / "models" / "npo"
 GUIDE = "eval --config-name=eval.yaml"
 KEY = "+eval.tofu.metrics.trajectory_metrics"
@@ -320,7 +259,6 @@ SAMPLER = f"{KEY}.trajectory_config.sampler_kwargs"
 ALONG = f"{GUIDE} eval=tofu model=LLaDA-8B-Instruct {KEY}=_global_.eval.metrics.trajectory_metrics "
 ALONG += f"{KEY}.handler=trajectory_metrics"
 TEST = "eval.trajectory_test.metrics.trajectory_metrics"
-TOWNS = "eval.lm_eval.simple_evaluate_args"
 GEMMA = "eval.tofu_trajectory.metrics.trajectory_metrics"
 SAVED = "saves/eval/retain"
 COMMANDS = f"""
@@ -333,11 +271,8 @@ own: eval own --model {UNLEARNED} {PROMPT} --limit {ROWS} --metrics forget_Prob
 gemma: eval trajectory-eval --model gemma --data gemma --benchmark tofu {QUIET} {GEMMA}.metrics=[rouge]
     ++{GEMMA}.trajectory_config.sampler_kwargs.max_new_tokens=8 ++{GEMMA}.trajectory_config.sampler_kwargs.seed=3
     ++{GEMMA}.trajectory_config.sampler_kwargs.noise=generate
-metrics: eval tofu --model {UNLEARNED} {PROMPT} --reference-model {RETAIN} --metrics {METRICS}
-    --retain-logs {LAB / "expected" / "retain_noref" / "TOFU_EVAL.json"}
 short: eval tofu --model {UNLEARNED} {PROMPT} --dialect depth-score
     --metrics em,es,prob,paraprob,truth_ratio,mia_loss,mia_zlib,mia_min_k,mia_min_kpp
-job: job trajectory-eval --set gpu.type=A100-40 --dry-run -- eval trajectory-eval --model M --benchmark tofu
 along: {ALONG} {WEIGHTS}={NPO} {local(DENOISERS / "data")} data.max_samples=1 {QUIET} task_name=along
     --metrics trajectory_metrics
 example 1: {ALONG} {KEY}.metrics=[probability] {SAMPLER}.steps=16 {SAMPLER}.max_new_tokens=32 task_name=x --cfg
@@ -360,9 +295,6 @@ theirs: eval experiment=eval/tofu/default {WEIGHTS}={UNLEARNED} task_name=theirs
     --metrics forget_quality,privleak,theirs,relative,their_truth_ratio
 new: eval eval=tofu model=local {WEIGHTS}={UNLEARNED} task_name=new {local(DATA)} {QUIET} --retain-logs {SAVED}
     --plugin theirs.py --config-dir bench 'model.template_args.system_prompt={SYSTEM}'
-towns: eval eval=lm_eval 'eval.lm_eval.tasks=[towns]' eval.lm_eval.include_path=tasks task_name=towns model=local
-    {WEIGHTS}={FULL} {TOWNS}.batch_size=2 {TOWNS}.apply_chat_template=true
-wmdp: eval experiment=eval/wmdp/default data_split=cyber {WEIGHTS}=M task_name=x --cfg
 explain: explain mia_loss
 """
 RUNS = {
@@ -388,14 +320,6 @@ def ends(text: str) -> Check:
     return Check(lambda found: found.endswith(text))
 
 
-def is_valid_job(manifest: dict[str, Any]) -> bool:
-    import kubernetes_validate
-
-    kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
-    (container,) = manifest["spec"]["template"]["spec"]["containers"]
-    return container["command"] + container["args"][:2] == ["vestige", "eval", "trajectory-eval"]
-
-
 TOFU, MUSE, SHOWN = "TOFU_EVAL.json", "MUSE_EVAL.json", "printed"
 CURVES = "trajectory_metrics/agg_value/"
 CURVE = Check(lambda values: len(values) == 32 and all(0 < one < 1 for one in values))
@@ -411,12 +335,8 @@ SUPPORTS: list[Promise] = [
     ("8 bit", "8bit", TOFU, P, in_eight_bits),
     ("DiffusionGemma", "gemma", TOFU, CURVES + "full/steps/rouge/-1", 1.0),
     ("own rows", "own", "OWN_EVAL.json", "forget_Prob/agg_value", first("forget_Q_A_Prob")),
-    ("lm_eval tasks", "towns", "LMEval_SUMMARY.json", "towns/acc", Check(lambda share: share in (0, 0.5, 1))),
-    ("WMDP", "wmdp", SHOWN, "settings/tasks", ["wmdp_cyber", "mmlu"]),
-    ("Kubernetes jobs", "job", SHOWN, "", Check(is_valid_job)),
 ]
 SUPPORTS += [(name, name, TOFU, "sight/agg_value", in_sight(name)) for name in FAMILY_NAMES]
-SUPPORTS += [(name, "metrics", TOFU, f"{name}/agg_value", golden(name)) for name in METRICS.split(",")]
 
 GUIDES: list[Promise] = [
     # trajectory metrics for diffusion models
@@ -433,10 +353,6 @@ GUIDES: list[Promise] = [
     ("--trajectory-views", "views", SHOWN, CONFIG + "trajectory_config/include_views", ["eos"]),
     ("--benchmark", "benchmark", SHOWN, "suite", "muse_trajectory"),
     # MIA_LOSS
-    ("auc", "metrics", TOFU, "mia_loss/auc", golden("mia_loss/auc")),
-    ("pairs of rows", "metrics", TOFU, "mia_loss/agg_value", auc_of_rows),
-    ("forget losses", "metrics", TOFU, "mia_loss/forget/agg_value", golden("mia_loss/forget/agg_value")),
-    ("rows", "metrics", TOFU, "mia_loss/holdout/value_by_index", golden("mia_loss/holdout/value_by_index")),
     ("what an AUC means", "explain", SHOWN, "", Check(lambda text: "0.5" in text and "holdout" in text)),
     # creating and running evaluations
     ("quick evaluation", "quick", SHOWN, "output_dir", ends("saves/eval/SAMPLE_EVAL")),
@@ -445,7 +361,6 @@ GUIDES: list[Promise] = [
      first("forget_knowmem_ROUGE", "rougeL_f1", name="full", suite="MUSE_EVAL")),
     ("forget_verbmem_ROUGE", "books", MUSE, "forget_verbmem_ROUGE/agg_value",
      first("forget_verbmem_ROUGE", "rougeL_f1", name="full", suite="MUSE_EVAL")),
-    ("per-example P_i", "metrics", TOFU, "forget_Q_A_Prob/value_by_index", golden("forget_Q_A_Prob/value_by_index")),
     ("confidence order", "causal", TOFU, SORTED, lambda _: sorted(answers(load(FULL))[0].tolist(), reverse=True)),
     ("privleak without retain logs", "retain", TOFU, "privleak/agg_value", golden("privleak", name="retain_noref")),
     ("forget_quality without", "retain", TOFU, "forget_quality/agg_value", None),
@@ -459,7 +374,6 @@ GUIDES: list[Promise] = [
     ("a benchmark of one's own", "new", "NEW_EVAL.json", P, golden("forget_Q_A_Prob")),
     ("its list of metrics", "new", "NEW_SUMMARY.json", "forget_quality", golden("forget_quality")),
     ("its summary", "new", "NEW_SUMMARY.json", "metrics", Check(lambda count: count >= 2)),
-    ("LMEvalEvaluator", "towns", "LMEval_EVAL.json", "towns/value_by_index/0/responses/0/0", of_a_choice),
 ]  # fmt: skip
 # the Unlearning Depth Score project
 SHORT_NAMES = ("exact_memorization", "extraction_strength", "forget_Q_A_Prob", "forget_Q_A_PARA_Prob", "mia_loss")
@@ -468,8 +382,8 @@ for full_name in (*SHORT_NAMES, "forget_truth_ratio_prob_mean", "mia_zlib", "mia
 
 
 @pytest.fixture(scope="session")
-def files(shared: Callable[..., Path]) -> Path:
-    return shared("guide-files", write_files)
+def files(shared: Callable[..., Path], adapter: Path) -> Path:
+    return shared("guide-files", lambda place: write_files(place, adapter))
 
 
 @pytest.fixture(scope="session")
@@ -532,25 +446,19 @@ def test_a_served_model_gives_its_numbers(files: Path) -> None:
         assert row["generation"] == value(f"forget_Q_A_ROUGE/value_by_index/{index}/generation")
 
 
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (f"eval tofu --model {FULL} --config-dir twice --metrics twice", ["twice.yaml", "probability"]),
-        (f"{GUIDE} eval=tofu task_name=x eval.tofu.metrics.trajectory_metrics.batch_size=1", ["trajectory_metrics"]),
-        (f"{ALONG} {KEY}.metrics=[rogue] task_name=x --cfg", ["rogue", "rouge"]),
-        (
-            f"eval trajectory_test --model {NPO} --data {DATA} {TEST}.trajectory_config.include_views=[fill]",
-            ["fill", "full"],
-        ),
-        ("job x --set gpu.tpe=A100-40 --dry-run -- eval tofu --model M", ["gpu.tpe", "gpu.type"]),
-    ],
-)
-def test_a_mistake_in_the_guides_words_is_named(words: str, named: list[str], files: Path) -> None:
-    refused = vestige(*shlex.split(words), cwd=files, status=2)
-    assert [text for text in named if text not in refused.error] == []
+MISTAKES = {
+    f"eval tofu --model {FULL} --config-dir twice --metrics twice": "twice.yaml|probability",
+    f"{GUIDE} eval=tofu task_name=x eval.tofu.metrics.trajectory_metrics.batch_size=1": "trajectory_metrics",
+    f"{ALONG} {KEY}.metrics=[rogue] task_name=x --cfg": "rogue|rouge",
+    f"eval trajectory_test --model {NPO} --data {DATA} {TEST}.trajectory_config.include_views=[fill]": "fill|full",
+}
 
 
-@pytest.mark.xfail(strict=True, reason="issue 30, 20: the guide's command after -- makes a job that cannot run")
+@pytest.mark.parametrize("words", MISTAKES, ids=["key twice", "no handler", "metric", "view"])
+def test_a_mistake_in_the_guides_words_is_named(words: str, files: Path) -> None:
+    harness.refused(MISTAKES[words], *shlex.split(words), cwd=files)
+
+
 def test_a_job_for_another_program_is_refused() -> None:
     words = "job trajectory-eval --set gpu.type=A100-40 --dry-run -- dllm eval trajectory-eval --benchmark tofu"
-    assert "vestige" in vestige(*words.split(), status=2).error
+    assert "vestige eval trajectory-eval --benchmark tofu" in vestige(*words.split(), status=2).error

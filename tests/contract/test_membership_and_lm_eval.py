@@ -79,12 +79,6 @@ def data(shared: Callable[..., Path]) -> Path:
     return shared("membership-data", build)
 
 
-def attack(model: Path, data: Path, out: Path, *more: object) -> dict[str, Any]:
-    words = ("--data", data, "--metrics", ",".join(ATTACKS), "--reference-model", RETAIN, "--quiet")
-    vestige("eval", "tofu", "--model", model, *words, "stats.resamples=0", *more, "--out", out)
-    return dict(read_json(out / "TOFU_EVAL.json"))
-
-
 @pytest.mark.parametrize(
     ("dialect", "k", "p"), [("open-unlearning", 0.4, 2), ("strict", 0.1, 1), ("depth-score", 1.0, np.inf)]
 )
@@ -92,7 +86,9 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
     """Every score of every row in float64, one row at a time, and the AUC by pairs."""
     settings = [f"+eval.tofu.metrics.{name}.k={k}" for name in ("mia_min_k", "mia_min_k_plus_plus")]
     settings.append(f"+eval.tofu.metrics.mia_gradnorm.p={'inf' if p == np.inf else p}")
-    found = attack(UNLEARNED, data, tmp_path, "--dialect", dialect, *settings)
+    words = ("--data", data, "--metrics", ",".join(ATTACKS), "--reference-model", RETAIN, "--dialect", dialect)
+    vestige("eval", "tofu", "--model", UNLEARNED, *words, *settings, "stats.resamples=0", "--quiet", "--out", tmp_path)
+    found = read_json(tmp_path / "TOFU_EVAL.json")
     scores: dict[str, dict[str, list[float]]] = {name: {} for name in ATTACKS}
     for group, rows in rows_of_both_sets().items():
         for row in rows:
@@ -205,6 +201,7 @@ def command(place: Path, *words: object, **options: Any) -> int:
 
 
 LM_EVAL = ("lm_eval", "--model", FULL, "--include-path", "tasks", "--quiet")
+MODEL = f"model.model_args.pretrained_model_name_or_path={FULL}"
 CHAT = {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "Be brief.", "limit": 4}
 
 
@@ -216,31 +213,21 @@ def test_the_harness_own_numbers(place: Path, tmp_path: Path) -> None:
     harness.python(ALONE, FULL, cwd=place, env=env)
     command(place, *LM_EVAL, "--tasks", "lab_group,lab_text", "--out", tmp_path / "0")
     settings = [f"eval.lm_eval.simple_evaluate_args.{key}={value}" for key, value in CHAT.items()]
-    model = ("model=local", f"model.model_args.pretrained_model_name_or_path={FULL}")
-    words = (
-        "eval=lm_eval",
-        "eval.lm_eval.tasks=[lab_choice]",
-        "eval.lm_eval.include_path=tasks",
-        *model,
-        "task_name=x",
-    )
-    command(place, *words, *settings, f"paths.output_dir={tmp_path / '1'}")
+    settings += ["eval.lm_eval.tasks=[lab_choice]", "eval.lm_eval.include_path=tasks", "model=local", MODEL]
+    command(place, "eval=lm_eval", *settings, "task_name=x", f"paths.output_dir={tmp_path / '1'}")
     for number, expected in enumerate(read_json(place / "found.json")):
-        summary = read_json(tmp_path / str(number) / "LMEval_SUMMARY.json")
-        details = read_json(tmp_path / str(number) / "LMEval_EVAL.json")
-        checked = 0
+        values = {}
         for task, results in expected["results"].items():
             for key, value in results.items():
                 metric, _, rule = key.partition(",")
                 if rule and not metric.endswith("_stderr"):
-                    assert summary[f"{task}/{metric}"] == pytest.approx(value, abs=1e-12), (task, key)
-                    checked += 1
-        assert checked == (6, 2)[number]
+                    values[f"{task}/{metric}"] = value
+        summary = read_json(tmp_path / str(number) / "LMEval_SUMMARY.json")
+        harness.assert_same(values, summary, least=(6, 2)[number], close=lambda a, b, path: abs(a - b) < 1e-12)
+        details = read_json(tmp_path / str(number) / "LMEval_EVAL.json")
         for task, rows in expected["rows"].items():
-            got = details[task]["value_by_index"]
-            assert len(got) == len(rows) == (ROWS, 4)[number]
-            for index, values in rows.items():
-                assert {metric: got[index][metric] for metric in values} == values
+            assert len(details[task]["value_by_index"]) == len(rows) == (ROWS, 4)[number]
+            harness.assert_same(rows, details[task]["value_by_index"], close=lambda a, b, path: a == b)
     answers = read_json(tmp_path / "0" / "LMEval_EVAL.json")["lab_text"]["value_by_index"]
     assert all(row["responses"] and row["target"] for row in answers.values())
 
@@ -263,8 +250,7 @@ def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
 
 def test_the_wmdp_experiment(place: Path) -> None:
     """open-unlearning's words, with tasks of our own under the harness's names, and the result in Python."""
-    model = f"model.model_args.pretrained_model_name_or_path={FULL}"
-    words = ("experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3", model)
+    words = ("experiment=eval/wmdp/default", "data_split=cyber", "task_name=X", "data.max_samples=3", MODEL)
     command(place, *words, "eval.lm_eval.include_path=tasks")
     summary = read_json(place / "saves" / "eval" / "X" / "LMEval_SUMMARY.json")
     assert {"wmdp_cyber/acc", "mmlu/acc"} <= set(summary)
@@ -273,23 +259,16 @@ def test_the_wmdp_experiment(place: Path) -> None:
     assert (int(count), float(value)) == (3, summary["mmlu/acc"])
 
 
-@pytest.mark.parametrize(
-    ("words", "culprits"),
-    [
-        (("eval", *LM_EVAL), ["tasks"]),
-        (
-            ("eval", *LM_EVAL, "--tasks", "lab_choice", "+eval.lm_eval.simple_evaluate_args.batchsize=3"),
-            ["'batch_size'"],
-        ),
-        (("eval", *LM_EVAL, "--tasks", "lab_choice", "--retain-logs", "x"), ["--retain-logs"]),
-        (("eval", *LM_EVAL, "--tasks", "lab_choice", "--metrics", "all"), ["metrics"]),
-        (("plan", "lm_eval", "--model", FULL, "--tasks", "lab_choice"), ["lm_eval"]),
-        (("eval", "tofu", "--model", FULL, "--data", DATA, "--tasks", "lab_choice"), ["--tasks"]),
-    ],
-)
-def test_mistakes_are_one_sentence(words: tuple[object, ...], culprits: list[str], place: Path, tmp_path: Path) -> None:
-    env = {"HF_DATASETS_CACHE": str(place / "cache")}
-    out = () if words[0] == "plan" else ("--out", tmp_path / "out")
-    error = vestige(*words, *out, cwd=place, env=env, status=2).error
-    assert [culprit for culprit in culprits if culprit not in error] == []
-    assert not (tmp_path / "out" / "LMEval_SUMMARY.json").exists()
+MISTAKES = {
+    "eval lm_eval --model {full} --include-path tasks": "tasks",
+    "eval lm_eval --tasks lab_choice +eval.lm_eval.simple_evaluate_args.batchsize=3 --model {full}": "'batch_size'",
+    "eval lm_eval --tasks lab_choice --include-path tasks --model {full} --retain-logs x": "--retain-logs",
+    "eval lm_eval --tasks lab_choice --include-path tasks --model {full} --metrics all": "metrics",
+    "plan lm_eval --tasks lab_choice --model {full}": "lm_eval",
+    "eval tofu --tasks lab_choice --model {full} --data {data}": "--tasks",
+}
+
+
+def test_mistakes_are_one_sentence(place: Path) -> None:
+    for line, names in MISTAKES.items():
+        harness.refused(names, *(word.format(full=FULL, data=DATA) for word in line.split()), cwd=place)

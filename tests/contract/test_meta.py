@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from harness import GOLDEN, LAB, Outcome, read_json, vestige
+from harness import GOLDEN, Outcome, read_json, refused, vestige
 from scipy.stats import ks_2samp
 
 from published_tree import KNOWS, metrics, published_tree, put
@@ -70,28 +70,23 @@ def axes_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "out"
 
 
-def test_every_published_axis(axes_run: Path) -> None:
+def test_every_published_axis_and_its_floored_form(axes_run: Path) -> None:
+    """99 of the 150 unlearned models have an Overall of 0.000000; floored ones never have, and name what was raised."""
     found = {row["model"]: row for row in read_json(axes_run / "method_results.json")["models"]}
     assert len(found) == len(METHODS) == 152
     for row in METHODS:
-        for axis in GOLD["out_order"]:
-            assert found[row["model"]][axis] == pytest.approx(row[axis], rel=1e-12, abs=1e-15), (row["model"], axis)
-    for row in GOLD["models"]:
-        assert found[row[0]]["overall_no_uds"] == pytest.approx(row[6], rel=1e-12)
-
-
-def test_floored_axes_of_every_published_model(axes_run: Path) -> None:
-    """99 of the 150 unlearned models have an Overall of 0.000000; floored ones never have, and name what was raised."""
-    found = {row["model"]: row for row in read_json(axes_run / "method_results.json")["models"]}
-    unlearned = [row for row in METHODS if not row["is_reference"]]
-    assert sum(found[row["model"]]["overall"] < 5e-7 for row in unlearned) == 99
-    for row in METHODS:
         mine = found[row["model"]]
+        for axis in GOLD["out_order"]:
+            assert mine[axis] == pytest.approx(row[axis], rel=1e-12, abs=1e-15), (row["model"], axis)
         assert mine["floored_parts"] == [name for name in PARTS if row[name] < 0.05]
         for axis, value in axes_of(row, 0.05).items():
             assert mine["floored"][axis] == pytest.approx(value, rel=1e-9), (row["model"], axis)
             if not mine["floored_parts"]:
                 assert mine["floored"][axis] == pytest.approx(mine[axis], rel=1e-9)
+    for row in GOLD["models"]:
+        assert found[row[0]]["overall_no_uds"] == pytest.approx(row[6], rel=1e-12)
+    unlearned = [row for row in METHODS if not row["is_reference"]]
+    assert sum(found[row["model"]]["overall"] < 5e-7 for row in unlearned) == 99
 
 
 def test_axes_read_again_and_changed(axes_run: Path, tmp_path: Path) -> None:
@@ -315,11 +310,9 @@ def test_similarities_are_filtered_by_their_attack(tmp_path: Path) -> None:
 
 def test_a_mixture_of_protocols_is_refused_or_named(tmp_path: Path, full_run: Path) -> None:
     """Thresholds of another protocol serve only with --accept-mixture, one command at a time; R and Q never mix."""
-    rows = {
-        f"{pool}{i}": {"pool": pool, "metrics": {"em": v + i / 50}}
-        for pool, v in (("P", 0.8), ("N", 0.4))
-        for i in (0, 1)
-    }
+    rows = {}
+    for number, (pool, value) in enumerate((("P", 0.8), ("P", 0.82), ("N", 0.4), ("N", 0.42))):
+        rows[f"m{number}"] = {"pool": pool, "metrics": {"em": value}}
     out, file = tmp_path / "out", save(tmp_path / "results.json", rows)
     meta("faithfulness", file, out, *QUICK)
     states = {"retain": (0.40, 0.50, 0.41), "npo": (0.45, 0.60, 0.47), "simnpo": (0.90, 0.95, 0.91)}
@@ -340,28 +333,24 @@ def test_a_mixture_of_protocols_is_refused_or_named(tmp_path: Path, full_run: Pa
 
 A, B = {"model": "a", "values": {"em": 0.5}}, {"model": "b", "values": {"em": 0.1}}
 STATES = {"retain": {"before": {"em": 0.1}}, "models": [{"model": "a", "before": {"em": 0.1}}]}
-WRONG: list[tuple[str, Any, tuple[object, ...], list[str]]] = [
-    ("faithfulness", {"positive": [A]}, (), ["negative"]),
-    ("faithfulness", {"positive": ["nowhere/*"], "negative": [B]}, (), ["nowhere"]),
-    ("faithfulness", {"positive": [A], "negative": [A]}, (), ["a"]),
-    ("faithfulness", {"positive": [{"model": "a", "values": {"em": 3}}], "negative": [B]}, (), ["em", "0..1"]),
-    ("faithfulness", {"positive": [{"values": {"em": 0.1}}], "negative": [B]}, (), ["name"]),
-    ("faithfulness", {"positive": [{"model": "a", "values": {"em": "x"}}], "negative": [B]}, (), ["positive[0]", "em"]),
-    ("faithfulness", {"positive": [A], "negative": [B], "metrics": {"em": {"knows": "up"}}}, (), ["up", "high"]),
-    ("faithfulness", {"positive": [A], "negative": [B]}, ("--metrics", "emm"), ["emm", "em"]),
-    ("robustness", {"retain": {"before": {"em": 0.1}}, "models": []}, (), ["model"]),
-    ("robustness", STATES, ("--robustness", "both"), ["both", "symmetric"]),
-    ("axes", {"models": [A]}, ("--floor", 2), ["--floor"]),
-    ("faithfullness", {"positive": [A], "negative": [B]}, (), ["faithfullness", "'faithfulness'"]),
+WRONG: list[tuple[str, Any, str, str]] = [  # command, file, further words, what the sentence names
+    ("faithfulness", {"positive": [A]}, "", "negative"),
+    ("faithfulness", {"positive": [A], "negative": [A]}, "", "a"),
+    ("faithfulness", {"positive": [{"model": "a", "values": {"em": 3}}], "negative": [B]}, "", "em|0..1"),
+    ("faithfulness", {"positive": [{"values": {"em": 0.1}}], "negative": [B]}, "", "name"),
+    ("faithfulness", {"positive": [{"model": "a", "values": {"em": "x"}}], "negative": [B]}, "", "positive[0]|em"),
+    ("faithfulness", {"positive": [A], "negative": [B], "metrics": {"em": {"knows": "up"}}}, "", "up|high"),
+    ("faithfulness", {"positive": [A], "negative": [B]}, "--metrics emm", "emm|em"),
+    ("robustness", {"retain": {"before": {"em": 0.1}}, "models": []}, "", "model"),
+    ("robustness", STATES, "--robustness both", "both|symmetric"),
+    ("axes", {"models": [A]}, "--floor 2", "--floor"),
+    ("faithfullness", {"positive": [A], "negative": [B]}, "", "faithfullness|'faithfulness'"),
 ]
 
 
-@pytest.mark.parametrize(("what", "body", "words", "culprits"), WRONG)
-def test_mistakes_are_one_sentence(
-    what: str, body: Any, words: tuple[object, ...], culprits: list[str], tmp_path: Path
-) -> None:
-    error = meta(what, save(tmp_path / "x.yaml", body), tmp_path / "out", *words, status=2).error
-    assert [culprit for culprit in culprits if culprit not in error] == []
+@pytest.mark.parametrize(("what", "body", "words", "names"), WRONG)
+def test_mistakes_are_one_sentence(what: str, body: Any, words: str, names: str, tmp_path: Path) -> None:
+    refused(names, "meta", what, save(tmp_path / "x.yaml", body), "--out", tmp_path / "out", *words.split())
     assert not (tmp_path / "out" / "meta_eval.json").exists()
 
 
@@ -394,12 +383,7 @@ def test_a_result_tree_is_imported(tree: Path, tmp_path: Path) -> None:
         assert rows[model]["utility_rel"] == pytest.approx(1)
         if model not in ("full", "retain"):
             assert rows[model]["uds"] == pytest.approx(0.7 if model == name else expected["uds"])
-    assert (rows[name]["epoch"], rows[name]["method"], rows[name]["alpha"], rows[name]["lr"]) == (
-        "ep10",
-        "npo",
-        1,
-        1e-5,
-    )
+    assert [rows[name][key] for key in ("epoch", "method", "alpha", "lr")] == ["ep10", "npo", 1, 1e-5]
     found = read_json(tmp_path / "out" / "meta_eval.json")
     relearn = read_json(tree / "meta_eval" / "robustness" / "relearn" / "results.json")
     kept = read_json(tmp_path / "out" / "usable_models.json")["usable_models_per_metric"]["prob"]
@@ -456,22 +440,6 @@ def test_runs_of_two_epochs_in_folders(tmp_path: Path) -> None:
 # ---- import of single files ------------------------------------------------------------------------------------------
 
 
-def test_open_unlearnings_file_comes_back(tmp_path: Path) -> None:
-    """Every mean is taken from the rows again; one that the rows contradict is noted, and NaN is missing."""
-    file, retain = (LAB / "expected" / name / "TOFU_EVAL.json" for name in ("full", "retain_noref"))
-    vestige("import", file, "--retain-logs", retain, "--out", tmp_path / "out")
-    theirs, mine = read_json(file), read_json(tmp_path / "out" / "TOFU_EVAL.json")
-    known = {name: body["agg_value"] for name, body in theirs.items() if body["agg_value"] == body["agg_value"]}
-    known = {name: value for name, value in known.items() if value is not None}
-    assert len(known) == 48
-    assert {name: mine[name]["agg_value"] for name in known} == pytest.approx(known, rel=1e-6)
-    theirs["forget_Q_A_Prob"]["agg_value"] = 0.5
-    theirs["forget_Q_A_ROUGE"]["value_by_index"]["0"]["rougeL_recall"] = float("nan")
-    out = vestige("import", save(tmp_path / "x.json", theirs), "--out", tmp_path / "x").out
-    assert "forget_Q_A_Prob" in out and "0.5" in out
-    assert "NaN" not in (tmp_path / "x" / "TOFU_EVAL.json").read_text()
-
-
 def ratios(log: dict[str, Any]) -> dict[str, float]:
     """Geometric mean probability of the wrong answers over that of the paraphrase."""
     wrong, right = log["average_perturb_loss"], log["avg_paraphrased_loss"]
@@ -491,7 +459,8 @@ def test_published_logs_of_tofu(tmp_path: Path) -> None:
     rows = {index: row["score"] for index, row in found["forget_truth_ratio"]["value_by_index"].items()}
     assert rows == pytest.approx(mine, rel=1e-6)
     expected = ks_2samp(list(mine.values()), list(theirs.values()))
-    assert found["forget_quality"]["agg_value"] == pytest.approx(expected.pvalue, rel=1e-12)
+    quality = [found["forget_quality"][key] for key in ("agg_value", "ks_statistic", "n", "m")]
+    assert quality == pytest.approx([expected.pvalue, expected.statistic, 24, 24], rel=1e-12)
     parts = []
     for name, log in both["full"].items():
         if name == "eval_log_forget.json":
@@ -506,8 +475,7 @@ def test_published_logs_of_tofu(tmp_path: Path) -> None:
     assert found["model_utility"]["agg_value"] == pytest.approx(harmonic(parts), rel=1e-6)
 
 
-@pytest.mark.parametrize("content", ["[1]", '{"a": {"b": 1}}', "{oops", None])
-def test_files_that_cannot_be_imported(content: str | None, tmp_path: Path) -> None:
-    if content is not None:
+def test_files_that_cannot_be_imported(tmp_path: Path) -> None:
+    for content in ("[1]", '{"a": {"b": 1}}', "{oops"):
         (tmp_path / "x.json").write_text(content)
-    assert "x.json" in vestige("import", tmp_path / "x.json", "--out", tmp_path / "out", status=2).error
+        refused("x.json", "import", tmp_path / "x.json", "--out", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""TOFU and MUSE scores of causal models: every golden number of open-unlearning, dialects, statistics, lm_eval.
+"""TOFU and MUSE scores of causal models: every golden number of open-unlearning, from commands and in Python.
 
 Golden files hold what open-unlearning computed on the lab's models (tests/golden/lab). Where there is no golden number
 the expected one is computed here, slowly: one row at a time with plain transformers, float64 and no batches.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import harness
@@ -41,7 +40,13 @@ def check(golden: Path, run: Path, least: int, suite: str = "TOFU") -> None:
     assert_same(known, read_json(run / f"{suite}_SUMMARY.json"), len(summary) - 1, close=close)
 
 
+def evaluate(suite: str, model: Path, out: Path, *more: object) -> None:
+    vestige("eval", suite, "--model", model, "--reference-model", RETAIN, *more, "--quiet", "--out", out)
+
+
 # ---- golden numbers --------------------------------------------------------------------------------------------------
+
+ALL = ("--data", DATA, "--system-prompt", SYSTEM, "--metrics", "all")
 
 
 @pytest.mark.parametrize("name", ["full", "unlearned"])
@@ -62,8 +67,7 @@ def test_every_tofu_metric_of_the_retain_model(retain_run: Path, tmp_path: Path)
 
 def test_rows_do_not_depend_on_the_batch(tmp_path: Path) -> None:
     """One sequence per forward instead of many packed into one; the first rows of each set are the golden ones."""
-    words = ("--data", DATA, "--system-prompt", SYSTEM, "--metrics", "all", "--reference-model", RETAIN)
-    vestige("eval", "tofu", "--model", UNLEARNED, *words, "--limit", 6, "--batch-tokens", 1, "--out", tmp_path)
+    evaluate("tofu", UNLEARNED, tmp_path, *ALL, "--limit", 6, "--batch-tokens", 1)
     got = read_json(tmp_path / "TOFU_EVAL.json")
     count = 0
     for metric, golden in read_json(EXPECTED / "unlearned" / "TOFU_EVAL.json").items():
@@ -87,82 +91,43 @@ def test_variants_where_open_unlearnings_mask_hides_tokens(variant: str, tmp_pat
         model = tmp_path / f"{name}-model"
         shutil.copytree(LAB / "models" / name, model, ignore=shutil.ignore_patterns("chat_template.jinja"))
         shutil.copy(golden / "tokenizer_config.json", model)
-        words = ["--data", DATA, "--system-prompt", SYSTEM, "--metrics", "all", "--reference-model", RETAIN]
-        if name == "full":
-            words += ["--retain-logs", tmp_path / "retain"]
-        vestige("eval", "tofu", "--model", model, *words, "--out", tmp_path / name)
+        logs = ("--retain-logs", tmp_path / "retain") if name == "full" else ()
+        evaluate("tofu", model, tmp_path / name, *ALL, *logs)
         check(golden, tmp_path / name, least=4258)
         hidden = read_json(tmp_path / name / "manifest.json")["hidden_tokens"]
         assert (hidden > 0) == (variant == "tmpleos_padeos")
 
 
-@pytest.mark.parametrize(("name", "experiment"), [("full", "default"), ("retain", "llama2"), ("unlearned", "default")])
-def test_default_metrics_by_the_guides_command(name: str, experiment: str, tmp_path: Path) -> None:
+def test_default_metrics_by_the_guides_command(tmp_path: Path) -> None:
     """Hydra's words alone; the hub's data set is read from a folder."""
     sets = {"forget10": "forget", "forget10_perturbed": "forget", "holdout10": "holdout", "retain_perturbed": "retain"}
     sets |= {"real_authors_perturbed": "real_authors", "world_facts_perturbed": "world_facts"}
     names = ", ".join(f"{hub}: {file}" for hub, file in sets.items())
-    vestige(
-        "eval",
-        "--config-name=eval.yaml",
-        f"experiment=eval/tofu/{experiment}",
-        "model=local",
-        f"model.model_args.pretrained_model_name_or_path={LAB / 'models' / name}",
-        f"model.template_args.system_prompt={SYSTEM}",
-        f'data.local={{locuslab/TOFU: {{path: "{DATA}", names: {{{names}}}}}}}',
-        f"retain_logs_path={RETAIN_LOGS}",
-        "task_name=SAMPLE_EVAL",
-        cwd=tmp_path,
-    )
-    check(LAB / "expected_default" / name, tmp_path / "saves" / "eval" / "SAMPLE_EVAL", least=2524)
+    words = ("eval", "--config-name=eval.yaml", "experiment=eval/tofu/default", "model=local", "task_name=SAMPLE_EVAL")
+    model = (f"model.model_args.pretrained_model_name_or_path={UNLEARNED}", f"retain_logs_path={RETAIN_LOGS}")
+    data = f'data.local={{locuslab/TOFU: {{path: "{DATA}", names: {{{names}}}}}}}'
+    vestige(*words, *model, data, f"model.template_args.system_prompt={SYSTEM}", cwd=tmp_path)
+    check(LAB / "expected_default" / "unlearned", tmp_path / "saves" / "eval" / "SAMPLE_EVAL", least=2524)
 
 
-def muse(name: str, out: Path, *more: object) -> None:
-    words = ["--data", DATA / "muse", "--reference-model", RETAIN]
-    if name != "retain":  # the golden retain run had no retain logs
-        words += ["--retain-logs", EXPECTED / "retain" / "MUSE_EVAL.json"]
-    vestige("eval", "muse", "--model", LAB / "models" / name, *words, *more, "--out", out)
-
-
-@pytest.fixture(scope="session")
-def muse_run(shared: Callable[..., Path]) -> Callable[[str], Path]:
-    """Finished MUSE evaluations with the template of Llama-2-7b-hf: 'Question: q', 'Answer: '."""
-
-    def run(name: str) -> Path:
-        return shared(f"muse-{name}", lambda place: muse(name, place, "--metrics", "all", "model=Llama-2-7b-hf"))
-
-    return run
+KNOWMEM = "forget_knowmem_ROUGE,retain_knowmem_ROUGE"  # questions and answers; the rest of MUSE is plain text
 
 
 @pytest.mark.parametrize("name", ["full", "retain", "unlearned"])
-def test_every_muse_metric(name: str, muse_run: Callable[[str], Path]) -> None:
-    check(EXPECTED / name, muse_run(name), least=1054, suite="MUSE")
-
-
-@pytest.mark.parametrize("name", ["full", "retain", "unlearned"])
-def test_muse_with_the_chat_template(name: str, tmp_path: Path) -> None:
-    """Only the questions have a template: other metrics read plain text. All of them are run for one model."""
-    golden = read_json(EXPECTED / name / "MUSE_CHAT_EVAL.json")
-    asked = [metric for metric in golden if "knowmem" in metric]
-    assert len(asked) == 2 and len(golden) == 12
-    muse(name, tmp_path, "--system-prompt", SYSTEM, "--metrics", "all" if name == "full" else ",".join(asked))
-    expected = golden if name == "full" else {metric: golden[metric] for metric in asked}
-    least = 1054 if name == "full" else 100
-    assert_same(expected, read_json(tmp_path / "MUSE_EVAL.json"), least, close=close)
-    summary = read_json(EXPECTED / name / "MUSE_CHAT_SUMMARY.json")
-    got = read_json(tmp_path / "MUSE_SUMMARY.json")
-    assert_same({metric: summary[metric] for metric in expected}, got, len(expected), close=close)
+def test_every_muse_metric(name: str, tmp_path: Path) -> None:
+    """With the template of Llama-2-7b-hf ("Question: q", "Answer: "); then the questions in the chat template."""
+    logs = ("--retain-logs", EXPECTED / "retain" / "MUSE_EVAL.json") if name != "retain" else ()
+    words = ("--data", DATA / "muse", *logs)
+    evaluate("muse", LAB / "models" / name, tmp_path / "plain", *words, "--metrics", "all", "model=Llama-2-7b-hf")
+    check(EXPECTED / name, tmp_path / "plain", least=1054, suite="MUSE")
+    evaluate("muse", LAB / "models" / name, tmp_path / "chat", *words, "--metrics", KNOWMEM, "--system-prompt", SYSTEM)
+    for kind, least in (("EVAL", 100), ("SUMMARY", 2)):
+        golden = read_json(EXPECTED / name / f"MUSE_CHAT_{kind}.json")
+        asked = {metric: golden[metric] for metric in KNOWMEM.split(",")}
+        assert_same(asked, read_json(tmp_path / "chat" / f"MUSE_{kind}.json"), least, close=close)
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="session")
-def strict_run(shared: Callable[..., Path]) -> Path:
-    """The unlearned model evaluated by the strict definitions from the start."""
-    words = ("--metrics", "extraction_strength,mia_min_k,forget_Q_A_Prob,model_utility", "--dialect", "strict")
-    base = ("--model", UNLEARNED, "--data", DATA, "--system-prompt", SYSTEM)
-    return shared("strict", lambda place: vestige("eval", "tofu", *base, *words, "--out", place))
 
 
 IN_PYTHON = """
@@ -189,7 +154,8 @@ json.dump(found, open("found.json", "w"))
 """
 
 
-def test_evaluate_load_run_and_score_in_python(unlearned_run: Path, strict_run: Path, tmp_path: Path) -> None:
+def test_evaluate_load_run_and_score_in_python(unlearned_run: Path, tmp_path: Path) -> None:
+    """The golden numbers again; by the strict definitions `score` gives what an evaluation by them gives."""
     harness.python(IN_PYTHON, UNLEARNED, DATA, RETAIN_LOGS, tmp_path / "out", unlearned_run, cwd=tmp_path)
     found = read_json(tmp_path / "found.json")
     for place, scores, summary in (
@@ -210,7 +176,9 @@ def test_evaluate_load_run_and_score_in_python(unlearned_run: Path, strict_run: 
     said = {row["index"]: row["text"] for row in found["texts"] if row["metric"] == "forget_Q_A_ROUGE"}
     written = golden["forget_Q_A_ROUGE"]["value_by_index"]
     assert said == {index: row["generation"] for index, row in written.items()}
-    by_command = read_json(strict_run / "TOFU_EVAL.json")
-    for metric, value in found["strict"].items():
-        if metric in ("extraction_strength", "mia_min_k", "forget_Q_A_Prob", "model_utility"):
-            assert value == pytest.approx(by_command[metric]["agg_value"], rel=2e-5)
+    strict = ("extraction_strength", "mia_min_k", "forget_Q_A_Prob", "model_utility")
+    words = ("--data", DATA, "--system-prompt", SYSTEM, "--dialect", "strict", "--metrics", ",".join(strict))
+    evaluate("tofu", UNLEARNED, tmp_path / "strict", *words, "stats.resamples=0")
+    by_command = read_json(tmp_path / "strict" / "TOFU_EVAL.json")
+    for metric in strict:
+        assert found["strict"][metric] == pytest.approx(by_command[metric]["agg_value"], rel=2e-5)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,7 @@ import harness
 import pytest
 import torch
 from harness import DATA, FULL, GOLDEN, RETAIN, SYSTEM, UNLEARNED, python, read_json, read_rows, start, vestige
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
@@ -253,6 +254,21 @@ def test_mdu_makes_a_diffusion_model_answer_as_if_it_had_not_read_the_prompt(les
 # ---- a killed training -----------------------------------------------------------------------------------------------
 
 
+@pytest.fixture(scope="module")
+def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of experts, whose files hold every expert by itself and whose memory holds them in one tensor."""
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    place = tmp_path_factory.mktemp("experts")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(FULL / name, place)
+    sizes = {"vocab_size": 600, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_local_experts": 2}
+    torch.manual_seed(0)
+    MixtralForCausalLM(MixtralConfig(**sizes, **heads, eos_token_id=2)).save_pretrained(place)
+    return place
+
+
 def states_of(out: Path) -> set[str]:
     """The checkpoints that a training under way keeps below its directory."""
     try:
@@ -274,7 +290,6 @@ def kill_on_the_way(words: tuple[object, ...], out: Path) -> None:
 
 
 LLADA, BERT = GOLDEN / "families" / "llada", GOLDEN / "diffusion" / "tiny-mdlm"
-DEFECT = pytest.mark.xfail(strict=True, reason="issue 30, 15: a LLaDA training goes on from its starting weights")
 
 
 @pytest.mark.parametrize(
@@ -284,14 +299,18 @@ DEFECT = pytest.mark.xfail(strict=True, reason="issue 30, 15: a LLaDA training g
         ("RMU", FULL, 1, ()),
         ("train", FULL, 1, ("--lora", 4)),
         ("GradDiff", BERT, 1, ()),
-        pytest.param("NPO", LLADA, 1, (), marks=DEFECT),
+        ("NPO", LLADA, 1, ()),
+        ("GradDiff", LLADA, 1, ("--lora", 4)),
+        ("GradDiff", "experts", 1, ()),
     ],
-    ids=["NPO", "RMU", "LoRA", "masked", "LLaDA"],
+    ids=["NPO", "RMU", "LoRA", "masked", "LLaDA", "LLaDA LoRA", "experts"],
 )
 def test_a_killed_training_ends_in_the_same_weights(
-    method: str, model: Path, kills: int, more: tuple, tmp_path: Path
+    method: str, model: Path | str, kills: int, more: tuple, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     """NPO needs its starting model again, RMU its direction, masked models their draws."""
+    if isinstance(model, str):
+        model = request.getfixturevalue(model)
     places = [tmp_path / "whole", tmp_path / "cut"]
     recipe = ("--epochs", 10, "--batch-size", 2, "--limit", 6, *more)
     commands = [command(method, DATA, out, *recipe, model=model) for out in places]
@@ -307,6 +326,18 @@ def test_a_killed_training_ends_in_the_same_weights(
     assert weights[0][name] == weights[1][name]
     assert set(weights[0]) == set(weights[1]), "something is left over"
     vestige("verify", places[1])
+
+
+@pytest.mark.parametrize(("model", "lora", "file"), [(BERT, (), "model"), (LLADA, ("--lora", 4), "adapter_model")])
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, lora: tuple, file: str, tmp_path: Path) -> None:
+    words = command("GradDiff", DATA, tmp_path, "--epochs", 10, "--batch-size", 2, "--limit", 6, *lora, model=model)
+    kill_on_the_way(words, tmp_path)
+    for path in tmp_path.rglob(f"checkpoint-*/{file}.safetensors"):
+        tensors = load_file(path)
+        name = min(tensors)
+        save_file({f"{name}.else" if key == name else key: value for key, value in tensors.items()}, path)
+    refused = vestige(*words, status=2)
+    assert name in refused.err and "start again" in refused.err and str(tmp_path) in refused.err
 
 
 # ---- looking while it trains -----------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 from formulas import Clusters, auc, bootstrap, compared, rows_of, sign_flips, verdicts, word_by_rule
-from harness import DATA, FULL, GOLDEN, LAB, RETAIN, SYSTEM, UNLEARNED, assert_same, python, read_json, vestige
+from harness import DATA, FULL, LAB, RETAIN, SYSTEM, UNLEARNED, assert_same, python, read_json, vestige
 from scipy import stats
 
 PROB, ROUGE, ATTACK, UTILITY = "forget_Q_A_Prob", "forget_Q_A_ROUGE", "mia_min_k", "retain_Q_A_ROUGE"
@@ -305,30 +305,14 @@ def test_import_takes_means_again_from_rows(tmp_path: Path) -> None:
     golden, logs = (LAB / "expected" / name / "TOFU_EVAL.json" for name in ("full", "retain_noref"))
     content = read_json(golden)
     content[PROB]["agg_value"] = 0.5
+    content[ROUGE]["value_by_index"]["0"]["rougeL_f1"] = float("nan")
     (tmp_path / "TOFU_EVAL.json").write_text(json.dumps(content))
     shown = vestige("import", tmp_path / "TOFU_EVAL.json", "--retain-logs", logs, "--out", tmp_path / "out").printed
     assert any(PROB in line and "0.5" in line and "0.95" in line for line in shown.splitlines())
     expected, found = (read_json(place / "TOFU_SUMMARY.json") for place in (golden.parent, tmp_path / "out"))
+    assert "NaN" not in (tmp_path / "out" / "TOFU_EVAL.json").read_text()
     known = {name: value for name, value in expected.items() if name in found}
     assert_same(known, found, least=40, close=lambda a, b, path: math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-9))
-
-
-def test_import_of_tofus_own_logs(tmp_path: Path) -> None:
-    """Truth ratios and forget quality by their definition, from rows of the published logs."""
-    ratios: dict[str, dict[str, float]] = {}
-    for name in ("full", "retain90"):
-        content = read_json(GOLDEN / "published_extract.json")[name]
-        harness.write_rows(tmp_path / name / "eval_log_aggregated.json", [content])
-        log = content["eval_log_forget.json"]
-        wrong = {i: float(np.mean(losses)) for i, losses in log["average_perturb_loss"].items()}
-        ratios[name] = {i: math.exp(loss - wrong[i]) for i, loss in log["avg_paraphrased_loss"].items()}
-    files = [tmp_path / name / "eval_log_aggregated.json" for name in ratios]
-    vestige("import", files[0], "--retain-logs", files[1], "--out", tmp_path / "out")
-    assert rows_of(tmp_path / "out", "forget_truth_ratio") == pytest.approx(list(ratios["full"].values()), rel=1e-6)
-    quality = read_json(tmp_path / "out" / "TOFU_EVAL.json")["forget_quality"]
-    test = stats.ks_2samp(*(list(values.values()) for values in ratios.values()))
-    expected = [test.pvalue, test.statistic, 24, 24]
-    assert [quality[key] for key in ("agg_value", "ks_statistic", "n", "m")] == pytest.approx(expected, rel=1e-9)
 
 
 def golden_mean(name: str, rows: range) -> Any:
@@ -389,8 +373,11 @@ def test_a_sweep_on_ray_gives_the_same_numbers(tmp_path: Path) -> None:
 
 
 def test_a_job_carries_the_command_unchanged() -> None:
+    import kubernetes_validate
+
     words = ["eval", "tofu", "--model", "a b", "x='q'", "$(HOME)", "a$$b", "c$", "--", "-x", "", "ü: 1"]
     job = yaml.safe_load(vestige("job", "name", "--set", "gpu.type=A100-40", "--dry-run", "--", *words).out)
+    kubernetes_validate.validate(job, kubernetes_validate.latest_version(), strict=True)
     (container,) = job["spec"]["template"]["spec"]["containers"]
     assert (job["kind"], job["metadata"]["name"], container["command"]) == ("Job", "name", ["vestige"])
     assert [word.replace("$$", "$") for word in container["args"]] == words  # $$ stands for a dollar there

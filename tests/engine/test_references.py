@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from conftest import LAB
+from conftest import LAB, SYSTEM
 from golden_tools import eval_args, variant_model
 from loops import one_test
 from vestige.cli import main
@@ -67,11 +67,11 @@ def test_an_override_reaches_a_parent_that_is_not_listed(tmp_path: Path) -> None
 
 def test_other_rows_are_said(retain: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
-    few = run("unlearned", tmp_path / "a", "--limit", "3", "--retain-logs", str(retain))
-    assert "other rows" in few["privleak"]["notes"][0]
-    assert "forget_truth_ratio of the retain logs" in few["forget_quality"]["notes"][0]
+    few = run("unlearned", tmp_path / "a", "--limit", "3", "--retain-logs", str(retain), "--accept-mixture")
+    assert "different rows" in few["privleak"]["notes"][0]
+    assert f"forget_truth_ratio of {tmp_path / 'a'} and of {retain}" in few["forget_quality"]["notes"][0]
     shown = capsys.readouterr().out
-    assert shown.count("not read: other rows") == 2 and "retain model" not in shown.split("compared with")[0]
+    assert shown.count("not read: a mixture") == 2 and "retain model" not in shown.split("compared with")[0]
     theirs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")  # no manifest beside it: only counts are known
     few = run("unlearned", tmp_path / "b", "--limit", "3", "--retain-logs", theirs)
     assert "hold 32 rows of mia_min_k, this run 3" in few["privleak"]["notes"][0]
@@ -83,6 +83,7 @@ def test_a_run_of_another_suite_is_refused_where_it_lacks_a_number(
 ) -> None:
     model, data, theirs = str(LAB / "models" / "retain"), str(LAB / "data"), str(tmp_path / "own")
     words = ["eval", "own", "--model", model, "--data", data, "--limit", "3", "--out", theirs, "--quiet"]
+    words += ["--system-prompt", SYSTEM]
     assert main([*words, "--metrics", "mia_min_k", "--dialect", "open-unlearning"]) == 0
     ours = eval_args(LAB / "models" / "full", tmp_path / "a", "--limit", "3", "--retain-logs", theirs)
     capsys.readouterr()

@@ -84,7 +84,7 @@ def test_composed_metrics_follow_their_parents_rows(runs: dict[str, Path]) -> No
 
 
 def test_a_reference_on_other_rows_is_drawn_by_itself(runs: dict[str, Path], tmp_path: Path) -> None:
-    args = ("--metrics", "privleak", "--limit", "20", "--retain-logs", str(runs["retain"]))
+    args = ("--metrics", "privleak", "--limit", "20", "--retain-logs", str(runs["retain"]), "--accept-mixture")
     assert main(eval_args(LAB / "models" / "unlearned", tmp_path, *args)) == 0
     assert len({s.group for s in stored(tmp_path).estimate("privleak").samples}) == 4
 
@@ -149,7 +149,7 @@ def test_compare_says_why_it_cannot(runs: dict[str, Path], tmp_path: Path, capsy
     assert main(eval_args(LAB / "models" / "full", few, "--metrics", "forget_Q_A_Prob,mia_min_k", "--limit", "5")) == 0
     theirs = LAB / "expected" / "retain_noref" / "TOFU_EVAL.json"
     capsys.readouterr()
-    assert main(["compare", str(runs["full"]), str(few), str(theirs), str(runs["retain"])]) == 0
+    assert main(["compare", str(runs["full"]), str(few), str(theirs), str(runs["retain"]), "--accept-mixture"]) == 0
     text = capsys.readouterr().out
     assert "the runs read other rows" in text
     assert "few did not compute it" in text

@@ -79,9 +79,9 @@ def test_each_row_is_scored_with_its_own_logits(bert: Path, rows: Path, windows:
             for s in range(STEPS):
                 at = logits[:, torch.arange(len(labels)), source[s, : len(labels)]].T.double()
                 p = float(torch.log_softmax(at, -1)[torch.arange(len(labels)), labels].mean().exp())
-                got = found[example[0].index]["trajectories"][along][f"step_{s}"]
+                got = found[example[0].index]["full"]["trajectories"][along][f"step_{s}"]
                 assert got["probability"] == pytest.approx(p, rel=1e-5)
-    one, two = (found[i]["trajectories"]["steps"]["step_0"]["probability"] for i in ("0", "1"))
+    one, two = (found[i]["full"]["trajectories"]["steps"]["step_0"]["probability"] for i in ("0", "1"))
     assert one != two
 
 
@@ -163,7 +163,7 @@ def test_rows_and_steps_are_written_in_the_order_of_their_numbers(bert: Path, wi
     assert run(bert, tmp_path, tmp_path / "logits.safetensors", tmp_path / "run") == 0
     found = result(tmp_path / "run")
     assert list(found["value_by_index"]) == [str(i) for i in range(12)]
-    assert list(found["value_by_index"]["0"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
+    assert list(found["value_by_index"]["0"]["full"]["trajectories"]["steps"]) == [f"step_{k}" for k in range(12)]
     assert list(found["trajectory_step_metadata"]["num_steps_by_index"]) == [str(i) for i in range(12)]
     assert main(["score", str(tmp_path / "run")]) == 0
     again = result(tmp_path / "run")

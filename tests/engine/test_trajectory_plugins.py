@@ -117,7 +117,8 @@ def check_equal(found: Any, views: int = 2) -> int:
             assert curves["probability_again"] == pytest.approx(curves["probability"], rel=1e-5)
             count += len(curves["probability"])
     for row in found["value_by_index"].values():
-        for steps in row["trajectories"].values():
+        assert len(row) == views
+        for steps in (steps for view in row.values() for steps in view["trajectories"].values()):
             assert all(s["probability_again"] == pytest.approx(s["probability"], rel=1e-5) for s in steps.values())
     return count
 
@@ -138,6 +139,7 @@ def test_a_plugin_has_the_built_in_metrics_value_at_every_step(bert: Path, rows:
 @pytest.mark.parametrize("more", [
     (f"{CONFIG}.logit_alignment=causal",),
     (f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=3", f"{CONFIG}.sampler_kwargs.steps=6"),
+    (f"{CONFIG}.sampler_kwargs.trajectory_sample_interval=3", f"+{CONFIG}.fixation_steps_count=passes"),
     (f"+{CONFIG}.sampler_kwargs.sampler=bd3lm", f"+{CONFIG}.sampler_kwargs.block_size=3"),
     ("eval.trajectory_test.batch_size=1",),
 ])  # fmt: skip
@@ -196,7 +198,7 @@ def test_recorded_logits_belong_to_their_rows(bert: Path, rows: Path, tmp_path: 
     more = f"+{CONFIG}.logits_source=external", f"+{CONFIG}.logits_path={tmp_path / 'logits.safetensors'}"
     found = run(bert, rows, tmp_path, *more, "eval.trajectory_test.batch_size=1")
     check_equal(found)
-    one, two = (found["value_by_index"][i]["trajectories"]["steps"]["step_0"] for i in ("0", "1"))
+    one, two = (found["value_by_index"][i]["full"]["trajectories"]["steps"]["step_0"] for i in ("0", "1"))
     assert one["probability_again"] != two["probability_again"]
 
 

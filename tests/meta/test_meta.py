@@ -20,12 +20,13 @@ from vestige.meta.axes import AXES, MEM, MIA, PARTS, UTILITY, axes, erased
 from vestige.meta.bench import BenchAsk, judge_attacks, judge_pools
 from vestige.meta.faithfulness import faithfulness, threshold
 from vestige.meta.methods import SOURCES, from_models
-from vestige.meta.numbers import ModelNumbers, Number, protocol_of, read_run, same_protocol, without_settings
+from vestige.meta.numbers import ModelNumbers, Number, read_run, same_protocol, without_settings
 from vestige.meta.pools import read_attacks, read_pools
 from vestige.meta.robustness import Filters, ModelState, keep, overall, robustness
 from vestige.meta.tree import read_tree
 from vestige.metrics.cards import METRICS, metric
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
+from vestige.store.comparable import protocol_of
 
 GOLD = json.loads((GOLDEN / "meta_eval.json").read_text())
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "uds" / "published"

@@ -529,7 +529,6 @@ def test_thinned_traces() -> None:
     assert [r.tolist() for r in follow(thinned, "steps").ids("committed_only")] == [
         shown[s].tolist() for s in (0, 2, 4)
     ]
-    assert thin(trace, None) is trace
     assert thin(trace, 1).fixed.tolist() == fixed
 
 

@@ -112,7 +112,7 @@ ERRORS = {
     "steps": ({"steps": 0}, "steps must be a whole number of at least 1"),
     "block": ({"block_size": 0}, "block_size must be a whole number of at least 1"),
     "temperature": ({"temperature": -1.0}, "temperature must be at least 0"),
-    "per block": ({"steps_per_block": 2}, "belongs to sampler=bd3lm"),
+    "per block": ({"steps_per_block": 0}, "steps_per_block must be a whole number of at least 1"),
 }
 
 

@@ -45,6 +45,7 @@ def evaluate(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
@@ -92,6 +93,7 @@ def evaluate(
         full: the model before unlearning
         task_name: names the directory of results where --out does not
         overwrite: start over: replace what is there already
+        accept_mixture: combine runs of another template, dialect, precision or other rows, with a note
         seed: where random draws start
         batch_tokens: tokens in one forward (default: what fits)
         batch_size: rows in one forward
@@ -121,7 +123,7 @@ def _evaluated(said: Mapping[str, Any], about: ModelSubject, out: str, kept_in: 
 
     folder, held = rows_or_folder(said["data"])  # rows in memory live as long as something holds them
     config = to_run(eval_ask({**said, "data": folder, "out": out}, about))
-    outcome = evaluate_config(config, about.load() if about.load else None)
+    outcome = evaluate_config(config, about.load() if about.load else None, accumulate=True)
     del held
     return result_of(outcome, kept_in)
 
@@ -145,6 +147,7 @@ def plan(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,
@@ -200,6 +203,7 @@ def plan(
     full: Place | None = None,
     task_name: str | None = None,
     overwrite: bool = False,
+    accept_mixture: bool = False,
     seed: int | None = None,
     batch_tokens: int | None = None,
     batch_size: int | None = None,

@@ -39,6 +39,7 @@ def score(
     retain_logs: Place | Result | None = None,
     changes: Mapping[str, Mapping[str, object]] | None = None,
     cluster: str | None = None,
+    accept_mixture: bool = False,
 ) -> Result:
     """Scores a finished evaluation again from its evidence, without a model; another definition if asked.
 
@@ -55,15 +56,16 @@ def score(
         retain_logs: result file or run directory of the retain model (or its Result)
         changes: metric -> setting -> value
         cluster: column whose rows hang together, for intervals (author, document); none: no column
+        accept_mixture: combine runs of another template, dialect, precision or other rows, with a note
     """
     from vestige.results.rescore import rescore
 
     load_all_plugins(())
-    logs = logs_of(retain_logs)
+    how = (dialect, changes, logs_of(retain_logs), cluster, accept_mixture)
     if isinstance(run, Result):
         with run.placed() as place:
-            return result_of(rescore(place, dialect, changes, logs, cluster), place if run.directory is None else None)
-    return Result(rescore(Path(run).expanduser(), dialect, changes, logs, cluster))
+            return result_of(rescore(place, *how), place if run.directory is None else None)
+    return Result(rescore(Path(run).expanduser(), *how))
 
 
 @keywords_checked
@@ -73,6 +75,7 @@ def compare_runs(
     margin: float = 0.05,
     resamples: int = 10_000,
     cluster: str | None = None,
+    accept_mixture: bool = False,
 ) -> Comparison:
     """Runs side by side, and whether each one's difference from the first could be chance. Writes nothing.
 
@@ -89,6 +92,7 @@ def compare_runs(
         margin: what counts as equal on 0..1 metrics (0.05)
         resamples: bootstrap samples behind each interval
         cluster: column whose rows hang together, for intervals (author, document); none: no column
+        accept_mixture: combine runs of another template, dialect, precision or other rows, with a note
     """
     from vestige.results.compare import compare
 
@@ -109,7 +113,8 @@ def compare_runs(
                     f"compare_runs() takes runs one by one, as paths or Results, not a {type(run).__name__}; write "
                     "compare_runs(a, b), or compare_runs(*runs) for a list."
                 )
-        return compare(places, None if names is None else ",".join(names), margin, resamples, cluster)
+        chosen = None if names is None else ",".join(names)
+        return compare(places, chosen, margin, resamples, cluster, accept_mixture)
 
 
 @keywords_checked
@@ -122,6 +127,7 @@ def make_report(
     retain: str | Sequence[str] = (),
     rows: int = 400,
     shorten_paths: bool = False,
+    accept_mixture: bool = False,
     progress: bool = False,
     plugins: Place | Sequence[Place] = (),
 ) -> Path:
@@ -142,6 +148,7 @@ def make_report(
         retain: the model trained without the forget rows
         rows: rows shown of each metric or split
         shorten_paths: write ~ for paths that name a person's home
+        accept_mixture: combine runs of another template, dialect, precision or other rows, with a note
         progress: progress bars on stderr
         plugins: Python file, or files, with metrics, attacks, data sets, ... of your own
     """
@@ -155,7 +162,7 @@ def make_report(
     several = [runs] if isinstance(runs, (str, Path, Result)) else list(runs)
     models = [[names] if isinstance(names, str) else list(names) for names in (full, retain)]
     place = Path(out).expanduser()
-    page = PageAsk(title, models[0], models[1], rows)
+    page = PageAsk(title, models[0], models[1], rows, accept_mixture=accept_mixture)
     ask = ReportAsk([_on_disk(run) for run in several], place, page, shorten_paths, progress)
     report = write_report(ask)
     for words in report.get("left_out") or ():

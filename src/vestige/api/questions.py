@@ -130,6 +130,7 @@ def measure_collapse(
     scheduled: bool = False,
     temperature: float = 1.0,
     ema: Place | None = None,
+    skip_long: bool = False,
     batch_tokens: int | None = None,
     model_args: Mapping[str, object] | None = None,
     compute_freq: int | None = None,
@@ -172,6 +173,7 @@ def measure_collapse(
         scheduled: only the steps that compute_freq asks for
         temperature: sampling temperature
         ema: running means: read if there, written at the end
+        skip_long: leave out rows that are longer than the model reads
         batch_tokens: tokens in one forward (default: what fits)
         model_args: how a checkpoint is loaded: dtype, device, trust_remote_code, ...
         compute_freq: only step 1 and multiples of N (default: all steps)
@@ -204,6 +206,7 @@ def measure_collapse(
         "prompt_template": prompt_template,
         "steps": list(steps),
         "scheduled": scheduled,
+        "skip_long": skip_long,
     }
     how |= {"temperature": temperature, "ema": ema, "batch_tokens": batch_tokens, "progress": progress}
     with subject("measure_collapse", model, tokenizer) as about:

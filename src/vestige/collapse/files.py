@@ -47,15 +47,13 @@ class RolloutRows:
         return "".join(self.lines).encode("utf-8", "surrogatepass")
 
 
-def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows, before: Mapping[str, Any]) -> None:
-    """`before`: the running means that the run began with."""
+def write(ask: CollapseAsk, report: CollapseReport, rows: RolloutRows) -> None:
     out = ask.out
     assert out is not None
     body = {
         "version": __version__,
         "settings": asdict(ask.settings) | {"temperature": ask.temperature},
         "reasoning": asdict(ask.reasoning),
-        "ema": before,  # the running means this began with: what scoring again begins with
         "notes": report.notes,
         "steps": [_step_json(o, report) for o in report.outcomes],
     }
@@ -83,7 +81,7 @@ def _described(ask: CollapseAsk) -> dict[str, Any]:
     """What was asked, as plain data; a model in memory goes by its name."""
     plain = {"settings": asdict(ask.settings), "reasoning": asdict(ask.reasoning), "files": [str(f) for f in ask.files]}
     plain |= {"models": [m.name if isinstance(m, LoadedModel) else str(m) for m in ask.models]}
-    said = ("format", "prompt_template", "steps", "scheduled", "temperature", "model_args", "batch_tokens")
+    said = ("format", "prompt_template", "steps", "scheduled", "temperature", "skip_long", "model_args", "batch_tokens")
     return json.loads(json.dumps({**plain, **{k: getattr(ask, k) for k in said}}, default=str)) | {
         "ema": None if ask.ema is None else str(ask.ema)
     }
@@ -108,6 +106,7 @@ def _step_json(o: Measured, report: CollapseReport) -> dict[str, Any]:
         "model": report.models[o.step],
         "made": report.made.get(o.step, {}),
         "format": report.formats[o.step],
+        "ema": report.means[o.step],  # the running means before this step: scoring again begins with them
         "turns": o.turns,
         "left_out": o.left_out,
         "metrics": o.metrics,

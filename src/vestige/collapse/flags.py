@@ -54,6 +54,7 @@ def add_verbs(verbs: Any) -> None:
     p.add_argument("--ema-decay", type=float, metavar="X", help="how slowly running means move")
     p.add_argument("--cross-columns", metavar="NAME", help="prompts to cross with: auto | group | distinct | sample")
     p.add_argument("--ema", metavar="FILE", help="running means: read if there, written at the end")
+    p.add_argument("--skip-long", action="store_true", help="leave out rows that are longer than the model reads")
     p.add_argument("--reasoning", default="tags", metavar="NAME", help="tags | whole (the whole response)")
     p.add_argument("--open-tag", default="<think>", metavar="TEXT", help="reasoning begins after it (default: <think>)")
     p.add_argument("--close-tag", default="</think>", metavar="TEXT", help="and ends before it (default: </think>)")
@@ -82,7 +83,8 @@ def run_collapse(args: argparse.Namespace) -> int:
         CollapseAsk(
             files=files, models=args.model, settings=settings, reasoning=reasoning, format=args.rollout_format,
             prompt_template=args.prompt_template, steps=args.step, scheduled=scheduled, temperature=args.temperature,
-            ema=Path(args.ema) if args.ema else None, out=Path(args.out), batch_tokens=args.batch_tokens,
+            ema=Path(args.ema) if args.ema else None, skip_long=args.skip_long, out=Path(args.out),
+            batch_tokens=args.batch_tokens,
             model_args={k: v for k, v in held.items() if v} | {"trust_remote_code": args.trust_remote_code},
             progress=not args.quiet,
         )

@@ -47,9 +47,9 @@ def _again(path: Path, body: Mapping[str, Any]) -> Iterator[CollapseAgain]:
         arrays = {name: file[name] for name in file.files}
     names = {f.name for f in CollapseSettings.__dataclass_fields__.values()}
     settings = CollapseSettings(**{k: v for k, v in body["settings"].items() if k in names})
-    ema = Ema.from_json(body.get("ema") or {"per_token": {}, "per_seq": {}})
-    ema.decay = settings.ema_decay
     for step in body["steps"]:
+        ema = Ema.from_json(step["ema"])
+        ema.decay = settings.ema_decay
         for label in (n for n in ORDER if f"{step['step']}/{n}/sums" in arrays):
             parts = {k: arrays[f"{step['step']}/{label}/{k}"] for k in ("sums", "lengths", "own", "prompts")}
             cross = Cross(**parts)

@@ -24,6 +24,7 @@ Messages = tuple[Mapping[str, str], ...]
 # Why a turn has no reasoning.
 EMPTY, UNCLOSED, UNTAGGED, NO_RESPONSE = "empty reasoning", "close tag missing", "no reasoning tags", "no response"
 NO_PROMPT = "no prompt"
+TOO_LONG = "longer than the model reads"
 
 TOKENIZATIONS = ("exact", "separate")
 # What RAGEN deletes from a reasoning before it tokenises it.
@@ -165,9 +166,10 @@ def _checked(response: str, start: int, end: int) -> TextSpan:
 
 
 class Extractor:
-    """Rollouts to turns with one tokenizer and one rule."""
+    """Rollouts to turns with one tokenizer and one rule. Turns of more than `longest` tokens are left out."""
 
-    def __init__(self, tokenizer: Any, how: Reasoning | None = None) -> None:
+    def __init__(self, tokenizer: Any, how: Reasoning | None = None, longest: int | None = None) -> None:
+        self.longest = longest
         self.tokenizer = tokenizer
         self.how = how or Reasoning()
         self.encoder = Encoder(tokenizer, Template(apply_chat_template=False))
@@ -186,21 +188,31 @@ class Extractor:
         ]
 
     def check_lengths(self, rollouts: Sequence[Rollout], longest: int) -> None:
-        """Refuses turns that the model was not made to read. Only turns that could be too long are tokenised here: a
-        token is at least one byte, and a chat template seldom adds more than its messages have."""
+        """Refuses turns that the model was not made to read."""
         for rollout in rollouts:
-            characters, size = _size(rollout)
-            if 2 * size <= longest:
-                continue
-            what = ""
-            if cannot_fit(characters, longest, self.tokenizer):
-                what = f"has {characters:,} characters, more than fit into the {longest:,} tokens that this model reads"
-            elif (turn := self.turn(rollout)).z and (tokens := len(turn.x) + len(turn.z) - 1) > longest:
-                what = f"is {tokens:,} tokens long up to its reasoning's end, but this model reads {longest:,}"
-            if what:
-                raise UserError(f"{rollout.where or rollout.trajectory} {what}; shorten or drop that row.")
+            if what := self.too_long(rollout, longest):
+                raise UserError(
+                    f"{rollout.where or rollout.trajectory} {what}; shorten or drop that row, or leave out all such "
+                    "rows with --skip-long."
+                )
+
+    def too_long(self, rollout: Rollout, longest: int) -> str:
+        """How a turn exceeds what the model reads; empty if it does not. Only turns that could be too long are
+        tokenised: a token is at least one byte, and a chat template seldom adds more than its messages have."""
+        characters, size = _size(rollout)
+        if 2 * size <= longest:
+            return ""
+        if cannot_fit(characters, longest, self.tokenizer):
+            return f"has {characters:,} characters, more than fit into the {longest:,} tokens that this model reads"
+        prompt, reasoning, _ = self._split(rollout)
+        tokens = len(prompt) + len(reasoning) - 1
+        if not reasoning or tokens <= longest:
+            return ""
+        return f"is {tokens:,} tokens long up to its reasoning's end, but this model reads {longest:,}"
 
     def turn(self, rollout: Rollout) -> Turn:
+        if self.longest is not None and self.too_long(rollout, self.longest):
+            return Turn((), (), rollout.group, rollout.turn, rollout.trajectory, TOO_LONG, rollout.where)
         x, z, problem = self._split(rollout)
         if not problem and not z:
             problem = EMPTY

@@ -23,10 +23,11 @@ from vestige.errors import UserError, unknown_name
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.ownership import adopt_file, permit
+from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store.directories import begin, seal, writing
 from vestige.store.evidence import tidy
-from vestige.store.files import read_ours, write_json
+from vestige.store.files import damaged, read_ours, write_json
 from vestige.sums import number
 from vestige.writing import keep_apart
 
@@ -48,6 +49,7 @@ class CollapseAsk:
     scheduled: bool = False  # only the steps that compute_freq asks for
     temperature: float = 1.0
     ema: Path | None = None
+    skip_long: bool = False  # rows that the model cannot read are left out and counted, not refused
     out: Path | None = None
     model_args: Mapping[str, Any] = field(default_factory=dict)
     batch_tokens: int | None = None
@@ -62,6 +64,7 @@ class CollapseReport:
     models: dict[int, str]
     formats: dict[int, str]
     made: dict[int, dict[str, object]] = field(default_factory=dict)  # step -> whose weights, and how they were held
+    means: dict[int, dict[str, Any]] = field(default_factory=dict)  # step -> the running means that it began with
     notes: list[str] = field(default_factory=list)
     files: list[Path] = field(default_factory=list)
 
@@ -122,8 +125,9 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
     detector = CollapseDetector(ask.settings)
     batches = by_step(ask)
     due = [step for step in sorted(batches) if not ask.scheduled or detector.should_compute(step)]
-    _check_lengths(ask, batches, due)
-    before = _read_means(detector, ask.ema, due)
+    if not ask.skip_long:
+        _check_lengths(ask, batches, due)
+    means = _read_means(ask.ema, detector)
     if ask.ema is not None:
         permit(ask.ema)
     report = CollapseReport([], {}, {})
@@ -133,10 +137,14 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
     for step in due:
         rollouts, file, loaded = batches[step]
         handle, tokenizer = model.get(file)
-        trajectories = Extractor(tokenizer, ask.reasoning).trajectories(rollouts)
+        longest = handle.context_length if ask.skip_long else None
+        trajectories = Extractor(tokenizer, ask.reasoning, longest).trajectories(rollouts)
         cost = Cost()
         detector.scorer = _scorer(ask, handle, step, step_key(trajectories), cost)
+        report.means[step] = means.before(step)
+        detector.load_state_dict(report.means[step])
         outcome = detector.compute(trajectories, step)
+        means.after[step] = detector.state_dict()
         handle.check()  # numbers of weights that were written over meanwhile are nobody's
         report.outcomes.append(outcome)
         report.models[step], report.formats[step] = handle.name, loaded.format
@@ -148,11 +156,11 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
         raise UserError("None of these steps is due by compute_freq; leave --compute-freq out to measure all of them.")
     report.note(OFF_POLICY)
     if ask.out is not None:
-        write(ask, report, rows, before)
+        write(ask, report, rows)
         tidy(ask.out / EVIDENCE)
         seal(ask.out, "collapse")
     if ask.ema is not None:
-        write_json(ask.ema, {**detector.state_dict(), "begun": {"steps": due, "means": before}})
+        write_json(ask.ema, means.to_json())
     return report
 
 
@@ -173,16 +181,40 @@ def _check_lengths(
             extractor.check_lengths(batches[step][0], longest)
 
 
-def _read_means(detector: CollapseDetector, file: Path | None, due: list[int]) -> dict[str, Any]:
-    """The running means to begin with. A command that is run again begins where it began: no step counts twice."""
-    if file is not None and file.is_file():
-        kept = read_ours(file)
-        begun = kept.get("begun") if isinstance(kept, dict) else None
-        if isinstance(begun, dict) and begun.get("steps") == due:
-            kept = begun.get("means")
-        detector.load_state_dict(kept)
-        adopt_file(file)
-    return detector.state_dict()
+@dataclass
+class RunningMeans:
+    """The running means after each step. A step that is measured again begins with those of the step before it, so
+    that windows of steps that overlap count each step once."""
+
+    begun: dict[str, Any]  # before the first step
+    after: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def before(self, step: int) -> dict[str, Any]:
+        earlier = [known for known in self.after if known < step]
+        return self.after[max(earlier)] if earlier else self.begun
+
+    def to_json(self) -> dict[str, Any]:
+        latest = self.after[max(self.after)]
+        return {**latest, "begun": self.begun, "steps": sorted(self.after.items())}
+
+
+def _read_means(file: Path | None, detector: CollapseDetector) -> RunningMeans:
+    """The running means that a file holds. A trainer's file has the latest ones only."""
+    if file is None or not file.is_file():
+        return RunningMeans(detector.state_dict())
+    kept = read_ours(file)
+    detector.load_state_dict(kept)
+    means = RunningMeans(detector.state_dict())
+    if "steps" in kept:
+        if words := misfit(kept["steps"], list[tuple[int, dict[str, Any]]]):
+            raise damaged(file, words)
+        detector.load_state_dict(kept.get("begun"))
+        means.begun = detector.state_dict()
+        for step, state in kept["steps"]:
+            detector.load_state_dict(state)
+            means.after[step] = detector.state_dict()
+    adopt_file(file)
+    return means
 
 
 def _scorer(ask: CollapseAsk, handle: ModelHandle, step: int, key: str, cost: Cost) -> Scorer:
@@ -318,6 +350,7 @@ HOW = (
     "scheduled",
     "temperature",
     "ema",
+    "skip_long",
     "model_args",
     "batch_tokens",
     "progress",

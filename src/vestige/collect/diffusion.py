@@ -6,7 +6,7 @@ Traces. Caller: engine/obtain.py, which asks here as soon as a model is one of d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,19 @@ def texts(
                     cut = cut.split(word)[0]
                 out[request.key] = Text(tuple(ids), cut.strip())
         yield out
+
+
+def empty_texts_note(texts: Iterable[Text]) -> list[str]:
+    """What to try where a sampler ended most texts at once: the window is longer than the model was trained on."""
+    texts = list(texts)
+    empty = sum(not text.text and not text.broken for text in texts)
+    if 2 * empty <= len(texts):
+        return []
+    return [
+        f"{empty} of {len(texts)} generated texts are empty: the first token that the sampler wrote is the end token. "
+        "Models trained on short answers do this in a long window; set generation_args.max_new_tokens to the length "
+        "of those answers, or denoise blocks (generation_args.sampler=bd3lm, generation_args.block_size=32)"
+    ]
 
 
 def _fitting(loaded: LoadedModel, requests: Sequence[Request], cost: Cost) -> list[Request]:

@@ -16,15 +16,22 @@ MOST_STEPS = 128  # of texts: one token a pass up to this many, then several
 
 
 def text_want(request: Request, defaults: Mapping[str, Any]) -> DenoiseWant:
-    """How a text is asked of a sampler: one token a pass, up to a limit."""
+    """How a text is asked of a sampler: one token a pass, up to a limit.
+
+    `defaults` are the model's own settings, which those of the request (its generation_args) replace.
+    """
     decoding = request.decoding
     said: dict[str, Any] = {
         "max_new_tokens": decoding.max_new_tokens,
         "steps": min(decoding.max_new_tokens, MOST_STEPS),
         "temperature": 0.0 if decoding.greedy else decoding.temperature,
         "seed": 0 if decoding.greedy else decoding.seed,
+        **defaults,
     }
-    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **defaults}))
+    sampler = dict(decoding.sampler)
+    if "steps" in sampler:  # they are shared by all blocks
+        said.pop("steps_per_block", None)
+    return DenoiseWant(Prompt(request.prompt.ids), (), Denoising(**{**said, **sampler}))
 
 
 def until_end(ids: list[int], eos: Sequence[int]) -> list[int]:

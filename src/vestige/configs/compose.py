@@ -140,7 +140,7 @@ def compose_config(
     except yaml.YAMLError as error:
         raise _explain_yaml(error) from None
     except (HydraException, OmegaConfBaseException) as error:
-        raise _explain_composition(error, directories, config_name) from None
+        raise _explain_composition(error, directories, config_name, overrides) from None
     except RecursionError:
         raise UserError(f"The defaults list of '{config_name}' leads back to itself; take that entry out.") from None
     except (ValueError, TypeError, AttributeError) as error:  # eval=3.5, trainer=[1,2]: a group takes a file's name
@@ -189,7 +189,8 @@ def _optional(override: str) -> str:
     ('++model.model_args.diffusion=adapted', '++data.max_samples=4', 'eval=tofu')
     """
     setting = override.lstrip("+")
-    return f"++{setting}" if setting.startswith(OPTIONAL) else override
+    optional = setting.startswith(OPTIONAL) or ".trajectory_config.guide_defaults=" in setting
+    return f"++{setting}" if optional else override
 
 
 def _explain_yaml(error: Exception, path: Path | None = None) -> UserError:
@@ -237,7 +238,9 @@ def check_yaml(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {error}.") from None
 
 
-def _explain_composition(error: Exception, directories: Sequence[Path], config_name: str) -> UserError:
+def _explain_composition(
+    error: Exception, directories: Sequence[Path], config_name: str, overrides: Sequence[str]
+) -> UserError:
     text = str(error)
     found = re.search(r"Could not (?:find|load) '([^']+)'", text)
     if found:
@@ -250,6 +253,14 @@ def _explain_composition(error: Exception, directories: Sequence[Path], config_n
     found = re.search(r"Could not (?:override|delete from config\.) '([^']+)'", text)
     metric = re.match(r"(eval\.(\w+)\.metrics\.(\w+))", found[1]) if found else None
     if found and metric and metric[3] not in _metrics_of(metric[2], directories):
+        others = [override for override in overrides if not _overrides_key(override, found[1])]
+        added = any(re.match(rf"\+\+?{re.escape(metric[1])}\b", override) for override in others)
+        if added or metric[3] in ConfigLibrary(None, metric[2], directories).files:
+            absent = found[1] if added else metric[1]
+            return UserError(
+                f"Key '{absent.rsplit('.', 1)[-1]}' is not in struct: the configuration does not list {absent}; to set "
+                f"it, only a plus is missing: +{found[1]}=VALUE."
+            )
         return UserError(
             f"Key '{metric[3]}' is not in struct: the suite has no metric of that name yet; add it with a plus, "
             f"+{metric[1]}.handler={metric[3]}, and write +{metric[1]}... for its other settings."

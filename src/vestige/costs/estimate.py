@@ -150,7 +150,7 @@ def _decoding_steps(requests: Sequence[Request], together: int) -> int:
 def passes_of(want: DenoiseWant, canvases: Canvases | None) -> int:
     """How often one window is looked at, at most; guidance looks twice."""
     if canvases is None:
-        return want.denoising.steps * (2 if want.denoising.cfg_scale > 0 else 1)
+        return want.denoising.passes * (2 if want.denoising.cfg_scale > 0 else 1)
     from vestige.samplers.gemma import canvases as shared
 
     count, passes = shared(want.denoising, canvases.length)

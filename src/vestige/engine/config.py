@@ -62,9 +62,17 @@ class RunConfig:
         return bool(self.settings.get("overwrite", False))
 
     @property
-    def retain_logs(self) -> str | None:
-        path = self.settings.get("retain_logs_path")
-        return None if path is None else str(path)
+    def retain_logs(self) -> tuple[str, ...]:
+        """One path, or several: runs of retain models that were trained with other seeds."""
+        given = self.settings.get("retain_logs_path")
+        if given is None:
+            return ()
+        paths = given if isinstance(given, (list, tuple)) else [given]
+        return tuple(str(Path(str(path)).expanduser().absolute()) for path in paths)
+
+    @property
+    def accept_mixture(self) -> bool:
+        return bool(self.settings.get("accept_mixture", False))
 
     def describe(self) -> dict[str, Any]:
         """The configuration as the manifest records it: enough to score again without composing again."""
@@ -108,6 +116,10 @@ class HarnessConfig:
     limit: int | None
     progress: bool
     server: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def overwrite(self) -> bool:
+        return bool(self.settings.get("overwrite", False))
 
     @property
     def file_stem(self) -> str:

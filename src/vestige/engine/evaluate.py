@@ -19,25 +19,32 @@ from typing import TYPE_CHECKING, Any
 from vestige.data.clusters import check_column
 from vestige.data.context import Context
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
+from vestige.engine.earlier import (
+    earlier_results,
+    metrics_difference,
+    refuse_mixture,
+    remove_results,
+    with_earlier_metrics,
+)
 from vestige.engine.handles import ModelHandle, handle_of, second_model, versions_of
 from vestige.engine.obtain import Collector
 from vestige.engine.prepare import Prepared, make_encoder_context, make_words, model_args, prepare, with_own_sampler
-from vestige.engine.references import load_references, no_retain_logs, reads, retain_values
+from vestige.engine.references import load_references, no_retain_logs, reads, retain_values, with_mixtures
 from vestige.engine.scores import Reference, Run, Scoring, stats_file, write_statistics
 from vestige.engine.team import Team, team
 from vestige.errors import UserError
 from vestige.installing import save_pretrained
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.models.tokenizer import tokenizer_facts
-from vestige.schema import misfit
 from vestige.secrets import without_secrets
-from vestige.store.directories import EVALUATIONS, begin, clusters_json, config_json, manifest, seal, writing
-from vestige.store.evidence import FORMATS, discard_all, model_of, remove_stale, tidy
-from vestige.store.files import DamagedError, damaged, read_ours, result_file, save_rows, write_json, write_results
+from vestige.store.comparable import mixtures, number_of
+from vestige.store.directories import begin, clusters_json, config_json, manifest, seal, writing
+from vestige.store.evidence import FORMATS, discard_all, tidy
+from vestige.store.files import result_file, save_rows, write_json, write_results
 from vestige.suites.postprocess import postprocessed, with_more
 from vestige.suites.registry import EVALUATOR_CLASSES, HANDLERS, Evidence, Words
 from vestige.suites.spec import MetricSpec, SuiteSpec
-from vestige.types import Score
+from vestige.types import Score, Text
 from vestige.writing import keep_apart, temporary, write_bytes
 
 if TYPE_CHECKING:  # code of the user's: most runs have none, and do without the modules that serve it
@@ -64,14 +71,18 @@ class Outcome:
     metrics: Mapping[str, MetricSpec] = field(default_factory=dict)  # of every score, those that code added too
 
 
-def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Outcome:
-    """Runs one evaluation in its run directory. `loaded` is a model already in memory (the Python API)."""
+def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumulate: bool = False) -> Outcome:
+    """Runs one evaluation in its run directory. `loaded` is a model already in memory (the Python API).
+
+    `accumulate`: results that are in the directory stay, and those of another model or of other rows are refused.
+    Otherwise the directory is a larger command's own, and results that differ are replaced.
+    """
     if isinstance(config, HarnessConfig):
         from vestige.engine.harness import evaluate_harness
 
         if team().size > 1:
             raise UserError(f"'{config.name}' runs in one process; start it without accelerate or torchrun.")
-        return evaluate_harness(config, loaded)
+        return evaluate_harness(config, loaded, accumulate)
     evaluator: Evaluator | None = None  # code that has the say in this run
     if config.suite.handler in EVALUATOR_CLASSES:
         from vestige.engine.evaluator_session import has_the_say, make_evaluator
@@ -79,20 +90,27 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         if (made := make_evaluator(config)) is not None:
             config = replace(config, suite=replace(config.suite, stem=made.name))
             evaluator = made if has_the_say(made, config.suite) else None
-    check_directory(config)
+    before = earlier_results(config)
+    if before is not None and accumulate and evaluator is None and not before.get("evaluator"):
+        if before["config"]["suite"] != config.suite.name:
+            refuse_mixture(config.output_dir, f"of suite {before['config']['suite']}")
+        config = with_earlier_metrics(config, before)
     _keep_apart(config)
     compares = any(spec.references for spec in config.suite.metrics.values())
-    references = load_references(config.suite, config.dialect) if compares else {}
+    references = load_references(config.suite, config.dialect, shown=config.retain_logs)
     us = team()
     if evaluator is not None and us.size > 1:
         name = type(evaluator).__name__
         raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
     with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
+        if us.leads and accumulate and earlier_results(config) != before:
+            raise UserError(f"Another process wrote into {config.output_dir} meanwhile; run the same command again.")
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
+        evaluation.earlier, evaluation.accumulate = before, accumulate
         prepared = evaluation.prepare()
-        if us.leads and compares and config.retain_logs is None:  # not before mistakes in the rows are told
+        if us.leads and compares and not config.retain_logs:  # not before mistakes in the rows are told
             log.warning(no_retain_logs(config.suite))
         first = evaluation.model  # code of an evaluator may put another in its place
         if evaluation.evaluator:
@@ -104,39 +122,13 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None) -> Out
         return evaluation.write(prepared, scores)
 
 
-def check_directory(config: AnyConfig) -> None:
-    """A run is scored again and verified by its manifest: metrics and a harness do not write over each other's."""
-    harness = isinstance(config, HarnessConfig)
-    path = config.output_dir / "manifest.json"
-    try:
-        before = read_ours(path) if path.is_file() else {}
-        if not isinstance(before, Mapping):
-            raise damaged(path, "it holds no object")
-    except DamagedError:
-        if harness:
-            raise
-        return  # metrics have their evidence, and rewrite a damaged manifest
-    if before and (before.get("kind", "eval") not in EVALUATIONS or ("harness" in before) != harness):
-        name = config.name if isinstance(config, HarnessConfig) else config.suite.name
-        from vestige.store.forms import HarnessManifest
-
-        suite = "another kind" if misfit(before, HarnessManifest) else before["config"]["suite"]
-        raise UserError(
-            f"{config.output_dir} holds a run of '{suite}'; choose another --out, task_name or eval.{name}.output_dir."
-        )
-    held, asked = model_of(before), config.model_args.get("pretrained_model_name_or_path")
-    if held and asked and Path(held).absolute() != Path(str(asked)).expanduser().absolute():
-        log.warning("%s holds a run of %s; its results are replaced by those of %s.", config.output_dir, held, asked)
-
-
 def _keep_apart(config: RunConfig) -> None:
     """A run's inputs are not among the files that it writes: its own results do not serve as retain logs."""
     named: dict[str, str] = {}
     for name, spec in config.suite.metrics.items():
         for reference in spec.references:
             named |= dict.fromkeys(reference.paths, name)
-    if config.retain_logs:
-        named[config.retain_logs] = "as given"
+    named |= dict.fromkeys(config.retain_logs, "as given")
     inputs = {"--model": config.model_args.get("pretrained_model_name_or_path")}
     for path, name in named.items():
         with contextlib.suppress(UserError, OSError):  # reading it says what is wrong
@@ -152,6 +144,8 @@ class _Evaluation:
     ) -> None:
         self.team = us
         self.evaluator: Evaluator | None = None
+        self.earlier: Mapping[str, Any] | None = None  # the manifest of results that are in the directory already
+        self.accumulate = False
         self.by_code: dict[str, Any] = {}  # what the manifest says of it
         self.references = references
         self.started = time.perf_counter()
@@ -200,18 +194,50 @@ class _Evaluation:
 
                 self.notes += [n for n in cluster_notes(rows.source, rows.clusters) if n not in self.notes]
         check_column(self.config.cluster, list(prepared.rows.values()))
+        if any(reference.measured for reference in self.references.values()):
+            self._refuse_mixtures(self._manifest(prepared))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
+        replaced = self._replaced(prepared)
         if self.team.leads:
             begin(self.config.output_dir, "eval", self._rewritten())
+            if replaced:
+                remove_results(self.config.output_dir)
             if self.config.overwrite and self.evidence_dir.is_dir():
                 discard_all(self.evidence_dir)
             save_rows(self.evidence_dir / "examples.json.gz", prepared.rows)
         self.team.meet()  # nobody reads evidence that is about to go
         return prepared
 
+    def _refuse_mixtures(self, about: Mapping[str, Any]) -> None:
+        """Retain logs that were measured otherwise than this run, which `about` describes, are refused or noted."""
+        config, name = self.config, str(self.config.output_dir)
+        self.references = with_mixtures(self.references, name, about, config.dialect, config.accept_mixture)
+        plain = [metric for metric in config.suite.top if not config.suite.metrics[metric].references]
+        for path, reference in self.references.items():  # values that are only shown next to the run's
+            measured = [(m, {name: number_of(about, m), path: theirs}) for m, theirs in reference.measured.items()]
+            self.notes += mixtures([pair for pair in measured if pair[0] in plain], config.accept_mixture)
+
+    def _replaced(self, prepared: Prepared) -> bool:
+        """Whether earlier results go because they are of something else; those that a user asked for never do."""
+        if self.earlier is None:
+            return self.config.overwrite
+        evaluator = type(self.evaluator).__name__ if self.evaluator else ""
+        why = metrics_difference(self.config, self.earlier, self._manifest(prepared), evaluator)
+        if why and self.accumulate:
+            refuse_mixture(self.config.output_dir, why)
+        return bool(why)
+
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:
         """Scores from evidence."""
         start = time.perf_counter()
+        if self.diffusion:
+            from vestige.collect.diffusion import empty_texts_note  # causal models need none of it
+
+            generated: list[Text] = []
+            for key in {request.key for request in prepared.wants.texts}:
+                found = evidence.texts[key]
+                generated += [found] if isinstance(found, Text) else found  # several where answers were sampled
+            self.notes += empty_texts_note(generated)
         if not _has_code(self.config.suite):
             scores = self._scoring(prepared, evidence).score_all()
         else:
@@ -299,7 +325,6 @@ class _Evaluation:
             about = self._manifest(prepared)
             return Outcome(config.output_dir, scores, suite.top, config.dialect, about, metrics=suite.metrics)
         about = self._manifest(prepared)
-        remove_stale(config.output_dir, suite.file_stem, about)
         files: tuple[Path, ...] = write_results(config.output_dir, suite.file_stem, scores, suite.top)
         write_json(config.output_dir / "manifest.json", about)
         run = Run(suite, scores, about, self.references)

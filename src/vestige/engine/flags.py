@@ -99,7 +99,7 @@ def _retain_first(args: argparse.Namespace) -> None:
     retain = argparse.Namespace(**{**vars(args), "model": args.retain_model, "out": str(out), "retain_logs": None})
     print(f"Evaluating the retain model {args.retain_model} ...", flush=True)
     with hushed():  # it has no retain logs itself
-        evaluate_config(runs_of(retain)[0])
+        evaluate_config(runs_of(retain)[0], accumulate=True)
     args.retain_logs = [*(args.retain_logs or []), str(out)]
 
 
@@ -113,7 +113,7 @@ def run_eval(args: argparse.Namespace) -> int:
 
     status = 0
     for run in runs:
-        outcome = evaluate_config(run)
+        outcome = evaluate_config(run, accumulate=True)
         _print_outcome(outcome, run)
         # A run without any value is a failure, though its files and reasons are written.
         if outcome.top and all(outcome.scores[name].missing for name in outcome.top):
@@ -140,7 +140,7 @@ def _print_outcome(outcome: Any, run: Any) -> None:
     print(summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats))
     for note in dict.fromkeys(outcome.notes):  # several metrics may read one file
         print(f"note: {note}")
-    if run.retain_logs is None and (words := without_retain(outcome.metrics, outcome.scores)):
+    if not run.retain_logs and (words := without_retain(outcome.metrics, outcome.scores)):
         print(f"\n{words}")
     print(f"\nfiles: {', '.join(map(str, outcome.files))}")
     cost, seconds = outcome.manifest["cost"], outcome.manifest["seconds"]
@@ -203,6 +203,7 @@ class EvalAsk:
     server_key_env: str | None = None  # the environment variable that holds their key
     server_by_name: bool = False  # several models: each is asked at those of the servers that list it
     overwrite: bool = False
+    accept_mixture: bool = False  # of this run and its retain logs
     trajectory_views: str | None = None  # both | full | eos: the suite along a denoising path
     benchmark: str | None = None  # of trajectory-eval
     seed: int | None = None

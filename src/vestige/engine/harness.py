@@ -11,7 +11,8 @@ import time
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.evaluate import Outcome, check_directory
+from vestige.engine.earlier import earlier_results, remove_results, with_earlier_tasks
+from vestige.engine.evaluate import Outcome
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
 from vestige.engine.served import handle_for
@@ -29,12 +30,14 @@ log = logging.getLogger("vestige.engine")
 REUSED = "answered before, and not asked again: {} (--overwrite asks again)"
 
 
-def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -> Outcome:
+def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, accumulate: bool = False) -> Outcome:
     """Runs the tasks in the run directory. Answers are kept task by task, so that a killed run asks only the rest."""
     started = time.perf_counter()
     with writing(config.output_dir):
-        check_directory(config)
+        before = earlier_results(config)
         model = _model(config, loaded)
+        if before is not None and accumulate:
+            config = with_earlier_tasks(config, before, model.identity)
         # Of a model of the caller's nothing is kept: hooks can change what it answers, and no fingerprint shows it.
         # Nor of a served one: a server may be started again with other weights under the same name.
         kept = None if model.is_live else AnswersOnDisk(config.output_dir / "evidence", model.check)
@@ -43,7 +46,8 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None) -
             """Tasks are read; from here on the run is under way."""
             found = model.get() if model.served is None else model.served.subject()
             begin(config.output_dir, "harness", [*_files(config), "evidence/"])
-            if config.settings.get("overwrite"):
+            if config.overwrite:
+                remove_results(config.output_dir)
                 discard_all(config.output_dir / "evidence")
             return found
 

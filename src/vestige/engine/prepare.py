@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from vestige.collect.windows import text_want
 from vestige.data.chat import decode_texts, make_template
 from vestige.data.context import Context
 from vestige.data.datasets import build_rows, make_context
@@ -26,8 +27,8 @@ from vestige.models.families import CANVAS, NO_DEPTH, NO_LIKELIHOOD
 from vestige.models.load import ModelArgs
 from vestige.suites.registry import HANDLERS, TRAJECTORY, Handler, Words
 from vestige.suites.spec import DataSpec, MetricSpec, SuiteSpec
-from vestige.types import Rows, content_key
-from vestige.wants import Wants
+from vestige.types import Prompt, Rows, content_key
+from vestige.wants import Request, Wants
 
 if TYPE_CHECKING:
     from vestige.models.canvas import Canvases
@@ -162,7 +163,22 @@ def prepare(
             out.notes += _rows_in_both(rows["forget"], rows["holdout"])
     out.notes = list(dict.fromkeys(out.notes))  # several attacks read the same rows
     _gather(config.suite, out, lacking or partial(_out_of_reach, canvases, diffusion))
+    _check_samplers(out.wants.texts, canvases, diffusion)
     return out
+
+
+def _check_samplers(requests: Iterable[Request], canvases: Canvases | None, diffusion: bool) -> None:
+    """Sampler settings in generation_args: a causal model would ignore them, and a sampler may not know a value."""
+    for decoding in {request.decoding.key: request.decoding for request in requests}.values():
+        if decoding.sampler and not diffusion:
+            names = ", ".join(name for name, _ in decoding.sampler)
+            raise UserError(
+                f"generation_args: this model generates from left to right, but {names} set the sampler of a "
+                "diffusion model; leave them out."
+            )
+        if decoding.sampler:
+            want = text_want(Request(Prompt(()), decoding), canvases.for_texts if canvases else {})
+            want.denoising.check("generation_args")
 
 
 def _rows_in_both(forget: Rows, holdout: Rows) -> list[str]:

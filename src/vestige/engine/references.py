@@ -11,7 +11,7 @@ engine/evaluate.py and results/rescore.py before scoring, engine/scores.py, resu
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,13 @@ from vestige.engine.scores import (
 from vestige.errors import UserError
 from vestige.secrets import expand, hide, unset
 from vestige.show.progress import hushed
+from vestige.store.comparable import mixture, number_of, refuse_mixture
 from vestige.store.directories import groupings, sha256
 from vestige.store.files import read_scores, result_file
 from vestige.suites.handlers.references import ref_value
 from vestige.suites.registry import HANDLERS, Inputs
 from vestige.suites.spec import MetricSpec, ReferenceSpec, SuiteSpec
-from vestige.types import OTHER_ROWS, Score
+from vestige.types import Score
 
 log = logging.getLogger("vestige.engine")
 
@@ -48,14 +49,19 @@ WITHOUT_RETAIN_LOGS = (
 
 
 def load_references(
-    suite: SuiteSpec, dialect: str, moved: Mapping[str, Path] | None = None, before: Mapping[str, str] | None = None
+    suite: SuiteSpec,
+    dialect: str,
+    moved: Mapping[str, Path] | None = None,
+    before: Mapping[str, str] | None = None,
+    shown: Sequence[str] = (),
 ) -> dict[str, Reference]:
     """Every reference file the suite names, read before anything is computed: a wrong path costs nothing.
 
     `moved`: where a file is now, for a run that came in an archive. `before`: the sha256 of each file when the run was
     made; one that has changed since is used, and every number that rests on it says so. Neither: a new run.
+    `shown`: logs whose values are shown next to the run's, also where no metric is compared with them.
     """
-    wanted: dict[str, set[str]] = {}
+    wanted: dict[str, set[str]] = {path: set() for path in shown}
     for spec in suite.metrics.values():
         for r in spec.references:
             for path in r.paths:
@@ -71,7 +77,7 @@ def load_references(
         file = now.get(path, Path(path))
         if moved is None and before is None:
             _check_suite(file, suite, metrics)
-        out[path] = load_reference(file, suite, metrics, dialect)
+        out[path] = load_reference(file, suite, dialect)
         _check_steps(suite, path, out[path].results)
         if before and before.get(hide(path), "") not in ("", sha256(result_file(file))):
             out[path] = _changed(out[path], metrics, path)
@@ -120,29 +126,55 @@ def _changed(reference: Reference, metrics: set[str], path: str) -> Reference:
     return replace(reference, caveats={**reference.caveats, **also})
 
 
-def load_reference(path: Path, suite: SuiteSpec, metrics: set[str], dialect: str) -> Reference:
-    """One run's results by our definitions of some metrics."""
+def load_reference(path: Path, suite: SuiteSpec, dialect: str) -> Reference:
+    """One run's results by our definitions of the suite's metrics."""
     file = result_file(path)
     results = read_scores(file)
     if not (file.parent / "manifest.json").is_file():
         return Reference(results)  # another tool's: taken at its word
-    from vestige.store.kinds import data_fingerprints, read_manifest  # most runs are compared with none
+    from vestige.store.kinds import read_manifest  # most runs are compared with none
 
     manifest = read_manifest(file.parent)
-    fingerprints = {m: data_fingerprints(manifest, m) for m in metrics}
-    differing = {m: difference(manifest, suite, m, dialect) for m in metrics if m in suite.metrics}
+    # A dialect that is not ours is no mixture: the run is scored again by ours, or carries a caveat.
+    as_ours = {**manifest, "dialect": {"name": dialect}}
+    measured = {m: number_of(as_ours, m) for m in suite.metrics if m in manifest["config"]["metrics"]}
+    differing = {m: difference(manifest, suite, m, dialect) for m in measured}
     differing = {m: why for m, why in differing.items() if why}
     if not differing:
-        return Reference(results, fingerprints=fingerprints, groupings=groupings(manifest))
+        return Reference(results, measured=measured, groupings=groupings(manifest))
     try:
         again = _by_our_definition(file.parent, manifest, suite, dialect)
     except UserError as error:
         caveats = {
             m: f"the retain logs differ in {why}, and cannot be re-scored: {error}" for m, why in differing.items()
         }
-        return Reference(results, caveats, fingerprints, groupings(manifest))
+        return Reference(results, caveats, measured, groupings(manifest))
     log.warning("Retain logs %s re-scored to match this run: %s.", file, "; ".join(sorted(set(differing.values()))))
-    return Reference({**results, **again}, fingerprints=fingerprints, groupings=groupings(manifest))
+    return Reference({**results, **again}, measured=measured, groupings=groupings(manifest))
+
+
+def mixture_accepted(manifest: Mapping[str, Any]) -> bool:
+    """Whether a finished run was made with --accept-mixture."""
+    return bool(manifest["config"]["settings"].get("accept_mixture"))
+
+
+def with_mixtures(
+    references: Mapping[str, Reference], name: str, manifest: Mapping[str, Any], dialect: str, accept: bool
+) -> dict[str, Reference]:
+    """The references, with a caveat on every metric that they measured otherwise than this run; refused by default.
+
+    `name`, `manifest`: of this run, finished or about to start.
+    """
+    ours = {**manifest, "dialect": {"name": dialect}}
+    out = {}
+    for path, reference in references.items():
+        caveats = dict(reference.caveats)
+        for metric, theirs in reference.measured.items():
+            found = mixture({name: number_of(ours, metric), path: theirs}, metric)
+            if note := refuse_mixture(found, accept):
+                caveats[metric] = "; ".join(filter(None, (note, caveats.get(metric, ""))))
+        out[path] = replace(reference, caveats=caveats)
+    return out
 
 
 def reads(suite: SuiteSpec, moved: Mapping[str, Path] | None = None) -> dict[str, str]:
@@ -270,19 +302,8 @@ def _caveats(suite: SuiteSpec, spec: MetricSpec, files: Mapping[str, Reference],
         for metric in r.include:
             if metric in file.caveats:
                 yield file.caveats[metric]
-            theirs, ours = file.fingerprints.get(metric), rows_behind(suite, metric, prepared)
-            if theirs and ours and theirs != ours:
-                yield f"{OTHER_ROWS}: {metric} of the retain logs; run both with the same --data and --limit"
-        if not file.fingerprints:
+        if not file.measured:
             yield from _other_counts(suite, r, file, prepared)
-
-
-def rows_behind(suite: SuiteSpec, metric: str, prepared: Prepared) -> frozenset[str]:
-    """The fingerprints of the rows a metric and its parents read."""
-    if metric not in suite.metrics:
-        return frozenset()
-    mine = frozenset(rows.fingerprint for rows in prepared.data(metric).values())
-    return mine.union(*(rows_behind(suite, p, prepared) for p in suite.metrics[metric].parents.values()))
 
 
 def _other_counts(suite: SuiteSpec, r: ReferenceSpec, file: Reference, prepared: Prepared) -> Iterator[str]:
@@ -323,7 +344,7 @@ def _reference(run: Run, spec: MetricSpec, parent: str) -> tuple[Score | None, s
     files = [run.references[r.path] for r in spec.references if r.path and r.path in run.references]
     from vestige.store.kinds import data_fingerprints
 
-    known = [f.fingerprints[parent] for f in files if f.fingerprints.get(parent)]
+    known = [f.measured[parent].rows for f in files if parent in f.measured and f.measured[parent].rows]
     same = all(k == data_fingerprints(run.manifest, parent) for k in known)
     same = same and _row_numbers(score) == _row_numbers(run.scores[parent])
     return score, "" if same else OTHERS

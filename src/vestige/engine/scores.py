@@ -31,6 +31,7 @@ from vestige.metrics.utility import TRUTH_RATIO_AGGREGATORS
 from vestige.schema import number
 from vestige.secrets import hidden, hide
 from vestige.show.progress import Bar
+from vestige.store.comparable import Number
 from vestige.store.directories import groupings
 from vestige.store.files import write_json
 from vestige.suites.handlers.common import as_list, row_mean
@@ -55,7 +56,7 @@ class Reference:
 
     results: Mapping[str, Any]
     caveats: Mapping[str, str] = field(default_factory=dict)  # metric -> why it is not quite comparable
-    fingerprints: Mapping[str, frozenset[str]] = field(default_factory=dict)  # metric -> its rows
+    measured: Mapping[str, Number] = field(default_factory=dict)  # metric -> how; empty for another tool's results
     groupings: Mapping[str, Grouping] = field(default_factory=dict)  # fingerprint -> which rows hang together
 
 

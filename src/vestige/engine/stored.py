@@ -13,7 +13,8 @@ from typing import Any
 
 from vestige.engine.prepare import Prepared, make_words
 from vestige.engine.scores import Live, Reference, Scoring
-from vestige.errors import UserError, unknown_name
+from vestige.errors import MissingPluginError, UserError, unknown_name
+from vestige.integrations.plugins import missing_plugins
 from vestige.metrics.dialects import Dialect, get_dialect
 from vestige.metrics.names import full_name
 from vestige.schema import misfit
@@ -41,7 +42,14 @@ def suite_from_manifest(manifest: Mapping[str, Any], changes: Changes | None = N
     metrics = merged(_from_environment(config["metrics"]), said)
     settings = config["settings"]
     body = {"metrics": metrics, "handler": settings.get("handler", config["suite"])}
-    suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    try:
+        suite = read_suite(config["suite"], body | {"postprocess": settings.get("postprocess")}, Named(metrics))
+    except UserError as error:
+        if missing := missing_plugins(config.get("plugins") or ()):
+            raise MissingPluginError(
+                f"The run was made with a plug-in that is not loaded; add {' '.join(f'--plugin {m}' for m in missing)}."
+            ) from error
+        raise
     return replace(suite, top=tuple(config["top"]), stem=str(config.get("stem") or ""))
 
 

@@ -69,15 +69,20 @@ def _manager(specs: Iterable[Any], include_path: str | None) -> Any:
     if place is not None and not place.is_dir():
         raise UserError(f"include_path {place} is not a directory; give the folder that holds your task YAML files.")
     local = TaskManager(include_path=place, include_defaults=False)
-    if all(_stands_alone(spec, local) for spec in specs):
-        return local
-    return TaskManager(include_path=place)
+    waiting = list(specs)
+    for spec in waiting:  # a group adds its members
+        if isinstance(spec, str) and spec in local.all_groups:
+            members = local.task_index[spec].cfg["task"]
+            waiting += [member for member in members if member not in waiting]
+        elif not _stands_alone(spec, local):
+            return TaskManager(include_path=place)
+    return local
 
 
 def _stands_alone(spec: str | dict[str, Any], local: Any) -> bool:
-    """Whether a task needs nothing from the harness's own. Groups may name any task, so they do not count."""
+    """Whether a task needs nothing from the harness's own. The file of a group may name any task."""
     if isinstance(spec, dict):
-        return _complete(spec)
+        return _complete(spec) or spec.get("task") in local.all_subtasks
     if spec in local.all_subtasks:
         return True
     path = Path(spec).expanduser()

@@ -30,6 +30,15 @@ def load_plugins(files: Iterable[str] = ()) -> None:
         load_file(path)
 
 
+def missing_plugins(files: Iterable[str]) -> list[str]:
+    """Which of the plug-ins that a run was made with are not loaded here."""
+    return [file for file in files if _module_name(Path(file)) not in sys.modules]
+
+
+def _module_name(path: Path) -> str:
+    return f"vestige_plugin_{path.stem}"
+
+
 class _FromSource(SourceFileLoader):
     """Compiles the file itself. Compiled modules that Python keeps are told apart by size and second: a plug-in that
     was changed within a second would run as it was before."""
@@ -51,7 +60,7 @@ DECORATORS = (
 def load_file(path: Path) -> None:
     if not path.is_file():
         raise UserError(f"Plug-in file {path} does not exist; check --plugin.")
-    name = f"vestige_plugin_{path.stem}"
+    name = _module_name(path)
     spec = importlib.util.spec_from_file_location(name, path, loader=_FromSource(name, str(path)))
     if path.suffix != ".py" or spec is None or spec.loader is None:
         raise UserError(f"Plug-in file {path} is not Python; give a .py file.")

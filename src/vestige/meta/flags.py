@@ -26,13 +26,13 @@ def add_verbs(verbs: Any) -> None:
         metrics="instead of every metric the runs hold",
         resamples={"default": 2000, "says": "default: 2000; 0: no intervals"},
         rows={"default": 20, "says": "axes; default: 20, 0: all"},
+        accept_mixture="thresholds and halves; an AUC or an axis is never made of a mixture",
     )
     meta.add_argument("--robustness", default="symmetric", metavar="RULE", help="symmetric (default) | one-sided")
     meta.add_argument("--thresholds", metavar="FILE", help="default: optimal_thresholds.json in --out, if it is there")
     meta.add_argument("--utility", metavar="FILE", help="default: method_results.json in --out, if it is there")
     meta.add_argument("--least-utility", type=float, default=0.8, metavar="X", help="default: 0.8")
     meta.add_argument("--own-thresholds", action="store_true", help="s_mia_* by their own, not by their attack's")
-    meta.add_argument("--accept-mixture", action="store_true", help="thresholds and halves measured in different ways")
     meta.add_argument("--floor", type=float, default=0.05, metavar="X", help="axes: default 0.05")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,7 @@ from vestige.errors import UserError
 from vestige.guard import read_json
 from vestige.meta.axes import similarity
 from vestige.metrics.names import ENTITY, short, unlike_published
-
-UNSTATED = "not stated"
-
-
-@dataclass(frozen=True)
-class Number:
-    """One metric of one model."""
-
-    value: float | None
-    protocol: str = UNSTATED
-    rows: frozenset[str] = frozenset()  # fingerprints of the data sets, where they are known
-    handler: str = ""
-    definition: Mapping[str, Any] = field(default_factory=dict)  # the metric's settings, its data's and its parents'
-    prompt: str = ""  # what the template wrote around a stand-in question, where it is known
+from vestige.store.comparable import UNSTATED, Number, mixture, number_of
 
 
 @dataclass(frozen=True)
@@ -87,15 +74,12 @@ def _from_results(data: Mapping[str, Any], manifest: Mapping[str, Any], path: Pa
         if isinstance(value, (Mapping, list, str, bool)):
             continue  # a trajectory's curves, a note: not one number
         own = settings.get(name) or {}
-        entity = own.get("handler") == "uds"  # asks raw rows, whatever the run's template
-        out[short(name)] = Number(
-            as_number(value, f"{name} in {path}"),
-            _entity_protocol(own) if entity else _with_settings(short(name), own, protocol_of(manifest)),
-            _rows(manifest, name),
-            str(own.get("handler", "")),
-            _definition(name, settings),
-            "" if entity else str(manifest.get("prompt") or ""),
-        )
+        number = number_of(manifest, name, as_number(value, f"{name} in {path}"))
+        if own.get("handler") == "uds":  # asks raw rows, whatever the run's template
+            number = replace(number, protocol=_entity_protocol(own), prompt="")
+        else:
+            number = replace(number, protocol=_with_settings(short(name), own, number.protocol))
+        out[short(name)] = replace(number, handler=str(own.get("handler", "")), definition=_definition(name, settings))
     return out
 
 
@@ -140,25 +124,6 @@ def without_settings(protocol: str) -> str:
     return re.sub(r" \[[^\[\]]*\]$", "", protocol)
 
 
-def protocol_of(manifest: Mapping[str, Any]) -> str:
-    """How a run put its rows to the model: chat or raw, the fixed parts of the prompt, the dialect of definitions.
-
-    >>> protocol_of({"template": {"apply_chat_template": True}, "dialect": {"name": "strict"}})
-    'chat, dialect strict'
-    >>> protocol_of({})
-    'not stated'
-    """
-    if "template" not in manifest:
-        return UNSTATED
-    template = manifest["template"]
-    parts = ["chat" if template.get("apply_chat_template") else "raw"]
-    fixed = ("system_prompt", "system_prompt_with_special_tokens", "date_string")
-    tags = () if template.get("apply_chat_template") else ("user_start_tag", "asst_start_tag")
-    parts += [f"{k.replace('_', ' ')} {str(template[k])!r}" for k in (*fixed, *tags) if template.get(k)]
-    dialect = (manifest.get("dialect") or {}).get("name")
-    return ", ".join([*parts, *([f"dialect {dialect}"] if dialect else [])])
-
-
 def _definition(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     """What changes a metric's meaning: plain settings, but no paths; how its data are asked and its texts made; all
     that of its parents. Two runs may read the same rows and still put other questions."""
@@ -176,14 +141,6 @@ def _definition(name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     for parent in own.get("pre_compute") or {}:
         out |= {f"{parent}: {k}": v for k, v in _definition(parent, settings).items()}
     return out
-
-
-def _rows(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
-    """The fingerprints of the rows that a metric and its parents read."""
-    data, keys = manifest.get("data") or {}, (manifest.get("data_of") or {}).get(metric) or {}
-    own = ((manifest.get("config") or {}).get("metrics") or {}).get(metric) or {}
-    theirs = (_rows(manifest, parent) for parent in own.get("pre_compute") or {})
-    return frozenset(data[k]["fingerprint"] for k in keys.values() if k in data).union(*theirs)
 
 
 def as_number(value: Any, where: str) -> float | None:
@@ -238,26 +195,12 @@ def with_similarities(model: ModelNumbers, retain: ModelNumbers | None) -> Model
 def same_protocol(numbers: Mapping[str, Number], metric: str) -> str:
     """The one protocol of a metric's numbers (by model); mixed protocols and mixed rows are refused by name."""
     have = {name: n for name, n in numbers.items() if n.value is not None}
-    protocols: dict[str, str] = {}
-    rows: dict[frozenset[str], str] = {}
-    for name, n in have.items():
-        protocols.setdefault(n.protocol, name)
-        if n.rows:
-            rows.setdefault(n.rows, name)
-    if len(protocols) > 1:
-        (a, first), (b, second) = list(protocols.items())[:2]
+    if found := mixture(have, metric):
         raise UserError(
-            f"{metric} mixes protocols: {first} is '{a}', {second} is '{b}'; evaluate both in the same way "
-            "(numbers without a manifest: write `protocol:` in the pool file)."
+            f"{found}; evaluate both in the same way (numbers without a manifest: write `protocol:` in the pool file)."
         )
-    if len(rows) > 1:
-        first, second = list(rows.values())[:2]
-        raise UserError(
-            f"{metric} of {first} and of {second} was measured on different rows; evaluate both on the same."
-        )
-    _same_prompt(have, metric)
     _same_definition(have, metric)
-    return next(iter(protocols), UNSTATED)
+    return next((n.protocol for n in have.values()), UNSTATED)
 
 
 def _same_definition(numbers: Mapping[str, Number], metric: str) -> None:
@@ -270,16 +213,3 @@ def _same_definition(numbers: Mapping[str, Number], metric: str) -> None:
                 f"{metric} has {key} = {mine.get(key)} in {first} but {theirs.get(key)} in {second}; "
                 "score both by one definition."
             )
-
-
-def _same_prompt(numbers: Mapping[str, Number], metric: str) -> None:
-    """Templates that write another system prompt, or today's date, ask another question."""
-    asked: dict[str, str] = {}
-    for name, n in numbers.items():
-        if n.prompt:
-            asked.setdefault(n.prompt, name)
-    if len(asked) > 1:
-        (a, first), (b, second) = list(asked.items())[:2]
-        raise UserError(
-            f"{metric} mixes prompts: {first} was asked {a!r}, {second} {b!r}; evaluate both by one template and date."
-        )

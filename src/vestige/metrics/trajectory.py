@@ -223,9 +223,12 @@ class Path:
         return [row[row >= 0] for row in both]
 
 
-def follow(trace: Trace, trajectory: str) -> Path:
-    """A trace along a named trajectory: make it once, then ask it for any answer, view or text."""
-    return Path(trace, sigma(trajectory, trace.fixed, trace.steps))
+def follow(trace: Trace, trajectory: str, steps: Sequence[int] | None = None) -> Path:
+    """A trace along a named trajectory, at some of its steps or at all: make it once, then ask it for any answer, view
+    or text.
+    """
+    source = sigma(trajectory, trace.fixed, trace.steps)
+    return Path(trace, source if steps is None else source[steps])
 
 
 def read(trace: Trace, stream: int = 0, trajectory: str = "steps", length: int | None = None) -> TokenStats:

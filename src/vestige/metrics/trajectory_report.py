@@ -1,4 +1,13 @@
-"""Which steps of a denoising run are reported, and what many runs say about each step."""
+"""Which steps of a denoising run are reported, and what many runs say about each step.
+
+The guide can be read in two ways where only some passes are reported (`fixation_steps_count`):
+
+- `captures`: a trajectory is made of the reported passes alone, and a token is fixed in the last of them at or before
+  the pass that wrote it. This is what a sampler gives that keeps no other logits. Values along fixation trajectories
+  depend on the interval.
+- `passes`: a trajectory is made of all passes, and some of its steps are reported, always the last one. Every value is
+  the one that a report of all passes has at the same step.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +20,7 @@ from vestige import sums
 from vestige.errors import UserError
 from vestige.types import Array, Trace
 
+FIXATION_COUNTS = ("captures", "passes")
 STATISTICS = ("mean", "std", "median", "p25", "p75", "min", "max", "ci_low", "ci_high")
 NORMAL_95 = 1.96
 
@@ -33,13 +43,16 @@ def captures(committed: Sequence[int] | Array, interval: int) -> list[int]:
     return taken
 
 
-def thin(trace: Trace, interval: int | None) -> Trace:
+def reported_steps(trace: Trace, interval: int) -> list[int]:
+    """The passes to report of a trajectory made of all passes: the captured ones, and the last."""
+    return sorted({*captures(trace.committed, interval), trace.steps - 1})
+
+
+def thin(trace: Trace, interval: int) -> Trace:
     """The trace with only its captured passes; `committed` then says how many tokens stood before each of them.
 
     Fixation is counted in captures: the last one at or before the pass that wrote the token, because later ones see it.
     """
-    if interval is None:
-        return trace
     kept = np.asarray(captures(trace.committed, interval), dtype=np.int64)
     written = np.searchsorted(kept, trace.fixed, side="right") - 1
     return replace(

@@ -6,7 +6,7 @@ report/run.py, report/verify.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from vestige.report.roster import Entry, Met, Roster
 from vestige.report.rows_part import ALL_ROWS, ROWS
 from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
+from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
 from vestige.sums import number
 
@@ -47,6 +48,7 @@ class PageAsk:
     retain: Sequence[str] = ()
     rows: int = ROWS
     unlearned: Sequence[str] = ()  # where a name says something else
+    accept_mixture: bool = False  # of runs that were not measured alike
 
 
 @dataclass
@@ -60,8 +62,8 @@ class PageWork:
     stresses: dict[str, list[tuple[RunSource, dict[str, str]]]]  # model id -> (source, ids by model | retain)
     trajectories: list[tuple[RunSource, str]]
     links: dict[str, dict[str, str]]  # model id -> role -> id, as runs say
-    swept: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
-    attack_facts: dict[str, dict[str, Any]]  # of a sweep's attacks, by their names in the plan
+    attacked: dict[str, dict[str, str]]  # model id -> attack -> id of the attacked copy
+    attack_facts: dict[str, dict[str, Any]]  # of attacks on copies: of a sweep's, by their names in the plan
     read: dict[str, Methods] = field(default_factory=dict)  # source id -> rows of a table or a published tree
     retains: list[Entry] = field(default_factory=list)  # several that the user names: models of other training seeds
     judged: dict[str, Evaluated] = field(default_factory=dict)  # source id -> its rows, read once
@@ -90,6 +92,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
     named = work.roster.name_roles(ask.full, ask.retain, ask.unlearned)
     work.retains = named if len(named) > 1 else []
     _sweep_copies(work)
+    _quantised_copies(work)
     report = empty_report(ask.title)
     entries = work.roster.entries
     for model, sources in work.evals.items():
@@ -100,6 +103,8 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
             one = work.roster.by_id(id)
             if one is not None and role in depth_part.ENDS:
                 one.values.setdefault("uds", depth_part.end(role, source))
+    for note in mixtures(_measured(work), ask.accept_mixture):
+        found.problem(note)
     _methods(work)
     add_axes(work)
     report["models"] = [e.to_json() for e in entries]
@@ -170,8 +175,22 @@ def _sweep_copies(work: PageWork) -> None:
         of = next((e for e in work.roster.entries if attack and e.name == name), None)
         if of is not None:
             copy.role, copy.method = "other", attack
-            work.swept.setdefault(of.id, {})[attack] = copy.id
+            work.attacked.setdefault(of.id, {})[attack] = copy.id
             work.attack_facts[attack] = _facts_of(work, attack)
+
+
+def _quantised_copies(work: PageWork) -> None:
+    """A model that was read in fewer bits is the same model under an attack, where it was measured as it is, too."""
+    by_weights = {e.weights: e for e in work.roster.entries}
+    swept = {id for copies in work.attacked.values() for id in copies.values()}
+    for copy in work.roster.entries:
+        weights, _, bits = copy.weights.partition("-")
+        of = by_weights.get(weights)
+        if bits and of is not None and copy.id not in swept:
+            attack = f"quantise {bits}"
+            copy.role, copy.method = "other", attack
+            work.attacked.setdefault(of.id, {})[attack] = copy.id
+            work.attack_facts[attack] = attack_facts("quantise")
 
 
 def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
@@ -215,6 +234,22 @@ def _take(work: PageWork, model: str, parts: Sequence[tuple[Mapping[str, Mapping
                 "the run with more rows (else the first) is shown.",
                 source.path,
             )
+
+
+def _measured(work: PageWork) -> Iterator[tuple[str, dict[str, Number]]]:
+    """How the models of a family measured each metric; other families may have other rows and templates."""
+    sources = {source.id: source for source in work.found.sources}
+    by_family: dict[tuple[str, str], dict[str, Number]] = {}
+    for model in work.roster.entries:
+        for metric, shown in model.values.items():
+            protocol = shown.get("protocol") or UNSTATED
+            if shown["v"] is None or protocol == UNSTATED:
+                continue
+            manifest = sources[shown["source"]].data.get("manifest") or {}
+            number = number_of(manifest, metric) if manifest else Number(None, protocol)
+            by_family.setdefault((metric, eval_part.family(manifest)), {})[model.name] = number
+    for (metric, _), numbers in by_family.items():
+        yield metric, numbers
 
 
 def _methods(work: PageWork) -> None:

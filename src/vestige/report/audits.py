@@ -81,11 +81,12 @@ def _attacks(work: PageWork, e: Entry, retain: Entry | None) -> list[dict[str, A
         names = {who: found.name for who, id in ids.items() if (found := work.roster.by_id(id))}
         out += attacks_part.curves(source, ids, names)
     for m in (e, retain):
-        for attack, copy_id in work.swept.get(m.id, {}).items() if m else ():
+        for attack, copy_id in work.attacked.get(m.id, {}).items() if m else ():
             copy = work.roster.by_id(copy_id)
             assert copy is not None and m is not None
             for metric, after in copy.values.items():
-                if metric in m.values and split_of(metric) == "forget" and not any(w in metric for w in SIDE):
+                of_forget_rows = split_of(metric) == "forget" and not any(word in metric for word in SIDE)
+                if metric in m.values and (of_forget_rows or metric == "uds"):
                     before = m.values[metric]["v"]
                     told = work.attack_facts[attack]
                     out.append(attacks_part.sweep_curve(attack, metric, m.to_json(), before, after, told))
@@ -119,20 +120,20 @@ def _read_by(e: Entry, model: ModelRuns, references: References) -> None:
 
 def runs_of(work: PageWork, e: Entry, attacks: Sequence[AttackedRun] = ()) -> ModelRuns:
     """Everything that was measured of one model, for the judge."""
-    swept = []
-    for attack, copy_id in work.swept.get(e.id, {}).items():
+    copies = []
+    for attack, copy_id in work.attacked.get(e.id, {}).items():
         copy, told = work.roster.by_id(copy_id), work.attack_facts[attack]
         assert copy is not None
         mine = work.evaluated(copy.id)
         values = {k: v["v"] for k, v in copy.values.items()}
-        swept.append(AttackedRun(attack, None, bool(told.get("teaches")), "", mine[0] if mine else None, values))
+        copies.append(AttackedRun(attack, None, bool(told.get("teaches")), "", mine[0] if mine else None, values))
     for curve in tree_part.curves(work.found, e.to_json()):
         value = {curve["metric"]: curve["values"][0]}
-        swept.append(AttackedRun(curve["attack"], None, bool(curve["teaches"]), "", None, value))
+        copies.append(AttackedRun(curve["attack"], None, bool(curve["teaches"]), "", None, value))
     depth = work.depths[e.id].data["records"] if e.id in work.depths else ()
     steps = [path_values(s.data["results"]) for s in work.evals.get(e.id, ()) if s.kind == "trajectory"]
     values = {**e.values, **{k: v for one in steps for k, v in one.items()}}
-    return ModelRuns(work.evaluated(e.id), values, depth, [*attacks, *swept])
+    return ModelRuns(work.evaluated(e.id), values, depth, [*attacks, *copies])
 
 
 def same_tests(audits: Sequence[dict[str, Any]], names: Mapping[str, str]) -> None:

@@ -25,11 +25,14 @@ def met(source: RunSource) -> dict[str, Met]:
         "full": summary.get("full_model"),
         "retain": summary.get("retain_model"),
     }
-    return {
-        role: Met(name_of(str(path)), str(path), str(weights.get(role) or ""), "" if role == "unlearned" else role)
-        for role, path in paths.items()
-        if path
-    }
+    out = {}
+    for role, path in paths.items():
+        if path:
+            name = name_of(str(path))
+            if role == "unlearned" and summary.get("quantization"):  # full and retain model are never quantised
+                name = f"{name} ({summary['quantization']})"
+            out[role] = Met(name, str(path), str(weights.get(role) or ""), "" if role == "unlearned" else role)
+    return out
 
 
 def values(source: RunSource) -> dict[str, dict[str, Any]]:

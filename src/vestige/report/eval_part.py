@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.judging.evaluated import handler_in, settings_in
-from vestige.meta.numbers import protocol_of
 from vestige.metrics.cards import reading
 from vestige.report.format import finite
 from vestige.report.methods_part import value
 from vestige.report.roster import Met, name_of
 from vestige.show.tables import own_interval
+from vestige.store.comparable import protocol_of
 from vestige.store.kinds import RunSource
-from vestige.types import OTHER_ROWS
+from vestige.types import MIXTURE
 
 
 def met(source: RunSource, planned: bool = False) -> Met:
@@ -24,11 +24,10 @@ def met(source: RunSource, planned: bool = False) -> Met:
     plain_name = source.path.resolve().name
     quantised = model.get("quantization")
     name = plain_name if planned or not path else name_of(path)
-    weights = str(model.get("fingerprint") or "")
     return Met(
         f"{name} ({quantised})" if quantised and not planned else name,
         path,
-        f"{weights} {quantised}" if weights and quantised else weights,
+        str(model.get("fingerprint") or ""),
         role_of_directory(plain_name),
         family(manifest),
     )
@@ -104,7 +103,7 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
 
 
 def _reading(source: RunSource, metric: str, body: Mapping[str, Any], v: float, stat: Mapping[str, Any]) -> str:
-    if any(str(n).startswith(OTHER_ROWS) for n in body.get("notes") or ()):
+    if any(str(n).startswith(MIXTURE) for n in body.get("notes") or ()):
         return ""
     against = not any("ref_value" in str(n) for n in body.get("notes") or ())
     aggregator = str(settings_of(source, metric).get("aggregator") or "")

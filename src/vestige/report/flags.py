@@ -80,7 +80,7 @@ def ask_of(args: argparse.Namespace, out: Path) -> Any:
     if args.rows < 1:
         raise UserError(f"--rows is {args.rows}; keep at least 1 row of a split.")
     load_plugins(args.plugin)
-    ask = PageAsk(args.title or TITLE, args.full, args.retain_model, args.rows)
+    ask = PageAsk(args.title or TITLE, args.full, args.retain_model, args.rows, accept_mixture=args.accept_mixture)
     return ReportAsk([Path(r) for r in args.runs], out, ask, getattr(args, "shorten_paths", False), not args.quiet)
 
 

@@ -95,16 +95,17 @@ def gather(paths: Sequence[Path]) -> FoundRuns:
     found = FoundRuns()
     seen: set[str] = set()
     for path in paths:
-        before = len(found.sources), len(found.problems)
+        problems_before = len(found.problems)
         if not path.exists():
             raise UserError(f"{path} does not exist; give directories of finished runs.")
         if is_epoch(path):  # a part of the tree would give verdicts on a part of what was measured
             raise UserError(f"{path} is one epoch of a result tree; give the folder above it, which has the baselines.")
-        for source in _look(path, found, DEEPEST):
+        here = list(_look(path, found, DEEPEST))
+        for source in here:
             if source.id not in seen:
                 found.sources.append(source)
             seen.add(source.id)
-        if (len(found.sources), len(found.problems)) == before:
+        if not here and len(found.problems) == problems_before:
             raise UserError(
                 f"{path} holds no finished run: no *_EVAL.json, depth summary.json, stress.json, metrics.json of "
                 f"collapse, watch.json, {META_EVAL} or {METHOD_RESULTS}."

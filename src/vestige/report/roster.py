@@ -25,7 +25,7 @@ class Met:
 
     name: str
     path: str = ""
-    weights: str = ""  # fingerprint; with how it was quantised, which makes another model of the same weights
+    weights: str = ""  # fingerprint; of a quantised model with the bits: 3f9e3a7a-4bit
     role: str = ""  # only where the run says so
     says: str = ""  # facts that tell families apart: suite and tokenizer
 

@@ -87,6 +87,7 @@ def _asked(ask: ReportAsk) -> dict[str, Any]:
     runs = [relative(r, ask.out) for r in ask.runs]
     told = {"title": ask.ask.title, "rows": ask.ask.rows}
     named = {"unlearned": list(ask.ask.unlearned)} if ask.ask.unlearned else {}
+    told |= {"accept_mixture": True} if ask.ask.accept_mixture else {}
     return {"runs": runs, "full": list(ask.ask.full), "retain": list(ask.ask.retain), **named, **told}
 
 
@@ -112,6 +113,7 @@ class _Asked(TypedDict):
     retain: list[str]
     rows: int
     unlearned: NotRequired[list[str]]
+    accept_mixture: NotRequired[bool]
 
 
 def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
@@ -120,7 +122,7 @@ def again(report: Mapping[str, Any], place: Path) -> ReportAsk:
     if misfit(asked, _Asked) or not asked["runs"]:
         raise UserError(f"{place / REPORT} does not say which runs it was made from; run vestige report again.")
     ask = PageAsk(str(asked["title"]), tuple(asked["full"]), tuple(asked["retain"]), int(asked["rows"]),
-                  tuple(asked.get("unlearned", ())))  # fmt: skip
+                  tuple(asked.get("unlearned", ())), bool(asked.get("accept_mixture")))  # fmt: skip
     return ReportAsk([place / r for r in asked["runs"]], place, ask)
 
 

@@ -23,6 +23,7 @@ from vestige.results.rescore import with_column
 from vestige.show.tables import comparison, table
 from vestige.store import kinds
 from vestige.store.archive import moved
+from vestige.store.comparable import Number, mixtures, number_of
 from vestige.store.files import read_scores, result_file
 from vestige.store.kinds import data_fingerprints, read_manifest
 from vestige.suites.definitions import refuse_other_number
@@ -72,6 +73,7 @@ class Comparison:
     metrics: list[str]
     margin: float
     resamples: int
+    notes: list[str]  # mixtures that were accepted
 
     def rows(self) -> list[dict[str, object]]:
         """Every difference as a record, for a table or a data frame."""
@@ -82,6 +84,7 @@ class Comparison:
         for run, found in self.differences.items():
             lines += ["", f"{run} less {self.base}", "", _shown(found, self.reasons[run])]
         lines += ["", _legend(self.margin, self.resamples, [d for found in self.differences.values() for d in found])]
+        lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
 
 
@@ -91,6 +94,7 @@ def compare(
     margin: float = 0.05,
     resamples: int = 10_000,
     cluster: str | None = None,
+    accept_mixture: bool = False,
 ) -> Comparison:
     """Values side by side, and each run against the first. `metrics`: names with commas between them, or "all".
 
@@ -102,6 +106,7 @@ def compare(
         raise UserError("--margin cannot be negative, and --resamples must be at least 100.")
     runs = [read_stored(path, name, cluster) for path, name in zip(paths, _short(paths), strict=True)]
     names = _metrics(runs, metrics)
+    notes = mixtures([(name, _measured(runs, name)) for name in names], accept_mixture)
     values = {r.name: {m: r.scores[m].agg_value for m in names if m in r.scores} for r in runs}
     found = {other.name: differences(runs[0], other, names, resamples) for other in runs[1:]}
     found = judged(found, runs[0], margin)
@@ -113,7 +118,13 @@ def compare(
         metrics=names,
         margin=margin,
         resamples=resamples,
+        notes=notes,
     )
+
+
+def _measured(runs: Sequence[Stored], metric: str) -> dict[str, Number]:
+    """How each run that keeps a manifest measured a metric."""
+    return {r.name: number_of(r.run.manifest, metric) for r in runs if r.run and metric in r.scores}
 
 
 def _short(paths: Sequence[Path]) -> list[str]:

@@ -141,7 +141,7 @@ def run_score(args: argparse.Namespace) -> int:
             changes.setdefault(metric, {})[name] = _value(word, value)
         else:
             raise UserError(f"Cannot read '{word}'; write dialect=NAME or METRIC.KEY=VALUE.")
-    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs, args.cluster)))
+    print(score_run(Path(args.run), Rescoring(dialect, changes, args.retain_logs, args.cluster, args.accept_mixture)))
     return 0
 
 
@@ -155,7 +155,8 @@ def run_compare(args: argparse.Namespace) -> int:
         print(published(Path(args.runs[0]), [], None))
         return 0
     load_plugins(args.plugin)
-    print(compare([Path(run) for run in args.runs], args.metrics, args.margin, args.resamples, args.cluster))
+    runs = [Path(run) for run in args.runs]
+    print(compare(runs, args.metrics, args.margin, args.resamples, args.cluster, args.accept_mixture))
     return 0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.engine.config import RunConfig
-from vestige.engine.references import load_references
+from vestige.engine.references import load_references, with_mixtures
 from vestige.engine.scores import Reference, Run, family, intervals, stats_file
 from vestige.engine.stored import by_code, dialect_for, stored_scores, suite_from_manifest
 from vestige.results.account import account_of
@@ -100,7 +100,9 @@ def _references(
                 gone.add(file)
     metrics = {n: s for n, s in suite.metrics.items() if not lost & set(family(suite, n))}
     rest = replace(suite, metrics=metrics, top=tuple(n for n in suite.top if n in metrics))
-    return load_references(rest, dialect, now, read_manifest(path).get("retain_logs")), lost
+    manifest = read_manifest(path)
+    references = load_references(rest, dialect, now, manifest.get("retain_logs"))
+    return with_mixtures(references, str(path), manifest, dialect, accept=True), lost
 
 
 def _changed(path: Path, sealed: str | None) -> str:
@@ -117,7 +119,7 @@ def _changed(path: Path, sealed: str | None) -> str:
 def _score(path: Path, how: Rescoring) -> str:
     from vestige.show.tables import summary
 
-    outcome = rescore(path, how.dialect, how.changes, how.retain_logs, how.cluster)
+    outcome = rescore(path, how.dialect, how.changes, how.retain_logs, how.cluster, how.accept_mixture)
     head = f"{outcome.manifest['model']['name']}  (dialect {outcome.dialect}, re-scored from evidence)"
     table = summary(outcome.metrics, outcome.top, outcome.scores, outcome.retain, outcome.stats)
     return "\n".join(["", head, "", table, "", f"files: {', '.join(str(f) for f in outcome.files)}"])

@@ -143,7 +143,8 @@ def _generation(config: Mapping[str, Any]) -> str:
         if canonical(str(body["handler"])) in TEXTS:
             d = Decoding.from_config(body.get("generation_args"))
             sampled = f"sampled at temperature {d.temperature:g}, top-p {d.top_p:g}, seed {d.seed}"
-            ways[f"{sampled if d.do_sample else 'greedily'}, at most {d.max_new_tokens} new tokens"] = None
+            way = f"{sampled if d.do_sample else 'greedily'}, at most {d.max_new_tokens} new tokens"
+            ways[", ".join([way, *(f"{name} {value}" for name, value in d.sampler)])] = None
     return f"Texts were generated {' and '.join(ways)}." if ways else ""
 
 

@@ -14,7 +14,7 @@ from vestige.data.clusters import AUTO, NONE, no_such_column, rows_fingerprint, 
 from vestige.data.rows import load_rows, redirect
 from vestige.engine.config import RunConfig, spec_to_json
 from vestige.engine.evaluate import Outcome, retain_values
-from vestige.engine.references import load_references, reads
+from vestige.engine.references import load_references, mixture_accepted, reads, with_mixtures
 from vestige.engine.scores import Run, stats_file, write_statistics
 from vestige.engine.stored import Changes, dialect_for, stored_scores, suite_from_manifest
 from vestige.errors import UserError
@@ -36,6 +36,7 @@ def rescore(
     changes: Changes | None = None,
     retain_logs: str | None = None,
     cluster: str | None = None,
+    accept_mixture: bool = False,
 ) -> Outcome:
     """Scores a run again. Another dialect is possible as long as it reads the same evidence.
 
@@ -54,6 +55,8 @@ def rescore(
         suite = against(suite, str(Path(retain_logs).expanduser().absolute()))
     now = moved(directory)  # told by the seal, which is undone below
     references = load_references(suite, chosen.name, now, manifest.get("retain_logs"))
+    accept = accept_mixture or (retain_logs is None and mixture_accepted(manifest))
+    references = with_mixtures(references, str(directory), manifest, chosen.name, accept)
     with writing(directory):
         scores = stored_scores(directory, suite, chosen, references)
         suite = with_more(suite, scores)

@@ -11,7 +11,7 @@ import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from vestige.errors import UserError
+from vestige.errors import MissingPluginError, UserError
 from vestige.store import directories
 from vestige.store.archive import PACK, extract, is_archive
 from vestige.store.directories import SEAL, Seal, read_seal
@@ -126,6 +126,8 @@ def _numbers(path: Path, seal: Seal | None, verdict: Verdict, again: bool) -> No
             verdict.numbers += found.compared
             said = verdict.checks if found.check else verdict.notes if found.note else verdict.findings
             said.extend([found.words] if found.words else [])
+    except MissingPluginError as error:
+        verdict.notes.append(f"{path}: its files were compared only. {error}")
     except UserError as error:
         verdict.findings.append(str(error))
     except (ValueError, OSError) as error:  # a file that is not there, or not in its format

@@ -82,12 +82,13 @@ def window_plan(denoising: Denoising, generator: torch.Generator) -> list[Move]:
     length = denoising.max_new_tokens
     block = denoising.block_size or length
     blocks = math.ceil(length / block)
-    if denoising.schedule == "llada" and (length % block or denoising.steps % blocks):
+    uneven = denoising.steps % blocks if denoising.steps_per_block is None else 0
+    if denoising.schedule == "llada" and (length % block or uneven):
         raise UserError(
             f"schedule=llada needs blocks that divide evenly: max_new_tokens={length} by block_size={block}, and "
             f"steps={denoising.steps} by the {blocks} blocks; change them or use schedule=dllm."
         )
-    budget = math.ceil(denoising.steps / blocks)
+    budget = denoising.steps_per_block or math.ceil(denoising.steps / blocks)
     plan = []
     for first in range(0, length, block):
         end = min(first + block, length)
@@ -107,7 +108,8 @@ def infill_plan(masked: list[bool], denoising: Denoising, generator: torch.Gener
     for first in range(0, length, block):
         inside = sum(masked[first : first + block])
         if inside:
-            counts = counts_of(inside, math.ceil(denoising.steps / blocks), denoising, generator)
+            budget = denoising.steps_per_block or math.ceil(denoising.steps / blocks)
+            counts = counts_of(inside, budget, denoising, generator)
             plan += [Move(first, first + block, n) for n in counts]
     return plan
 

@@ -9,7 +9,7 @@ from typing import Any
 from vestige.metrics.cards import is_attack, reading
 from vestige.suites.spec import MetricSpec
 from vestige.sums import number
-from vestige.types import NO_RETAIN_LOGS, OTHER_ROWS, Score
+from vestige.types import MIXTURE, NO_RETAIN_LOGS, Score
 
 DISTANCE = "D "  # begins an interval that is about the distance between two samples
 
@@ -83,8 +83,8 @@ def describe(spec: MetricSpec, score: Score, stat: Mapping[str, Any] | None = No
         return "curves over denoising steps (below)"
     if score.agg_value is None:
         return "not computed (no retain model)" if score.reason == NO_RETAIN_LOGS else "not computed (below)"
-    if any(note.startswith(OTHER_ROWS) for note in score.notes):
-        return "not read: other rows (below)"
+    if any(note.startswith(MIXTURE) for note in score.notes):
+        return "not read: a mixture (below)"
     against = "ref_value" not in "\n".join(score.notes)
     ends = own_interval(stat or {})
     return reading(spec.handler, score.agg_value, str(spec.params.get("aggregator", "")), against, ends)

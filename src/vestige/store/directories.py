@@ -33,9 +33,11 @@ from vestige.guard import read_json
 from vestige.ownership import (
     JOURNAL,
     TEMPORARY,
+    adopt_file,
     beside,
     fault,
     has_journal,
+    is_ours,
     is_plain,
     pass_over,
     permit,
@@ -76,6 +78,7 @@ def writing(directory: Path) -> Iterator[None]:
         raise write_error(error, directory / ".lock") from None
     try:
         claim(directory, alone=True)
+        _accept_sealed(directory)
         started = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
         with contextlib.suppress(OSError, UserError):  # it only tells others who we are
             write_json(holder, {"pid": os.getpid(), "host": socket.gethostname(), "since": started}, indent=None)
@@ -84,6 +87,23 @@ def writing(directory: Path) -> Iterator[None]:
         with contextlib.suppress(OSError, UserError):
             remove(holder)
         lock.release()
+
+
+def _accept_sealed(directory: Path) -> None:
+    """A finished run that was copied or unpacked may lack our journal; its seal lists its files with their digests."""
+    if is_ours(directory / SEAL):
+        return
+    try:
+        sealed = read_seal(directory)
+    except ValueError:
+        return  # another tool's checksums.json
+    if sealed is None or not sealed.finished:
+        return
+    for name, digest in sealed.files.items():
+        path = directory / name
+        if path.is_file() and sha256(path) == digest:
+            adopt_file(path)
+    adopt_file(directory / SEAL)
 
 
 def held(directory: Path) -> bool:

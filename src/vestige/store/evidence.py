@@ -24,9 +24,9 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
-from vestige.ownership import is_ours, ours_below
+from vestige.ownership import ours_below
 from vestige.schema import misfit
-from vestige.store.files import DamagedError, damaged, read_json, read_ours, write_bytes, write_json, write_pieces
+from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json, write_pieces
 from vestige.store.formats import FORMATS, Altered, Format, Head
 from vestige.store.laid_out import Joined
 from vestige.types import content_key
@@ -253,38 +253,3 @@ def discard_all(directory: Path, keep: Iterable[str] = ()) -> None:
     kept = set(keep)
     # Only what our journal lists: a user's own file in this directory is not ours to remove.
     remove(*(path for path in ours_below(directory) if path.name not in kept))
-
-
-def model_of(manifest: Mapping[str, Any]) -> str:
-    """The name of the model behind a run; empty where the manifest does not say."""
-    model = manifest.get("model")
-    return str(model.get("name") or "") if isinstance(model, Mapping) else ""
-
-
-def _made_from(manifest: Mapping[str, Any]) -> list[Any]:
-    """What a run's numbers were made from: a run of something else has other numbers under the same definitions."""
-    model, data = manifest.get("model"), manifest.get("data")
-    bodies = data.values() if isinstance(data, Mapping) else ()
-    rows = sorted(str(body.get("fingerprint")) for body in bodies if isinstance(body, Mapping))
-    made_by = model.get("evidence") if isinstance(model, Mapping) else None
-    return [made_by, manifest.get("template"), manifest.get("tokenizer"), rows]
-
-
-def remove_stale(directory: Path, stem: str, now: Mapping[str, Any]) -> None:
-    """Removes results of ours that an earlier run left here and this run's seal would vouch for.
-
-    Scores by other definitions, where the numbers come from something else now; results of other suites, where they are
-    another model's. Evidence stays: it is named by what made it.
-    """
-    path = directory / "manifest.json"
-    try:
-        before = read_ours(path) if path.is_file() else {}
-    except DamagedError:
-        before = {}
-    if not isinstance(before, Mapping) or _made_from(before) == _made_from(now):
-        return
-    stale = ours_below(directory / "scores")
-    if _made_from(before)[0] != _made_from(now)[0]:
-        kinds = ("_EVAL.json", "_SUMMARY.json", "_STATS.json")
-        stale += [p for kind in kinds for p in directory.glob(f"*{kind}") if p.name != f"{stem}{kind}" and is_ours(p)]
-    remove(*stale)

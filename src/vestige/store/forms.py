@@ -297,6 +297,7 @@ class CollapseRow(TypedDict, total=False):
 
 class CollapseStep(TypedDict, total=False):
     step: Required[int]
+    ema: Required[FactsForm]
     metrics: Required[FactsForm]
     verdicts: FactsForm | None
     notes: dict[str, list[Any] | None] | None

@@ -35,6 +35,7 @@ class Rescoring:
     changes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     retain_logs: str | None = None
     cluster: str | None = None  # the column whose rows hang together
+    accept_mixture: bool = False  # of the run and its retain logs
 
     def refuse(self, kind: str) -> None:
         """For kinds that have one definition: asking for another is a mistake, and must not pass in silence."""
@@ -217,11 +218,9 @@ def keys_read(manifest: Mapping[str, Any]) -> set[str]:
 
 
 def data_fingerprints(manifest: Mapping[str, Any], metric: str) -> frozenset[str]:
-    """The rows behind a metric, its parents' included."""
-    recorded = manifest["config"]["metrics"]
-    if metric not in recorded:
-        return frozenset()
-    keys = manifest["data_of"].get(metric, {}).values()
-    mine = frozenset(manifest["data"][k]["fingerprint"] for k in keys if k in manifest["data"])
-    parents = recorded[metric].get("pre_compute") or {}
-    return mine.union(*(data_fingerprints(manifest, p) for p in parents))
+    """The rows that a metric and its parents read; none where the manifest does not say."""
+    data, keys = manifest.get("data") or {}, (manifest.get("data_of") or {}).get(metric) or {}
+    own = ((manifest.get("config") or {}).get("metrics") or {}).get(metric) or {}
+    mine = frozenset(data[key]["fingerprint"] for key in keys.values() if key in data)
+    parents = own.get("pre_compute") or {}
+    return mine.union(*(data_fingerprints(manifest, parent) for parent in parents))

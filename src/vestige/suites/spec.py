@@ -194,6 +194,9 @@ class _Reader:
             # As in a suite: a metric's settings hold wherever it is a parent, in whatever order they are named.
             inner = _Reader(self.library, {**self._own(), **defined})
         top = tuple(inner.read(name, child) for name, child in children.items())
+        for name, child in inner.metrics.items():
+            if HANDLERS[child.handler].live is not None and not child.datasets:
+                inner.metrics[name] = replace(child, datasets=inner.data_of_parents(child))
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
         paths = {r.paths for child in inner.metrics.values() for r in child.references}
         references = [
@@ -202,6 +205,15 @@ class _Reader:
         ]
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)
+
+    def data_of_parents(self, spec: MetricSpec) -> tuple[DataSpec, ...]:
+        """The data sets that a metric's parents read, each once; where two share an access key, the first's."""
+        found: dict[str, DataSpec] = {}
+        for parent in spec.parents.values():
+            theirs = self.metrics[parent]
+            for data in theirs.datasets or self.data_of_parents(theirs):
+                found.setdefault(data.access_key, data)
+        return tuple(found.values())
 
     def _children(self, spec: MetricSpec, config: MetricConfig) -> tuple[dict[str, Any], dict[str, Any]]:
         own = self._own()

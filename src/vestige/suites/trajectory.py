@@ -8,6 +8,7 @@ from typing import Any
 
 from vestige.errors import UserError, did_you_mean, unknown_name
 from vestige.metrics.trajectory import ALIGNMENTS, DEFAULT_TRAJECTORIES, TEXT_SOURCES, TRAJECTORIES, views
+from vestige.metrics.trajectory_report import FIXATION_COUNTS
 from vestige.suites.registry import DECIDED, TRAJECTORY
 from vestige.wants import Denoising
 
@@ -19,6 +20,7 @@ WITHOUT_EFFECT = {
     "aggressive_cuda_empty_cache", "trajectory_cpu_offload_metrics", "use_generalized_sequence_probability",
     "trajectory_step_prefetch_max_steps", "trajectory_step_view_batch_chunk_max", "return_dict",
 }  # fmt: skip
+GUIDE_INTERVAL = 8  # tokens; with `guide_defaults`, where no interval is set
 # Settings of Dream's sampler that draw at random, with the value at which they do nothing.
 DREAM_NEUTRAL = {"alg_temp": 0.0, "top_p": 1.0, "top_k": 0}
 
@@ -32,12 +34,18 @@ class TrajectoryConfig:
     trajectories: tuple[str, ...] = DEFAULT_TRAJECTORIES
     alignment: str = "same_position"
     interval: int = 1  # report a pass when this many more tokens were decided; 1: every pass
+    fixation_counts: str = "captures"  # or passes: what trajectories are made of when not every pass is reported
     text_source: str = "logits_argmax"
     eos_ids: tuple[int, ...] = ()  # empty: the tokenizer's
     logits_path: str | None = None  # logits_source: external
     store_per_sample: bool = False
     legacy_flat: bool = False
     notes: tuple[str, ...] = ()
+
+    @property
+    def thins(self) -> bool:
+        """Whether trajectories are made of the reported passes alone."""
+        return self.interval > 1 and self.fixation_counts == "captures"
 
     @property
     def length(self) -> int:
@@ -49,8 +57,12 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     """The `trajectory_config` of a metric; what it does not say has the guide's defaults."""
     given = _mapping(params.get("trajectory_config"), "trajectory_config", metric)
     sampling = _mapping(given.pop("sampler_kwargs", None), "sampler_kwargs", metric)
+    guide = bool(given.pop("guide_defaults", False))
     interval = sampling.pop("trajectory_sample_interval", None)
-    interval = 1 if interval is None else _whole(interval, "trajectory_sample_interval", metric)
+    if interval is None:
+        interval = GUIDE_INTERVAL if guide else 1
+    interval = _whole(interval, "trajectory_sample_interval", metric)
+    counts = _one_of(str(given.pop("fixation_steps_count", "captures")), FIXATION_COUNTS, "fixation_steps_count")
     mode = str(given.pop("evaluation_mode", "unguided"))
     alignment = str(given.pop("logit_alignment", "same_position"))
     if alignment not in ALIGNMENTS:
@@ -75,13 +87,14 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
         trajectories=_trajectories(given.pop("trajectories", None) or DEFAULT_TRAJECTORIES),
         alignment=alignment,
         interval=interval,
+        fixation_counts=counts,
         text_source=_one_of(
             str(given.pop("rouge_prediction_source", "logits_argmax")), TEXT_SOURCES, "rouge_prediction_source"
         ),
         eos_ids=_ids(given.pop("eos_token_id", None), "eos_token_id", metric),
         logits_path=None if path is None else str(path),
-        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", False))),
-        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", False))),
+        store_per_sample=bool(given.pop("store_per_sample", params.get("store_per_sample", guide))),
+        legacy_flat=bool(given.pop("legacy_flat", params.get("legacy_flat", guide))),
         notes=notes,
     )
     unknown = sorted(set(given) - WITHOUT_EFFECT)
@@ -108,6 +121,7 @@ def _known_settings() -> list[str]:
     return sorted({
         "sampler_kwargs", "include_views", "trajectories", "logit_alignment", "logits_source", "logits_path",
         "evaluation_mode", "rouge_prediction_source", "eos_token_id", "store_per_sample", "legacy_flat",
+        "fixation_steps_count", "guide_defaults",
         *WITHOUT_EFFECT,
     })  # fmt: skip
 
@@ -206,10 +220,6 @@ class _Children:
         config.pop("display_name", None)
         source = str(config.pop("dataset_key", "")) or None
         base = self._base(name, config.pop("handler", None))
-        if base.get("pre_compute") and not self._own_parents(config):
-            config.pop(
-                "pre_compute", None
-            )  # the guide's `probability: {access_key: correct}`: the suite knows which data
         if source:
             config.setdefault("datasets", {source: {}})
         if base.get("handler") == "extraction_strength" and config.pop("order", "text") == "decided":
@@ -232,45 +242,75 @@ class _Children:
             f"Metric '{name}' not found in registry.{did_you_mean(name, known)} Available metrics: [{', '.join(known)}]"
         )
 
-    def _own_parents(self, config: Mapping[str, Any]) -> bool:
-        """Do the parents say where their data come from? The guide's short form does not."""
-        return any(
-            name in self.named or entry.get("datasets") or self._own_parents(entry)
-            for name, entry in _entries(config.get("pre_compute"))
-        )
-
     def _laid(self, name: str, base: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-        """`config` on `base`. Parents are either's, never mixed; what they are compared with follows them."""
+        """`config` on `base`, the suite's metric. What parents are compared with follows them."""
         out = {**base, **config}
         if config.get("pre_compute"):
-            out["pre_compute"] = self._parents(name, config["pre_compute"])
+            before = base.get("pre_compute") or {}
+            out["pre_compute"] = self._parents(name, config["pre_compute"], before)
             if base.get("reference_logs") and "reference_logs" not in config:
-                out["reference_logs"] = _redirected(base["reference_logs"], base["pre_compute"], out["pre_compute"])
+                out["reference_logs"] = _redirected(base["reference_logs"], before, out["pre_compute"])
             if "datasets" not in config:
                 out.pop("datasets", None)
         elif not out.get("datasets") and not out.get("pre_compute"):
             out["datasets"] = dict(self.datasets)
         return out
 
-    def _parents(self, child: str, given: Any) -> dict[str, Any]:
-        """A child's parents. A name alone is the suite's metric; settings are laid on it, under a name of its own."""
+    def _parents(self, child: str, given: Any, suites: Mapping[str, Any]) -> dict[str, Any]:
+        """A child's parents. A name alone is the suite's metric; settings are laid on it, under a name of its own.
+
+        A handler without data (the guide's `probability: {access_key: correct}`) is the suite's parent of that key,
+        because only the suite knows which rows are meant.
+        """
+        inherited = {str((entry or {}).get("access_key", name)): name for name, entry in suites.items()}
         out: dict[str, Any] = {}
+        short = False
         for parent, entry in _entries(given):
             key = str(entry.pop("access_key", parent))
-            plain = parent in self.handlers and parent not in self.named
-            if not entry and not plain:
+            handler = entry.get("handler") or parent
+            bare = parent not in self.named and handler in self.handlers
+            base: dict[str, Any] = {}
+            name = parent
+            if bare and key in inherited and not entry.get("datasets"):
+                short = True
+                entry.pop("handler", None)
+                entry.pop("labels_field", None)  # the published code's way to say which rows
+                base = self._full(inherited[key], suites)
+                if handler != base.get("handler"):
+                    base = {"handler": handler, "datasets": base.get("datasets")}
+                elif not entry:
+                    continue
+                name = f"{child}_{key}"
+            elif bare and parent in self.handlers:
+                entry["handler"] = handler
+                name = f"{child}_{key}"
+            elif not entry:
                 out[parent] = {"access_key": key}
                 continue
-            if plain:
-                entry.setdefault("handler", parent)
-            changed = parent in self.named and not entry.get("handler")
-            name = f"{child}_{key}" if plain else f"{child}_{parent}" if changed else parent
-            full = self._laid(name, dict(self.suite(parent) or {}) if changed else {}, entry)
+            elif parent in self.named and not entry.get("handler"):
+                base = self._full(parent, {})
+                name = f"{child}_{parent}"
+            full = self._laid(name, base, entry)
             if self.taken.setdefault(name, full) != full:
                 name = f"{child}_{name}"
                 self.taken[name] = full
             out[name] = {**full, "access_key": key}
+        if short:  # also a parent that is not named: of two entries `probability`, readers of YAML keep one
+            keys = {entry["access_key"] for entry in out.values()}
+            out.update(
+                {
+                    name: {**(suites[name] or {}), "access_key": key}
+                    for key, name in inherited.items()
+                    if key not in keys
+                }
+            )
         return out
+
+    def _full(self, parent: str, written_out: Mapping[str, Any]) -> dict[str, Any]:
+        """A parent's whole config: as it stands in place, else the suite's of that name."""
+        entry = dict(written_out.get(parent) or {})
+        entry.pop("access_key", None)
+        return entry if entry.get("handler") else {**(self.suite(parent) or {}), **entry}
 
 
 def child_configs(

@@ -26,6 +26,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, set_seed
 from vestige.errors import UserError, how_to_install
 from vestige.installing import save_pretrained
 from vestige.models.canvas import refuse_copy
+from vestige.models.checks import tensor_names
 from vestige.models.load import LoadedModel
 from vestige.models.publish import save_published
 from vestige.secrets import without_secrets
@@ -264,6 +265,42 @@ class MethodTrainer(Trainer):
         super().__init__(**settings)
         self.work = work
         self.model_accepts_loss_kwargs = False
+
+    def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
+        """A checkpoint under the names of the model in memory, because the Trainer loads it by these.
+
+        save_pretrained would write the published names and layout (of LLaDA, or of a mixture of experts), and the
+        Trainer would skip every one of them.
+        """
+        model: Any = self.model
+        if hasattr(model, "peft_config"):  # peft saves and loads an adapter by the same names
+            super()._save(output_dir, state_dict)
+        else:
+            place = output_dir or self.args.output_dir
+            model.save_pretrained(place, state_dict=state_dict, save_original_format=False)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if hasattr(self.model, "peft_config"):
+            from peft import get_peft_model_state_dict
+
+            stored = set(tensor_names(Path(resume_from_checkpoint) / "adapter_model.safetensors"))
+            expected = set(get_peft_model_state_dict(self.model))
+            self._check_names(expected - stored, stored - expected)
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """The Trainer calls this after loading a whole model; a tied tensor is stored once, under its other name."""
+        tied = set(getattr(self.model, "all_tied_weights_keys", None) or ())
+        self._check_names(set(load_result.missing_keys) - tied, set(load_result.unexpected_keys))
+
+    def _check_names(self, missing: set[str], unexpected: set[str]) -> None:
+        """A tensor that is not restored would keep its starting value, and training would end in other weights."""
+        if missing or unexpected:
+            found = f"lacks {min(missing)}" if missing else f"holds {min(unexpected)}, which the model has not"
+            raise UserError(
+                f"The checkpoint of an interrupted run {found}, so training cannot resume from it; delete "
+                f"{self.args.output_dir} and rerun the same command to start again."
+            )
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Beside the random state, and before older checkpoints go: what our losses carry from step to step."""

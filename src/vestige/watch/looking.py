@@ -250,7 +250,7 @@ class Looking:
         """The mean over runs of every metric's value, by the definitions of this run."""
         found: dict[str, list[float]] = {}
         for path in logs:
-            results = load_reference(Path(path), self.run.suite, set(self.run.suite.metrics), self.run.dialect).results
+            results = load_reference(Path(path), self.run.suite, self.run.dialect).results
             for name in self.run.suite.metrics:
                 value = (results.get(name) or {}).get("agg_value")
                 if isinstance(value, (int, float)) and math.isfinite(value):

@@ -24,7 +24,7 @@ from vestige.metrics.trajectory import (
     view_length,
     window,
 )
-from vestige.metrics.trajectory_report import captures, thin
+from vestige.metrics.trajectory_report import captures, reported_steps, thin
 from vestige.suites.handlers.common import wants_answers
 from vestige.suites.registry import HANDLERS, Evidence, Inputs, Words
 from vestige.suites.steps import At
@@ -199,7 +199,7 @@ class Reading:
         rows = scored_length(self._length(prompt), config.alignment)
         at = np.flatnonzero((laid[:rows] != IGNORE) & path.seen[:rows])
         passes = path.source[min(step, path.steps - 1), at]
-        if config.interval > 1:
+        if config.thins:
             passes = np.asarray(captures(self.run.whole[prompt].committed, config.interval))[passes]
         return at + (config.alignment == "causal"), at, passes
 
@@ -245,21 +245,29 @@ class TrajectoryRun:
         self.asked = gather(inputs.spec, self.data, inputs.dialect, self.config.denoising.takes_back)
         self.eos_ids = self.config.eos_ids or (inputs.words.eos_ids if inputs.words else ())
         self.whole: dict[Prompt, Trace] = {}  # with every pass
-        self.traces: dict[Prompt, Trace] = {}  # with the passes reported
+        self.traces: dict[Prompt, Trace] = {}  # that trajectories are made of: every pass, or the reported ones
+        self.reported: dict[Prompt, list[int]] = {}  # the steps of those trajectories that are reported
         self.stream: dict[tuple[Prompt, Ids], int] = {}
         for prompt in self.asked.streams:
             found = inputs.evidence.denoised[self.asked.want(prompt, self.config).key]
             self.whole[prompt] = found
-            self.traces[prompt] = thin(found, self.config.interval if self.config.interval > 1 else None)
+            self.traces[prompt] = found
+            self.reported[prompt] = list(range(found.steps))
+            if self.config.thins:
+                self.traces[prompt] = thin(found, self.config.interval)
+                self.reported[prompt] = list(range(self.traces[prompt].steps))
+            elif self.config.interval > 1:
+                self.reported[prompt] = reported_steps(found, self.config.interval)
             answers = self.asked.ordered(prompt, self.config)
             self.stream.update({(prompt, answer): i for i, answer in enumerate(answers)})
-        self.steps = max((t.steps for t in self.traces.values()), default=0)
+        self.steps = max(map(len, self.reported.values()), default=0)
         self._paths: dict[str, dict[Prompt, Path]] = {}
         self._texts: dict[Ids, str] = {}
 
     def paths(self, trajectory: str) -> dict[Prompt, Path]:
         if trajectory not in self._paths:
-            self._paths[trajectory] = {prompt: follow(t, trajectory) for prompt, t in self.traces.items()}
+            found = {prompt: follow(t, trajectory, self.reported[prompt]) for prompt, t in self.traces.items()}
+            self._paths[trajectory] = found
         return self._paths[trajectory]
 
     def text(self, ids: Ids) -> str:

@@ -15,7 +15,7 @@ from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, 
 from vestige.suites.registry import Inputs
 from vestige.suites.steps import StepScores, picked
 from vestige.suites.trajectory import TrajectoryConfig
-from vestige.types import BAD_LOGITS, Score, Trace
+from vestige.types import BAD_LOGITS, Score
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
@@ -35,7 +35,14 @@ def _field(spec: MetricSpec) -> str:
 def protocol(config: TrajectoryConfig) -> dict[str, Any]:
     """What two runs must have in common for their steps to be the same steps."""
     sampling = {k: list(v) if isinstance(v, tuple) else v for k, v in config.denoising.settings().items()}
-    return {"trajectory_sample_interval": config.interval, "logit_alignment": config.alignment, **sampling}
+    # Where every pass is reported the two are the same.
+    counts = config.fixation_counts if config.interval > 1 else "passes"
+    return {
+        "trajectory_sample_interval": config.interval,
+        "fixation_steps_count": counts,
+        "logit_alignment": config.alignment,
+        **sampling,
+    }
 
 
 class Results:
@@ -142,35 +149,55 @@ class Results:
         return [f"{m}: {n}" for m, found in notes.items() for n in found[0] if all(n in step for step in found)]
 
     def _per_row(self) -> dict[str, dict[str, Any]]:
-        """Values of single rows, in the first view."""
+        """Values of single rows: by view where there are several, else with the name of the one there is."""
         out: dict[str, dict[str, Any]] = {}
         suite = self.inputs.spec.children
         assert suite is not None
-        for trajectory, scores in next(iter(self.scores.values())).items():
-            values = {m: self._values(scores[m], m) for m in suite.top}
-            for k in range(self.run.steps):
-                for metric in (m for m in suite.top if scores[m].with_rows[k]):
-                    for i, value in values[metric].items():
-                        row = out.setdefault(i, {"trajectories": {}})["trajectories"]
-                        row.setdefault(trajectory, {}).setdefault(f"step_{k}", {})[metric] = picked(value, k)
+        several = len(self.scores) > 1
+        for view, by_trajectory in self.scores.items():
+            for trajectory, scores in by_trajectory.items():
+                for metric in suite.top:
+                    for index, value in self._values(scores[metric], metric).items():
+                        row = out.setdefault(index, {})
+                        if several:
+                            row = row.setdefault(view, {})
+                        else:
+                            row["view"] = view
+                        steps = row.setdefault("trajectories", {}).setdefault(trajectory, {})
+                        for k in np.flatnonzero(scores[metric].with_rows).tolist():
+                            steps.setdefault(f"step_{k}", {})[metric] = picked(value, k)
         return out
 
     def _metadata(self) -> dict[str, Any]:
         run = self.run
-        rows = next(iter(run.data.values()))
-        by_index = {row[0].index: run.traces.get(prompt_of(row[0].prompt)) for row in rows.examples}
-        traces = {i: t for i, t in by_index.items() if t is not None}
-        longest = max(run.traces.values(), key=lambda t: t.steps)
+        longest = max(run.reported, key=lambda prompt: len(run.reported[prompt]))
+        steps, ends, lengths = {}, {}, {}
+        never_fixed, never_reached = {}, {}
+        for row in next(iter(run.data.values())).examples:
+            index, prompt = row[0].index, prompt_of(row[0].prompt)
+            lengths[index] = len(row[0].prompt.ids)
+            if prompt not in run.traces:
+                continue
+            trace = run.traces[prompt]
+            # A block sampler stops after the block with the end token: it never looks at later positions.
+            looked = (trace.proposal >= 0).any(axis=0)
+            open_positions = int((looked & (trace.fixed < 0)).sum())
+            if open_positions:
+                never_fixed[index] = open_positions
+            if not looked.all():
+                never_reached[index] = int((~looked).sum())
+            steps[index] = len(run.reported[prompt])
+            ends[index] = view_length("eos", trace.final, run.eos_ids)
         return {
             "num_trajectory_steps": run.steps,
             **protocol(run.config),
             "step_meaning": "unmasked_tokens: how many tokens stood decided before the pass",
-            "step_values": [int(n) for n in longest.committed],
-            "num_steps_by_index": {i: t.steps for i, t in traces.items()},
-            "never_fixed_by_index": {i: n for i, t in traces.items() if (n := int((_looked(t) & (t.fixed < 0)).sum()))},
-            "never_reached_by_index": {i: n for i, t in traces.items() if (n := int((~_looked(t)).sum()))},
-            "effective_length_by_index": {i: view_length("eos", t.final, run.eos_ids) for i, t in traces.items()},
-            "prompt_len_by_index": {row[0].index: len(row[0].prompt.ids) for row in rows.examples},
+            "step_values": [int(n) for n in run.traces[longest].committed[run.reported[longest]]],
+            "num_steps_by_index": steps,
+            "never_fixed_by_index": never_fixed,
+            "never_reached_by_index": never_reached,
+            "effective_length_by_index": ends,
+            "prompt_len_by_index": lengths,
         }
 
 
@@ -186,11 +213,6 @@ def _taken_back(found: Mapping[str, Any]) -> list[str]:
         f"ever_accepted: the true token was accepted and taken back again in {ever['rows']:.1%} of the rows "
         f"({ever['tokens']:.1%} of their tokens); the final text hides it in {ever['hidden_rows']:.1%} of the rows",
     ]
-
-
-def _looked(trace: Trace) -> Any:
-    """Positions the sampler came to: a block sampler stops after the block with the end token."""
-    return (trace.proposal >= 0).any(axis=0)
 
 
 def _compact(score: Score) -> dict[str, Any]:

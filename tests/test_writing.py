@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from vestige.installing import install, place_new, save_pretrained, scratch
 from vestige.ownership import (
     JOURNAL,
     ForeignError,
-    adopt,
+    adopt_file,
     beside,
     is_ours,
     own_journal,
@@ -37,107 +36,6 @@ from vestige.writing import (
     write_bytes,
     written_by,
 )
-
-SOURCE = Path(__file__).parent.parent / "src" / "vestige"
-OWNERS = {"writing.py", "installing.py", "ownership.py"}
-
-# Calls by the name of the attribute, whatever they are called on.
-METHODS = {
-    "unlink", "rmtree", "rename", "renames", "rmdir", "removedirs", "write_text", "write_bytes", "touch", "chmod",
-    "symlink_to", "hardlink_to", "truncate", "ftruncate", "save_pretrained", "savefig", "save_file", "to_csv",
-    "to_json_file", "to_parquet", "tofile", "copytree", "copyfile", "copy2", "mkstemp", "mkdtemp", "NamedTemporaryFile",
-    "TemporaryDirectory", "TemporaryFile", "extractall", "extract_to",
-}  # fmt: skip
-# Calls by module and name.
-FUNCTIONS = {
-    ("os", "remove"), ("os", "replace"), ("os", "link"), ("os", "symlink"), ("os", "mkfifo"), ("os", "open"),
-    ("shutil", "move"), ("shutil", "copy"), ("shutil", "make_archive"), ("shutil", "unpack_archive"),
-    ("torch", "save"), ("np", "save"), ("numpy", "save"), ("pickle", "dump"), ("np", "savetxt"),
-}  # fmt: skip
-BARE = {"rmtree", "unlink", "rename", "mkstemp", "mkdtemp", "NamedTemporaryFile", "TemporaryDirectory", "save_file"}
-# What remains, and why it cannot lose a file.
-ALLOWED = {
-    ("cli.py", "open"): "os.devnull",
-    ("lab/beside.py", "open"): "os.devnull",
-    ("sweep/worker.py", "fdopen"): "the process's own standard output",
-    ("store/archive.py", "ZipFile"): "writes to the path that writing.one_file gave",
-    ("models/publish.py", "save_file"): "writes in the folder that writing.filling gave",
-    ("internal.py", "mkstemp"): "a new file of a random name in the system's temporary directory",
-    ("internal.py", "fdopen"): "the same file",
-}
-
-
-def guilty(path: Path) -> list[tuple[str, int]]:
-    """Calls that could remove, replace or write a file: what is called, and the line."""
-    out = []
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Call):
-            name = _danger(node)
-            if name:
-                out.append((name, node.lineno))
-    return out
-
-
-def _danger(node: ast.Call) -> str:
-    called = node.func
-    if isinstance(called, ast.Name):
-        if called.id == "open":
-            return "open" if _writes(node, 1) else ""
-        if called.id == "ZipFile":
-            return "ZipFile" if _writes(node, 1) else ""
-        return called.id if called.id in BARE else ""
-    if not isinstance(called, ast.Attribute):
-        return ""
-    owner = called.value.id if isinstance(called.value, ast.Name) else ""
-    if (called.attr in METHODS and owner not in ("writing",)) or (owner, called.attr) in FUNCTIONS:
-        return called.attr
-    if called.attr == "replace" and len(node.args) == 1 and not node.keywords:
-        return "replace"  # of a path: those of strings have two arguments, those of records and dates have names
-    if called.attr == "open" and (_writes(node, 0) or _writes(node, 1)):
-        return "open"
-    if called.attr in ("fdopen", "ZipFile", "TarFile", "GzipFile") and _writes(node, 1):
-        return called.attr
-    return ""
-
-
-def _writes(node: ast.Call, place: int) -> bool:
-    """Whether the mode lets a file be written; a mode that is not a plain text is taken for one that does."""
-    said = [k.value for k in node.keywords if k.arg == "mode"] or node.args[place : place + 1]
-    if not said:
-        return False
-    if isinstance(said[0], ast.Constant):
-        return isinstance(said[0].value, str) and len(said[0].value) <= 3 and bool(set(said[0].value) & set("wax+"))
-    return isinstance(said[0], (ast.IfExp, ast.BinOp))
-
-
-def test_nothing_else_writes_replaces_or_removes_files() -> None:
-    found, used = [], set()
-    for path in sorted(SOURCE.rglob("*.py")):
-        name = path.relative_to(SOURCE).as_posix()
-        for call, line in guilty(path) if name not in OWNERS else ():
-            if (name, call) in ALLOWED:
-                used.add((name, call))
-            else:
-                found.append(f"{name}:{line}: {call}")
-    assert found == []
-    assert used == set(ALLOWED), "an exception nobody needs any more"
-
-
-SEEN = (
-    "p.unlink()", "shutil.rmtree(p)", "os.replace(a, b)", "a.replace(b)", "a.rename(b)", "shutil.move(a, b)",
-    "os.remove(p)", "open(p, 'w')", "p.open('ab')", "open(p, mode='r+')", "p.write_text(t)", "p.write_bytes(b)",
-    "model.save_pretrained(p)", "figure.savefig(p)", "torch.save(x, p)", "tempfile.mkdtemp()", "p.rmdir()",
-    "zipfile.ZipFile(p, 'w')", "os.open(p, os.O_WRONLY)", "rmtree(p)", "p.open('w' if new else 'a')",
-)  # fmt: skip
-HARMLESS = ("t.replace('a', 'b')", "open(p)", "p.open('rb')", "replace(run, out=x)", "open()")
-
-
-def test_the_scan_sees_what_writes_and_passes_over_the_rest(tmp_path: Path) -> None:
-    file = tmp_path / "x.py"
-    for code in (*SEEN, *HARMLESS):
-        file.write_text(f"def f():\n    {code}\n")
-        assert len(guilty(file)) == (code in SEEN), code
-
 
 # ---- the module --------------------------------------------------------------------------------------------------
 
@@ -190,7 +88,8 @@ def test_links_are_never_followed(tmp_path: Path) -> None:
             append_to(home / name)
         with pytest.raises(ForeignError, match="is a link"), one_file(home / name) as half:
             half.write_bytes(b"x")
-    adopt(home, ["link", "folder/file"])
+    adopt_file(home / "link")
+    adopt_file(home / "folder" / "file")
     assert remove(home / "link", home / "folder/file", home / "folder") == 0
     assert names(victim) == ["file"] and (victim / "file").read_text() == "precious"
     assert remove_all(home / "folder") == 0

@@ -104,7 +104,9 @@ class VanishedError(WriteError):
 def lock_file(directory: Path) -> Path:
     """The path to lock. Locking empties the file, so one that holds something is not taken."""
     path = directory / LOCK
-    permit(path)
+    empty = is_plain(path) and path.stat().st_size == 0  # as in a copied directory
+    if not empty:
+        permit(path)
     journal = own_journal(directory)
     if LOCK not in journal.files:
         journal.add({"file": LOCK})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +80,10 @@ def sign_flips(values: np.ndarray) -> float:
     )
 
 
-def auc(forget: np.ndarray, holdout: np.ndarray) -> float:
-    return float(((forget[:, None] < holdout) + 0.5 * (forget[:, None] == holdout)).mean())
+def auc(forget: Sequence[float], holdout: Sequence[float]) -> float:
+    """The share of pairs in which the forget row scores lower; equal scores count half."""
+    ours, others = np.array(forget)[:, None], np.array(holdout)
+    return float(((ours < others) + 0.5 * (ours == others)).mean())
 
 
 def bootstrap(values: np.ndarray) -> Any:

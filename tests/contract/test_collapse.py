@@ -31,10 +31,10 @@ FIRST, TRAJECTORY, TURN = (f"collapse_{name}_sample" for name in ("first_turn", 
 QUICK = ("--resamples", 0)
 
 
-def collapse(out: Path, *words: object, status: int = 0) -> tuple[harness.Outcome, int]:
+def collapse(out: Path, *words: object) -> tuple[harness.Outcome, int]:
     """Runs the command, on the tiny model unless `words` name another; also says how many tokens a model read."""
     model = () if "--model" in words else ("--model", TINY)
-    return harness.counted("collapse", *words, *model, "--quiet", "--out", out, status=status)
+    return harness.counted("collapse", *words, *model, "--quiet", "--out", out)
 
 
 def steps_of(run: Path) -> list[dict[str, Any]]:
@@ -296,7 +296,7 @@ def write_formats(place: Path) -> dict[Path, tuple[str, bool]]:
     """The same answers as several programs write them: file -> its format, and whether the prompts are chats."""
     import pandas
 
-    names = ("1-native", "2-native", "3-verl", "4-trl", "5-trl", "7-native", "8-native", "9-ragen-jsonl", "6-slime")
+    names = ("1-native", "2-native", "5-trl", "7-native", "8-native", "9-ragen-jsonl", "6-slime")
     tables: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for number, (group, prompt, response) in enumerate(samples()):
         x, y = (lab()[1](text, add_special_tokens=False)["input_ids"] for text in (prompt, response))
@@ -305,8 +305,6 @@ def write_formats(place: Path) -> dict[Path, tuple[str, bool]]:
         rows = (
             {"query": prompt, "generated": response},
             {"prompt_ids": x, "response_ids": y},
-            {"input": prompt, "output": response, "gts": None, "score": 1.0, "step": 3},
-            {"step": 4, "prompt": prompt, "completion": response, "advantage": 0.5},
             {"step": 5, "prompt": user, "completion": said, "advantage": 0.5},
             {"messages": user, "response": response, "group_id": group},
             {"messages": [*user, *said], "trajectory_id": number},
@@ -331,27 +329,21 @@ def write_formats(place: Path) -> dict[Path, tuple[str, bool]]:
 
 
 def test_the_same_numbers_from_every_format(tmp_path: Path) -> None:
-    """verl, TRL, RAGEN, slime and our own: text, messages and token ids; every pair as scored alone."""
-
-    def check(run: Path, step: int, chat: bool, temperature: float = 1.0) -> None:
-        pairs = [parts(prompt, response) for _, prompt, response in samples(chat)]
-        expected = [[slowly(pairs[column][0], z, temperature) for column in (0, 3, 6)] for _, z in pairs]
-        with np.load(run / "cross.npz") as arrays:
-            assert arrays[f"{step}/{FIRST}/sums"] == pytest.approx(np.array(expected), abs=1e-4, rel=2e-5), step
-
+    """TRL, RAGEN, slime and our own: text, messages and token ids; every pair as scored alone."""
     files = write_formats(tmp_path)
     collapse(tmp_path / "out", *files, "--model", FULL, *QUICK)  # steps are in rows or in names
-    found = {step["step"]: step["format"] for step in steps_of(tmp_path / "out")}
-    for file, (name, chat) in files.items():
-        step = int(re.findall(r"\d", file.name)[-1])
-        assert found.pop(step) == name
-        check(tmp_path / "out", step, chat)
-    assert not found
+    collapse(tmp_path / "hot", next(iter(files)), "--model", FULL, "--temperature", 0.7, *QUICK)
+    assert {step["format"] for step in steps_of(tmp_path / "out")} == {name for name, _ in files.values()}
+    runs = [("out", 1.0, file) for file in files]
+    for run, temperature, file in [*runs, ("hot", 0.7, next(iter(files)))]:
+        step = re.findall(r"\d", file.name)[-1]
+        pairs = [parts(prompt, response) for _, prompt, response in samples(chat=files[file][1])]
+        expected = [[slowly(pairs[column][0], z, temperature) for column in (0, 3, 6)] for _, z in pairs]
+        with np.load(tmp_path / run / "cross.npz") as arrays:
+            assert arrays[f"{step}/{FIRST}/sums"] == pytest.approx(np.array(expected), abs=1e-4, rel=2e-5), file
     for row in read_rows(tmp_path / "out" / "rows.jsonl"):
         if row["label"] == FIRST:
             assert row["reasoning"] == THOUGHTS[row["row"] % 3].format(row["row"] // 3)
-    collapse(tmp_path / "hot", next(iter(files)), "--model", FULL, "--temperature", 0.7, *QUICK)
-    check(tmp_path / "hot", 1, False, 0.7)
 
 
 def conversations(rows: list[dict[str, Any]]) -> dict[tuple[int, int], tuple[str, str]]:
@@ -402,19 +394,18 @@ def test_dumps_that_verl_ragen_and_trl_wrote(tmp_path: Path) -> None:
             assert row["matched"] == pytest.approx(slowly(*parts(prompt, response)), abs=1e-4, rel=2e-5), (name, row)
 
 
-@pytest.mark.parametrize(
-    ("response", "words"),
-    [
-        ("c<r>a b</r>", ("--open-tag", "<r>", "--close-tag", "</r>")),
-        ("why:a b. c", ("--reasoning-pattern", r"why:(.*?)\.")),
-        ("<think>a b", ("--unclosed", "keep")),
-        ("<think> a b </think>", ("--tokenization", "separate")),
-    ],
-)
-def test_what_counts_as_reasoning(response: str, words: tuple[str, ...], tmp_path: Path) -> None:
-    file = write_rows(tmp_path / "rows.jsonl", [{"prompt": f"State {p}", "response": response} for p in range(3)])
-    collapse(tmp_path / "out", file, *words, *QUICK)
-    assert {row["reasoning"] for row in read_rows(tmp_path / "out" / "rows.jsonl")} == {"a b"}
+def test_what_counts_as_reasoning(tmp_path: Path) -> None:
+    ways: dict[str, tuple[str, ...]] = {
+        "c<r>a b</r>": ("--open-tag", "<r>", "--close-tag", "</r>"),
+        "why:a b. c": ("--reasoning-pattern", r"why:(.*?)\."),
+        "<think>a b": ("--unclosed", "keep"),
+        "<think> a b </think>": ("--tokenization", "separate"),
+    }
+    for number, (response, words) in enumerate(ways.items()):
+        out = tmp_path / str(number)
+        rows = [{"prompt": f"State {group}", "response": response} for group in range(3)]
+        collapse(out, write_rows(tmp_path / "rows.jsonl", rows), *words, *QUICK)
+        assert {row["reasoning"] for row in read_rows(out / "rows.jsonl")} == {"a b"}, response
 
 
 class Call:
@@ -442,29 +433,26 @@ def test_pickles_of_ragen_are_read_and_never_run(tmp_path: Path) -> None:
     file, trap = tmp_path / "hostile.pkl", tmp_path / "trap"
     for hostile in (Call(Path.mkdir, trap), {"group_ids": [Call(eval, "1")]}):
         file.write_bytes(pickle.dumps(hostile))
-        assert file.name in collapse(tmp_path / "no", file, status=2)[0].error
+        harness.refused(file.name, "collapse", file, "--model", TINY, "--out", tmp_path / "no")
     assert not trap.exists()
 
 
 # ---- settings, evidence and what is refused --------------------------------------------------------------------------
 
 
-def test_settings_and_what_is_computed_again(tmp_path: Path) -> None:
-    """Settings of the numbers read the log-probabilities of the first run; another temperature asks the model."""
+def test_settings_of_the_numbers(tmp_path: Path) -> None:
+    """All of them read the log-probabilities of the first run, and so does `score`, without a model."""
     model = harness.copy_tree(TINY, tmp_path / "model")
     rows = [{"prompt": prompt, "response": response, "group_id": group} for group, prompt, response in samples()]
     file, out = write_rows(tmp_path / "rollouts_3.jsonl", rows), tmp_path / "out"
 
-    def metrics(*words: object, asked: bool = False) -> dict[str, Any]:
+    def metrics(*words: object) -> dict[str, Any]:
         _, tokens = collapse(out, file, "--model", model, *words)
-        assert (tokens > 0) == asked, words
+        assert tokens == 0 or words == ("--resamples", 20), words
         [step] = steps_of(out)
         return numbers(step["metrics"])
 
-    first = metrics("--resamples", 20, asked=True)
-    before = (out / "rows.jsonl").read_bytes()
-    assert metrics("--resamples", 20) == first
-    assert (out / "rows.jsonl").read_bytes() == before
+    first = metrics("--resamples", 20)
     mi, spread = (first[f"{TRAJECTORY}/{name}"] for name in ("mi_seq_estimate", "marginal_std_seq"))
     assert metrics("--std-eps", 0.5)[f"{TRAJECTORY}/mi_zscore_seq"] == pytest.approx(mi / (spread + 0.5), rel=1e-9)
     few = metrics("collapse_detection.num_samples=5", "collapse_detection.resamples=0")
@@ -478,40 +466,36 @@ def test_settings_and_what_is_computed_again(tmp_path: Path) -> None:
     model.rename(tmp_path / "gone")
     harness.vestige("score", out)
     assert numbers(steps_of(out)[0]["metrics"]) == one
-    (tmp_path / "gone").rename(model)
-    assert metrics("--resamples", 20, "--temperature", 0.5, asked=True) != first
 
 
 GOOD = {"prompt": "Q", "response": "<think>a</think>"}
 TALK = "system\n\nQ<think></think>user\n\nassistant\n\nup"  # no line of its own for a role
-WRONG: list[tuple[Any, tuple[object, ...], list[str]]] = [
-    ([GOOD, {"response": "x"}], (), ["row 2", "prompt"]),
-    ([GOOD, {"prompt": "Q", "response": 3}], (), ["row 2", "response"]),
-    ([GOOD, {"prompt_ids": "abc", "response": "x"}], (), ["row 2", "prompt_ids"]),
-    ([GOOD, {**GOOD, "turn": "second"}], (), ["row 2", "turn"]),
-    ([{"input": "", "output": TALK}], (), ["row 1", "output"]),
-    (b"{'prompt'", (), ["rows.jsonl"]),
-    (pickle.dumps({"group_ids": list(range(100))})[:-30], ("--rollout-format", "ragen-pickle"), ["rows.jsonl"]),
-    ([GOOD], ("--rollout-format", "trll"), ["trll", "'trl'"]),
-    ([GOOD], ("--num-samples", 0), ["num_samples"]),
-    ([GOOD], ("--parity", "verl"), ["verl", "ragen"]),
-    ([GOOD], ("--step", 1, "--step", 2), ["--step"]),
-    ([GOOD], ("--compute-freq", 5, "--step", 3), ["step"]),
-    ([GOOD, {**GOOD, "prompt": "R"}], ("--temperature", 0), ["temperature"]),
-    ([GOOD], ("--reasoning-pattern", "a(b"), ["--reasoning-pattern"]),
-    ([GOOD], ("collapse_detection.num_sample=3",), ["num_sample"]),
+WRONG: list[tuple[Any, str, str]] = [  # rows or bytes, further words, what the sentence names
+    ([GOOD, {"response": "x"}], "", "row 2|prompt"),
+    ([GOOD, {"prompt": "Q", "response": 3}], "", "row 2|response"),
+    ([GOOD, {"prompt_ids": "abc", "response": "x"}], "", "row 2|prompt_ids"),
+    ([GOOD, {**GOOD, "turn": "second"}], "", "row 2|turn"),
+    ([{"input": "", "output": TALK}], "", "row 1|output"),
+    (pickle.dumps({"group_ids": list(range(100))})[:-30], "--rollout-format ragen-pickle", "rows.jsonl"),
+    ([GOOD], "--rollout-format trll", "trll|'trl'"),
+    ([GOOD], "--num-samples 0", "num_samples"),
+    ([GOOD], "--parity verl", "verl|ragen"),
+    ([GOOD], "--step 1 --step 2", "--step"),
+    ([GOOD], "--compute-freq 5 --step 3", "step"),
+    ([GOOD, {**GOOD, "prompt": "R"}], "--temperature 0", "temperature"),
+    ([GOOD], "--reasoning-pattern a(b", "--reasoning-pattern"),
+    ([GOOD], "collapse_detection.num_sample=3", "num_sample"),
 ]
 
 
-@pytest.mark.parametrize(("content", "words", "culprits"), WRONG)
-def test_mistakes_are_one_sentence(content: Any, words: Any, culprits: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("content", "words", "names"), WRONG)
+def test_mistakes_are_one_sentence(content: Any, words: str, names: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     if isinstance(content, bytes):
         file.write_bytes(content)
     else:
         write_rows(file, content)
-    error = collapse(tmp_path / "out", file, *words, status=2)[0].error
-    assert [culprit for culprit in culprits if culprit not in error] == []
+    harness.refused(names, "collapse", file, "--model", TINY, *words.split(), "--out", tmp_path / "out")
     assert not (tmp_path / "out" / "metrics.json").exists()
 
 

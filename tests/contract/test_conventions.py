@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import DATA, FULL, RETAIN, UNLEARNED, copy_tree, python, read_json, vestige
+from harness import DATA, FULL, RETAIN, SYSTEM, UNLEARNED, copy_tree, python, read_json, vestige
+
+from published_tree import published_tree
 
 METRICS = "forget_Q_A_Prob,mia_loss,mia_min_k,privleak,forget_quality"
 RAW = "model.template_args.apply_chat_template=false"
@@ -198,3 +201,89 @@ def test_a_folder_inside_another_is_a_source_once(chat: Path, tmp_path: Path) ->
         assert len(read_json(tmp_path / "report" / "report.json")["sources"]) == 2
     (tmp_path / "empty").mkdir()
     assert "empty" in vestige("report", sweep, tmp_path / "empty", "-o", tmp_path / "report", status=2).error
+
+
+# ---- axes ----------------------------------------------------------------------------------------------------------
+
+PARTS = {"es": 0.2, "em": 0.5, "paraprob": 0.1, "truth_ratio": 0.4, "uds": 0.8}
+UTILITY = {f"{rows}_Q_A_ROUGE": 0.6 for rows in ("retain", "ra", "wf")}
+UTILITY |= {f"{rows}_Truth_Ratio": 0.6 for rows in ("retain", "ra", "wf")}
+UTILITY |= dict.fromkeys(("retain_Q_A_Prob", "ra_Q_A_Prob_normalised", "wf_Q_A_Prob_normalised"), 0.6)
+ATTACKS = dict.fromkeys(("mia_loss", "mia_zlib", "mia_min_k", "mia_min_kpp"), 0.5)
+
+
+def axes(place: Path, **changes: dict[str, float]) -> tuple[str, dict[str, Any]]:
+    """The axes of a full and an unlearned model; `changes`: of their numbers."""
+    numbers = {**PARTS, **UTILITY, **ATTACKS}
+    full = {"values": {**numbers, **changes.get("full", {})}}
+    half = {**numbers, **{name: value / 2 for name, value in UTILITY.items()}, **changes.get("half", {})}
+    body = {"protocol": "chat", "full": full, "retain": {"values": numbers}}
+    body["models"] = [{"model": "full", **full}, {"model": "half", "values": half}]
+    place.mkdir()
+    (place / "models.yaml").write_text(json.dumps(body))
+    out = vestige("meta", "axes", place / "models.yaml", "--out", place / "meta", "--quiet").out
+    result = read_json(place / "meta" / "method_results.json")
+    rows = {row["model"]: row for row in result["models"]}
+    rows["half"]["printed notes"] = result["notes"]
+    return out, rows["half"]
+
+
+def test_axes_without_a_fluency_classifier_fall_back_to_the_model_utility(tmp_path: Path) -> None:
+    out, row = axes(tmp_path / "plain")
+    assert (row["utility"], row["utility_rel"]) == pytest.approx((0.3, 0.5))
+    assert row["overall"] == pytest.approx(3 / (1 / row["mem"] + 1 / row["privacy"] + 1 / 0.5))
+    assert "fluency was not measured" in out and "fluency was not measured" in " ".join(row["printed notes"])
+    again = vestige("meta", "axes", tmp_path / "plain" / "meta" / "method_results.json", "--out", tmp_path / "again")
+    assert "fluency was not measured" in again.out
+    (read,) = [r for r in read_json(tmp_path / "again" / "method_results.json")["models"] if r["model"] == "half"]
+    assert read["overall"] == pytest.approx(row["overall"])
+    vestige("verify", tmp_path / "plain" / "meta")
+    fluent = {"full": {"fluency": 0.9}, "half": {"fluency": 0.9}}
+    out, row = axes(tmp_path / "fluent", **fluent)
+    assert row["utility"] == pytest.approx(2 / (1 / 0.3 + 1 / 0.9)) and "fluency was not measured" not in out
+
+
+def test_what_an_axis_lacks_is_the_part_that_was_not_measured(tmp_path: Path) -> None:
+    """One definition for all: where one model has a fluency, those without have no Utility."""
+    _, row = axes(tmp_path / "full", full={"fluency": 0.9})
+    assert row["overall"] is None and "no fluency" in row["reasons"]["overall"]
+    _, row = axes(tmp_path / "half", half={"fluency": 0.9})
+    assert row["utility_rel"] is None and "full model" in row["reasons"]["utility_rel"]
+    assert "no fluency" in row["reasons"]["overall"] and row["utility"] is not None
+
+
+def test_a_report_of_plain_runs_has_a_utility(shared: Run, tmp_path: Path) -> None:
+    def build(place: Path) -> None:
+        for model in (FULL, RETAIN, UNLEARNED):
+            words = ("--metrics", "model_utility,mia_loss", "--system-prompt", SYSTEM)
+            evaluate(model, place / model.name, *words, limit=2)
+
+    runs = shared("conventions-plain", build)
+    vestige("report", runs, "-o", tmp_path / "report")
+    models = {model["name"]: model["values"] for model in read_json(tmp_path / "report" / "report.json")["models"]}
+    utility = {name: values["model_utility"]["v"] for name, values in models.items()}
+    expected = min(1.0, utility["unlearned"] / utility["full"])
+    assert models["unlearned"]["utility_rel"]["v"] == pytest.approx(expected)
+    assert "fluency" in models["unlearned"]["utility_rel"]["note"]
+
+
+def test_the_ends_of_the_depth_score_in_an_imported_tree(tmp_path: Path) -> None:
+    """As published: full has UDS 0, retain 1, and both have an Overall, although no folder holds these scores."""
+    vestige("import", published_tree(tmp_path), "--out", tmp_path / "out", "--quiet")
+    rows = {row["model"]: row for row in read_json(tmp_path / "out" / "method_results.json")["models"]}
+    assert (rows["full"]["uds"], rows["retain"]["uds"]) == (0, 1)
+    assert rows["full"]["overall"] == pytest.approx(0, abs=1e-9) and rows["retain"]["overall"] > 0.5
+    vestige("verify", tmp_path / "out")
+
+
+# ---- the retain column ---------------------------------------------------------------------------------------------
+
+
+def test_a_metric_that_compares_with_nothing_has_a_retain_column(retain: Path, tmp_path: Path) -> None:
+    out = evaluate(UNLEARNED, tmp_path / "run", "--retain-logs", retain, "--metrics", "mia_loss").out
+    head, _, line = (row.split() for row in out[out.index("metric") :].splitlines()[:3])
+    theirs = written(retain)["mia_loss"]["agg_value"]
+    assert head[:3] == ["metric", "value", "retain"] and line[:1] == ["mia_loss"]
+    assert float(line[2]) == pytest.approx(theirs, abs=5e-5)
+    words = ("--retain-logs", tmp_path / "nowhere", "--metrics", "mia_loss")
+    assert "nowhere" in evaluate(UNLEARNED, tmp_path / "other", *words, status=2).error

@@ -13,6 +13,7 @@ import harness
 import numpy as np
 import pytest
 import torch
+from formulas import auc
 from harness import DATA, FULL, RETAIN, UNLEARNED, read_json, read_rows, vestige, write_rows
 
 # ---- membership attacks ----------------------------------------------------------------------------------------------
@@ -65,11 +66,6 @@ def slow_scores(model: Path, row: dict[str, str], strict: bool, k: float, p: flo
     }
 
 
-def pairs(forget: list[float], holdout: list[float]) -> float:
-    """The share of pairs in which the forget row looks more familiar; ties, which are exact here, count half."""
-    return float(np.mean([(a < b) + 0.5 * (a == b) for a in forget for b in holdout]))
-
-
 @pytest.fixture(scope="session")
 def data(shared: Callable[..., Path]) -> Path:
     def build(place: Path) -> None:
@@ -97,7 +93,7 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             for name, value in mine.items():
                 scores[name].setdefault(group, []).append(value)
     for name, groups in scores.items():
-        assert found[name]["agg_value"] == pytest.approx(pairs(groups["forget"], groups["holdout"]), abs=1e-12), name
+        assert found[name]["agg_value"] == pytest.approx(auc(groups["forget"], groups["holdout"]), abs=1e-12), name
         for group, expected in groups.items():
             values = found[name][group]["value_by_index"]
             assert [int(index) for index in values] == list(range(len(expected)))
@@ -105,35 +101,23 @@ def test_all_attacks_against_a_slow_reference(dialect: str, k: float, p: float, 
             assert [row["score"] for row in values.values()] == pytest.approx(expected, **close), (name, group)
 
 
-def test_other_shares_and_privleak_from_one_run(data: Path, tmp_path: Path) -> None:
-    """k by `score`, without a model; privleak against the retain model, against 0.5, and against a perfect AUC."""
-    names = ("--data", data, "--quiet", "stats.resamples=0", "--metrics")
-    run, retain = tmp_path / "run", tmp_path / "retain"
-    vestige("eval", "tofu", "--model", RETAIN, *names, "mia_min_k", "--out", retain)
-    vestige("eval", "tofu", "--model", UNLEARNED, *names, "mia_min_k,mia_min_k_plus_plus,privleak", "--out", run)
-
-    def scored(*words: object) -> dict[str, Any]:
-        copy = harness.copy_tree(run, tmp_path / "-".join(Path(str(word)).name for word in words))
-        vestige("score", copy, *words)
-        (written,) = set(copy.rglob("TOFU_EVAL.json")) - {copy / "TOFU_EVAL.json"}
-        return dict(read_json(written))
-
-    for k in (0.01, 0.6, 1.0):
-        found = scored(f"mia_min_k.k={k}", f"mia_min_k_plus_plus.k={k}")
-        for name in ("mia_min_k", "mia_min_k_plus_plus"):
-            for group, rows in rows_of_both_sets().items():
-                expected = [slow_scores(UNLEARNED, row, False, k, 2)[name] for row in rows]
-                values = [row["score"] for row in found[name][group]["value_by_index"].values()]
-                assert values == pytest.approx(expected, rel=2e-5, abs=1e-5), (name, k)
-    auc, ref = (read_json(place / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for place in (run, retain))
-    alone = read_json(run / "TOFU_EVAL.json")["privleak"]
-    assert alone["agg_value"] == pytest.approx((0.5 - auc) / 0.5 * 100, rel=1e-9)
-    against = scored("--retain-logs", retain)["privleak"]["agg_value"]
-    assert against == pytest.approx((ref - auc) / (1 - ref) * 100, rel=1e-9)
-    perfect = tmp_path / "perfect.json"
-    perfect.write_text(json.dumps({"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}))
-    nothing = scored("--retain-logs", perfect)["privleak"]
-    assert nothing["agg_value"] is None and nothing["reason"]
+def test_privleak_needs_an_auc_below_one(data: Path, tmp_path: Path) -> None:
+    """Against 0.5, against a retain run, and against one whose AUC is 1, which leaves nothing to divide by."""
+    words = ("eval", "tofu", "--data", data, "--quiet", "stats.resamples=0", "--metrics", "mia_min_k,privleak")
+    runs = {name: tmp_path / name for name in ("retain", "unlearned", "perfect")}
+    for name in ("retain", "unlearned"):
+        vestige(*words, "--model", harness.LAB / "models" / name, "--out", runs[name])
+    auc_of = {name: read_json(runs[name] / "TOFU_EVAL.json")["mia_min_k"]["agg_value"] for name in list(runs)[:2]}
+    write_rows(runs["perfect"] / "TOFU_EVAL.json", [{"mia_min_k": {"agg_value": 1.0, "auc": 1.0}}])
+    found = [read_json(runs["unlearned"] / "TOFU_EVAL.json")["privleak"]]
+    for name in ("retain", "perfect"):
+        copy = harness.copy_tree(runs["unlearned"], tmp_path / f"against-{name}")
+        vestige("score", copy, "--retain-logs", runs[name] / "TOFU_EVAL.json")
+        found += [read_json(path)["privleak"] for path in copy.glob("scores/*/TOFU_EVAL.json")]
+    mine, retain = auc_of["unlearned"], auc_of["retain"]
+    expected = [(0.5 - mine) / 0.5 * 100, (retain - mine) / (1 - retain) * 100]
+    assert [one["agg_value"] for one in found] == [*(pytest.approx(value, rel=1e-9) for value in expected), None]
+    assert found[2]["reason"]
 
 
 # ---- lm-evaluation-harness -------------------------------------------------------------------------------------------
@@ -202,6 +186,7 @@ def command(place: Path, *words: object, **options: Any) -> int:
 
 LM_EVAL = ("lm_eval", "--model", FULL, "--include-path", "tasks", "--quiet")
 MODEL = f"model.model_args.pretrained_model_name_or_path={FULL}"
+LOADED = 2 * 23  # tokens of the two rows that show, when a model is loaded, whether it sees later tokens
 CHAT = {"num_fewshot": 2, "apply_chat_template": True, "system_instruction": "Be brief.", "limit": 4}
 
 
@@ -233,7 +218,7 @@ def test_the_harness_own_numbers(place: Path, tmp_path: Path) -> None:
 
 
 def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
-    """The rerun command answers what is missing and leaves the same bytes; --overwrite and other rows ask again."""
+    """The rerun command answers what is missing and leaves the same bytes; --overwrite asks again."""
     words = (*LM_EVAL, "--tasks", "lab_choice,lab_text,lab_more")
     whole = command(place, *words, "--out", tmp_path / "whole")
     command(place, *words, "--out", tmp_path / "cut", most=whole * 2 // 3, status=-9)
@@ -241,11 +226,42 @@ def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
     assert 0 < command(place, *words, "--out", tmp_path / "cut") < whole * 3 // 4
     for name in ("LMEval_SUMMARY.json", "LMEval_EVAL.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert command(place, *words, "--out", tmp_path / "cut") == 0
+    assert command(place, *words, "--out", tmp_path / "cut") == LOADED
     vestige("verify", tmp_path / "cut")
-    assert command(place, *words, "--out", tmp_path / "cut", "--limit", 2) > 0
+    assert command(place, *words, "--out", tmp_path / "cut", "--limit", 2, "--overwrite") > 0
     assert len(read_json(tmp_path / "cut" / "LMEval_EVAL.json")["lab_text"]["value_by_index"]) == 2
     assert command(place, *words, "--out", tmp_path / "whole", "--overwrite") == whole
+
+
+def test_tasks_of_one_model_accumulate(place: Path, tmp_path: Path) -> None:
+    """As in one command with all tasks; another model, other settings or other rows are refused."""
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    few = (*LM_EVAL, "--limit", 3)
+    first = command(place, *few, "--tasks", "lab_choice", "--out", out)
+    second = command(place, *few, "--tasks", "lab_text", "--out", out)
+    assert command(place, *few, "--tasks", "lab_choice,lab_text", "--out", whole) == first + second
+    for name in ("LMEval_SUMMARY.json", "LMEval_EVAL.json"):
+        assert (out / name).read_bytes() == (whole / name).read_bytes()
+    vestige("verify", out)
+    shots = "eval.lm_eval.simple_evaluate_args.num_fewshot=1"
+    others = {"model": ("--model", RETAIN), "--limit 3": ("--limit", 2), "simple_evaluate_args": (shots,)}
+    before = harness.digests(out / "evidence")
+    env = {"HF_DATASETS_CACHE": str(place / "cache")}
+    for what, more in others.items():
+        words = ("eval", *few, *more, "--tasks", "lab_choice", "--out", out)
+        refused = harness.vestige(*words, cwd=place, env=env, status=2)
+        assert what in refused.error and "--overwrite" in refused.error and str(out) in refused.error
+        assert harness.digests(out / "evidence") == before
+    own = harness.copy_tree(place / "tasks", tmp_path / "tasks")
+    rows = read_rows(own / "rows.jsonl")
+    (own / "lab_choice.yaml").write_text((own / "lab_choice.yaml").read_text().replace(str(place), str(tmp_path)))
+    for number, text in ((0, "As before?"), (1, "Otherwise?")):
+        write_rows(own / "rows.jsonl", [{**row, "question": text} for row in rows])
+        words = ("eval", *few, "--tasks", "lab_choice", "--out", tmp_path / "own")
+        status = (0, 2)[number]
+        told = harness.vestige(*words, cwd=tmp_path, env={"HF_DATASETS_CACHE": str(tmp_path)}, status=status)
+        assert ("lab_choice" in told.err) == (number == 1)
+        vestige("verify", tmp_path / "own")
 
 
 def test_the_wmdp_experiment(place: Path) -> None:

@@ -176,3 +176,98 @@ def test_the_guides_defaults_are_one_setting(reports: Path) -> None:
     assert found["step_distribution"] == same["step_distribution"]["full"]
     row = found["value_by_index"]["0"]
     assert row["view"] == "full" and set(row["trajectories"]) == set(same["agg_value"]["full"])
+
+
+# ---- retain logs -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def compared(shared: Callable[..., Path], data: Path) -> Path:
+    """A retain model's trajectory (`retain`), its last step in the form of an ordinary log, and a run next to each."""
+
+    def build(place: Path) -> None:
+        asked = {"forget_quality": {}, "privleak": {}, "truth_ratio": {"aggregator": "true_better"}}
+        metrics = f"{KEY}.metrics={written(asked)}"
+        retain = run(data, place / "retain", metrics, model="retain")
+        steps = retain["reference_by_step"]["full"]["steps"]
+        (place / "ordinary.json").write_text(json.dumps({name: values[-1] for name, values in steps.items()}))
+        steps["mia_min_k"][1] = {"agg_value": 1.0}
+        (place / "perfect.json").write_text(json.dumps({"trajectory_metrics": retain}))
+        run(data, place / "by_step", metrics, "--retain-logs", place / "retain")
+        run(data, place / "at_the_end", metrics, "--retain-logs", place / "ordinary.json")
+        run(data, place / "perfect", metrics, "--retain-logs", place / "perfect.json", model="retain")
+
+    return shared("trajectory-compared", build)
+
+
+def test_an_ordinary_retain_log_serves_the_last_step(compared: Path) -> None:
+    every, last = report(compared, "by_step"), report(compared, "at_the_end")
+    assert any("last step" in note for note in last["notes"])
+    for metric in ("forget_quality", "privleak"):
+        expected, got = (found["agg_value"]["full"]["steps"][metric] for found in (every, last))
+        assert None not in expected and got == [*[None] * (STEPS - 1), expected[-1]]
+        reasons = last["reasons_by_step"]["full"]["steps"][metric]
+        assert reasons[-1] is None and all("ordinary run" in reason for reason in reasons[:-1])
+    assert "reasons_by_step" not in every
+    assert vestige("verify", compared / "at_the_end").status == 0
+
+
+def test_a_step_without_privleak_has_the_reason(compared: Path) -> None:
+    """The retain model's AUC at step 1 is 1: nothing is relative to 1 - AUC."""
+    found = report(compared, "perfect")
+    privleak = found["agg_value"]["full"]["steps"]["privleak"]
+    reasons = found["reasons_by_step"]["full"]["steps"]["privleak"]
+    assert [number for number, value in enumerate(privleak) if value is None] == [1]
+    assert "AUC is 1" in reasons[1] and reasons[0] is None
+
+
+def test_a_distribution_before_the_aggregator_is_named(compared: Path) -> None:
+    found = report(compared, "by_step")
+    assert set(found["before_aggregator"]) == {"truth_ratio"}
+    assert "true_better" in found["before_aggregator"]["truth_ratio"]
+    mean = found["step_distribution"]["full"]["steps"]["truth_ratio"]["mean"]
+    assert mean != pytest.approx(found["agg_value"]["full"]["steps"]["truth_ratio"])
+
+
+# ---- in Python, and settings that are not listed ---------------------------------------------------------------------
+
+
+def test_a_printed_trajectory_is_a_table(compared: Path) -> None:
+    shown = harness.python(
+        "import sys, vestige\n"
+        "found = vestige.load_run(sys.argv[1])['trajectory_metrics']\n"
+        "print(found)\n"
+        "assert len(found.curves['full']['steps']['privleak']) == 4",
+        compared / "by_step",
+    ).out
+    assert len(shown) < 5000
+    assert [text for text in ("privleak", "fixation_start", "step 0", "step 3") if text not in shown] == []
+
+
+ABSENT = "eval.tofu.metrics.trajectory_metrics.trajectory_config.logits_source"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "tofu", "+eval.tofu.metrics.trajectory_metrics.handler=trajectory_metrics"),
+        ("eval", "tofu", "--metrics", "trajectory_metrics"),
+        ("eval", "tofu_trajectory"),
+    ],
+)
+def test_a_setting_that_is_not_listed_needs_a_plus(words: tuple[str, ...], data: Path) -> None:
+    """The metric exists, so nothing is said against it."""
+    absent = ABSENT.replace("tofu", words[1])
+    refused = vestige(*words, "--model", NPO, "--data", data, f"{absent}=external", status=2).error
+    assert f"+{absent}=" in refused and "no metric" not in refused
+
+
+def test_metric_files_of_another_package_are_named(tmp_path: Path, data: Path) -> None:
+    """A benchmark of one's own lists tofu_metrics, whose files fill eval.tofu."""
+    file = tmp_path / "configs" / "eval" / "bench.yaml"
+    file.parent.mkdir(parents=True)
+    lines = ["# @package eval.bench", "defaults: [{tofu_metrics: [forget_Q_A_Prob]}]", "handler: BENCHEvaluator"]
+    file.write_text("\n".join([*lines, "metrics: {}", "output_dir: ${paths.output_dir}", "forget_split: forget10\n"]))
+    words = ("--config-dir", tmp_path / "configs", "--model", NPO, "--out", tmp_path / "run")
+    refused = vestige("eval", "bench", *words, status=2).error
+    assert [text for text in ("eval.tofu", "@package", "forget_Q_A_Prob") if text not in refused] == []

@@ -220,8 +220,9 @@ def test_published_mask_tokens_are_known() -> None:
         eos_token_id = 1
 
     model = tiny_model()
-    assert mask_predictor(model, Nameless(), "llada").mask_id == 126336
-    assert mask_predictor(model, Nameless(), "dream").mask_id == 151666
+    for kind, mask_id in (("llada", 126336), ("dream", 151666)):
+        with pytest.raises(UserError, match=f"would be {mask_id}, but it has only"):
+            mask_predictor(model, Nameless(), kind)
 
 
 def test_a_masked_model_with_tied_weights_and_no_end_token_loads(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -59,6 +60,18 @@ class RunVerdict:
     headline: str
 
 
+@dataclass(frozen=True)
+class TrajectoryScore(Score):
+    """A trajectory metric. Printed, it is a table of its curves at some of their steps; `curves` has all values."""
+
+    name: str = ""
+
+    def __repr__(self) -> str:
+        from vestige.show.tables import curves_table
+
+        return curves_table(self.name, self)
+
+
 class Result:
     """The scores of one evaluation. `print(result)` is the table; `result["forget_Q_A_Prob"]` is one Score.
 
@@ -87,10 +100,14 @@ class Result:
         """The model's name or path."""
         return str(self.outcome.manifest["model"]["name"])
 
-    @property
+    @cached_property
     def scores(self) -> Mapping[str, Score]:
         """Every metric and parent."""
-        return self.outcome.scores
+        found = dict(self.outcome.scores)
+        for name, score in found.items():
+            if score.curves:
+                found[name] = TrajectoryScore(**vars(score), name=name)
+        return found
 
     @property
     def summary(self) -> dict[str, float | None]:

@@ -26,6 +26,7 @@ class Context:
     text_only: bool = False  # the model could see pictures, but is given none here
     longest: int | None = None  # how many tokens the model was made to read, where that is known
     cluster: str = AUTO  # the column that says which rows hang together
+    notes: list[str] = field(default_factory=list)  # what the user should know of the rows that were read
 
     # What data sets of one run have in common is kept once: they ask the same questions and read the same files.
     texts: dict[str, str] = field(default_factory=dict)

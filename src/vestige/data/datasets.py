@@ -19,7 +19,7 @@ from vestige.data.chat import PREFIX, Encoded, Encoder, Ids, PrefilledEncoder, T
 from vestige.data.clusters import rows_fingerprint, with_clusters
 from vestige.data.context import Context
 from vestige.data.rows import MissingData, Row, load_rows
-from vestige.data.windows import generation_start, prompt_ids
+from vestige.data.windows import first_label, generation_start, prompt_ids
 from vestige.errors import UserError, unknown_name
 from vestige.types import FACTS, IGNORE, Example, Prompt, Rows
 
@@ -320,10 +320,13 @@ def entities(rows: list[Row], args: Args, context: Context) -> tuple[Examples, b
 def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, bool]:
     """TokenDataset: rows of `input_ids` and `labels` (-100: not scored), in any of the layouts of data/windows.py.
 
-    With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens.
+    With `predict_with_generate` the `input_ids` are the prompt alone. `attention_mask` tells padding from tokens;
+    without one every pad token of a prompt-only row is padding.
     """
     only = bool(args.get("predict_with_generate"))
-    words = context.encoder.tokenizer.decode
+    tokenizer = context.encoder.tokenizer
+    words, pad = tokenizer.decode, tokenizer.pad_token_id
+    ambiguous = 0
     out: Examples = []
     for i, row in enumerate(rows):
         ids, labels, mask = (_whole_numbers(row, key, i, context.source) for key in _TOKEN_COLUMNS)
@@ -331,6 +334,9 @@ def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, 
             raise UserError(f"{context.source} row {i} (counting from 0) needs input_ids and labels, lists of numbers.")
         if mask is not None and len(mask) != len(ids):
             raise UserError(f"{context.source} row {i} (counting from 0) has {len(ids)} input_ids, mask {len(mask)}.")
+        if mask is None and pad in ids and (only or first_label(ids, labels) == 0):
+            mask = [int(token != pad) for token in ids]
+            ambiguous += pad == tokenizer.eos_token_id
         prompt = prompt_ids(ids, labels, mask, only)
         answer = [t for t in labels[generation_start(ids, labels, mask, only) :] if t != IGNORE]
         text = words(answer, skip_special_tokens=True)
@@ -338,6 +344,11 @@ def tokenised(rows: list[Row], args: Args, context: Context) -> tuple[Examples, 
         target = None if problem else context.target([*prompt, *answer], len(prompt))
         asked = words(list(prompt), skip_special_tokens=True)
         out.append([Example(str(i), target, context.prompt(prompt), text, asked, text, text, problem)])
+    if ambiguous:
+        context.notes.append(
+            f"{context.source}: the pad token is also the end token ({pad}), so {ambiguous} prompt(s) lost their end "
+            "tokens together with their padding; add an attention_mask column to keep them"
+        )
     return out, False
 
 

@@ -23,13 +23,13 @@ def prompt_ids(
 ) -> tuple[int, ...]:
     """The prompt's tokens, padding left out.
 
-    Padding is told by the attention mask, not by its id: where pad is also the end token, real ones would go as well.
+    `attended` tells padding from tokens.
 
     >>> prompt_ids([0, 11, 12, 21], [-100, -100, -100, 21], attended=[0, 1, 1, 1])
     (11, 12)
     """
     real = [True] * len(input_ids) if attended is None else [bool(a) for a in attended]
-    first = _first_label(input_ids, labels)
+    first = first_label(input_ids, labels)
     before = tuple(t for t, keep in zip(input_ids[:first], real, strict=False) if keep)
     if before and not prompt_only:
         return before
@@ -51,7 +51,7 @@ def generation_start(
     >>> generation_start([11, 12], [-100, -100, 21], prompt_only=True)
     2
     """
-    first = _first_label(input_ids, labels)
+    first = first_label(input_ids, labels)
     if labels is None or (first and not prompt_only):
         return first
     prompt = prompt_ids(input_ids, labels, attended, prompt_only)
@@ -59,7 +59,7 @@ def generation_start(
     return first + len(prompt) if repeated else first
 
 
-def _first_label(input_ids: Sequence[int], labels: Sequence[int] | None) -> int:
-    """Past the end when there is none."""
+def first_label(input_ids: Sequence[int], labels: Sequence[int] | None) -> int:
+    """The index of the first token that is scored; past the end when there is none."""
     row = [IGNORE] * len(input_ids) if labels is None else labels
     return next((i for i, label in enumerate(row) if label != IGNORE), len(row))

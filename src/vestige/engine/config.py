@@ -275,6 +275,14 @@ def _run(
             raise UserError(f"'{name}' has tasks, not metrics; choose them with eval.{name}.tasks=[...] or --tasks.")
         return HarnessConfig(name=name, handler=str(settings["handler"]), settings=settings, **shared)
     library = ConfigLibrary(cfg, lender, directories)
+    # A suite that is not evaluated, only filled: by metric files that another suite lists.
+    filled = [other for other, body in cfg.eval.items() if body.get("metrics") and "handler" not in body]
+    if only is None and filled and not settings.get("metrics"):
+        raise UserError(
+            f"eval.{name}.metrics is empty: the metric files that this benchmark lists belong to package "
+            f"eval.{filled[0]} (`# @package` in their first line), and its metrics are there; write "
+            f"`library: {filled[0]}` and `metrics: {{{': {}, '.join(cfg.eval[filled[0]].metrics)}: {{}}}}` in its file."
+        )
     wanted = None if only is None else _names(list(only), library)
     suite = read_suite(name, settings, library, list(wanted.values()) if wanted else None)
     suite = _seeded(suite, seed_of(cfg))

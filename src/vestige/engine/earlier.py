@@ -189,6 +189,8 @@ def with_earlier_tasks(config: HarnessConfig, before: Mapping[str, Any], evidenc
     for key in sorted({*plain, *about["settings"]}):
         if key not in ("tasks", "output_dir", "overwrite") and plain.get(key) != about["settings"].get(key, plain[key]):
             refuse_mixture(config.output_dir, f"with other settings (eval.{config.name}.{key})")
+    if not settings.get("tasks"):
+        return config  # reading the tasks says that there are none
     tasks = _as_list(earlier["tasks"])
     known = [json.dumps(task, sort_keys=True) for task in tasks]
     tasks += [task for task in _as_list(settings.get("tasks")) if json.dumps(task, sort_keys=True) not in known]

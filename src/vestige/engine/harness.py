@@ -8,10 +8,11 @@ from __future__ import annotations
 import importlib
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.earlier import earlier_results, remove_results, with_earlier_tasks
+from vestige.engine.earlier import earlier_results, refuse_mixture, remove_results, with_earlier_tasks
 from vestige.engine.evaluate import Outcome
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
@@ -55,9 +56,19 @@ def evaluate_harness(config: HarnessConfig, loaded: LoadedModel | None = None, a
         keeping = Keeping(kept, lambda: model.identity) if kept else None
         results: HarnessResults = evaluate(config.settings, ready, config.limit, config.progress, keeping)
         model.check()  # a checkpoint that was written over meanwhile has no numbers
+        if before is not None and accumulate:
+            _refuse_other_rows(config, before["data"], results.data)
         if kept:
             kept.drop_others()
         return _write(config, model, results, started)
+
+
+def _refuse_other_rows(config: HarnessConfig, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """The rows of a task are known once it was run. Nothing was replaced, so the earlier results are sealed again."""
+    for task, rows in before.items():
+        if now.get(task, {}).get("fingerprint") != rows["fingerprint"]:
+            seal(config.output_dir, "harness")
+            refuse_mixture(config.output_dir, f"of other rows of task {task}")
 
 
 def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:

@@ -157,6 +157,7 @@ def prepare(
         if name == metric or key not in lost:
             out.data_of.setdefault(metric, {})[access] = key
     context.forget()
+    out.notes += context.notes
     for metric in config.suite.metrics:
         rows = out.data(metric) if metric not in out.unavailable else {}
         if "forget" in rows and "holdout" in rows:

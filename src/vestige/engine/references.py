@@ -100,7 +100,7 @@ def _check_suite(path: Path, suite: SuiteSpec, metrics: set[str]) -> None:
 
 
 def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> None:
-    """A trajectory is compared step by step: one value of an ordinary run is not the value of any step."""
+    """A trajectory is compared step by step, or, where the logs are of an ordinary run, at its last step."""
     for spec in suite.metrics.values():
         if spec.children is None or path not in [r.path for r in spec.references]:
             continue
@@ -109,12 +109,11 @@ def _check_steps(suite: SuiteSpec, path: str, results: Mapping[str, Any]) -> Non
         }
         by_step = (results.get(spec.name) or {}).get("reference_by_step") or {}
         ours = {m for by_trajectory in by_step.values() for metrics in by_trajectory.values() for m in metrics}
-        absent = [m for m in wanted if m not in ours and (by_step or f"{m}_by_step" not in results)]
+        absent = [m for m in wanted if m not in (*ours, *results) and f"{m}_by_step" not in results]
         if absent:
-            kind = "of an ordinary run, one value for each metric" if absent[0] in results else "without these metrics"
             raise UserError(
-                f"The retain logs {path} hold no values by step of {', '.join(absent)} for '{spec.name}': they are "
-                f"{kind}. Evaluate the retain model with the same trajectory suite and give its result, or leave out "
+                f"The retain logs {path} hold no values of {', '.join(absent)} for '{spec.name}'. Evaluate the retain "
+                "model with the same trajectory suite and give its result, or leave out "
                 f"{', '.join(dict.fromkeys(wanted[m] for m in absent))}."
             )
 

@@ -167,7 +167,7 @@ def _with_live_children(score: Score, old: Mapping[str, Any], children: SuiteSpe
     if not inside:
         return score
     body: dict[str, Any] = score.to_json()
-    for part in ("step_distribution", "value_by_index", "reasons"):
+    for part in ("step_distribution", "value_by_index", "reasons", "reasons_by_step"):
         _graft(body, old, part, set(inside))
     starts = tuple(f"{m}: " for m in inside)
     notes = [n for n in body.get("notes", []) if not n.startswith(starts)]
@@ -185,6 +185,8 @@ def _graft(new: Any, old: Any, key: str, names: set[str]) -> None:
     for inner, value in old[key].items():
         if inner in names:
             here[inner] = value
+        elif not isinstance(value, Mapping):  # the name of a row's view
+            here.setdefault(inner, value)
         else:
             _graft(here, old[key], inner, names)
     if not here:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vestige.metrics.trajectory import VIEWS
+from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.schema import number
 from vestige.sums import mean
 
@@ -25,14 +25,15 @@ def path_values(results: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str,
     """Values by name, {"v", "lo", "hi"}; the whole window where there are several views."""
     out: dict[str, dict[str, Any]] = {}
     for body in results.values():
-        nested, spread = body.get("agg_value"), body.get("step_distribution")
+        nested = body.get("agg_value")
         if not isinstance(nested, Mapping):
             continue
+        view = ""
         if set(nested) <= set(VIEWS):
             view = "full" if "full" in nested else next(iter(nested))
-            nested, spread = nested[view], (spread or {}).get(view)
+            nested = nested[view]
         for metric, curve in (nested.get(KIND) or {}).items():
-            around = ((spread or {}).get(KIND) or {}).get(metric) or {}
+            around = spread_of(body, view, KIND, metric)
             curves = {"v": curve, "lo": around.get("ci_low"), "hi": around.get("ci_high")}
             for suffix, read in ((LAST, _last), (PATH, _mean)):
                 found = {key: read(points) for key, points in curves.items()}

@@ -94,6 +94,7 @@ class Axes:
     overall_no_uds: Value = None  # the same without the depth score: Mem, MIA, utility_rel
     floor: float | None = None  # None: as published
     floored: tuple[str, ...] = ()  # the parts that were raised to the floor
+    fluent: bool = True  # False: Utility is the model utility alone
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def values(self) -> dict[str, Value]:
@@ -138,33 +139,52 @@ def relative_utility(utility: float, full_utility: float) -> float:
     return min(1.0, utility / (full_utility + EPS))
 
 
-def axes(parts: Mapping[str, Value], full_utility: Value = None, floor: float | None = None) -> Axes:
-    """The axes of one model from its parts (PARTS); `floor` as in the module's text, None for the published way."""
+def axes(
+    parts: Mapping[str, Value],
+    full_utility: Value = None,
+    floor: float | None = None,
+    fluent: bool = True,
+    full_reason: str = "the full model's utility is not known",
+) -> Axes:
+    """The axes of one model from its parts (PARTS); `floor` as in the module's text, None for the published way.
+
+    `fluent`: whether fluency was measured in any of the models that are shown together. Where it was not, Utility is
+    the model utility, by one definition for all of them. `full_reason`: why `full_utility` is None.
+    """
     raised = () if floor is None else tuple(p for p in PARTS if _below(parts.get(p), floor))
     have: dict[str, Value] = {p: (floor if p in raised else parts.get(p)) for p in PARTS}
     out: dict[str, Value] = {}
     reasons: dict[str, str] = {}
     for axis in AXIS_TABLE:
-        value, reason = _axis(axis, [have.get(p, out.get(p)) for p in axis.parts], full_utility)
-        out[axis.key] = value
-        if value is None:
+        of_axis = {p: have.get(p, out.get(p)) for p in axis.parts if fluent or p != "fluency"}
+        missing = [p for p, v in of_axis.items() if v is None]
+        known = {p: v for p, v in of_axis.items() if v is not None}
+        if missing:
+            out[axis.key], reason = None, _why_missing(missing, reasons)
+        elif axis.way == "relative":
+            (utility,) = known.values()
+            out[axis.key] = None if full_utility is None else relative_utility(utility, full_utility)
+            reason = full_reason
+        elif axis.way == "guarded":
+            out[axis.key], reason = guarded_mean(list(known.values())), ""
+        else:
+            lost = [p for p, v in known.items() if v <= 0]
+            out[axis.key] = plain_mean(list(known.values()))
+            reason = f"{', '.join(lost)} not above 0: the plain harmonic mean has no value"
+        if out[axis.key] is None:
             reasons[axis.key] = reason
-    return Axes(**out, floor=floor, floored=raised, reasons=reasons)
+    return Axes(**out, floor=floor, floored=raised, fluent=fluent, reasons=reasons)
 
 
-def _axis(axis: Axis, values: Sequence[Value], full_utility: Value) -> tuple[Value, str]:
-    """One axis from its parts; missing in, missing out, with a reason."""
-    known = [v for v in values if v is not None]
-    if len(known) < len(values):
-        return None, f"no {', '.join(p for p, v in zip(axis.parts, values, strict=True) if v is None)}"
-    if axis.way == "relative":
-        if full_utility is None:
-            return None, "the full model's utility is not known"
-        return relative_utility(known[0], full_utility), ""
-    if axis.way == "guarded":
-        return guarded_mean(known), ""
-    lost = [p for p, v in zip(axis.parts, known, strict=True) if v <= 0]
-    return plain_mean(known), f"{', '.join(lost)} not above 0: the plain harmonic mean has no value"
+def _why_missing(missing: Sequence[str], reasons: Mapping[str, str]) -> str:
+    """What was not measured; of an axis that is itself missing, what it lacks.
+
+    >>> _why_missing(["one_minus_es", "one_minus_em", "utility"], {"utility": "no fluency"})
+    'no one_minus_es, one_minus_em; no fluency'
+    """
+    parts = [p for p in missing if p not in reasons]
+    own = [f"no {', '.join(parts)}"] if parts else []
+    return "; ".join(dict.fromkeys([*own, *(reasons[p] for p in missing if p in reasons)]))
 
 
 def formula(axis: Axis) -> str:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from vestige.errors import UserError
-from vestige.meta.axes import FLOOR, erased, relative_utility
+from vestige.meta.axes import FLOOR, erased
 from vestige.meta.bench import AttackVerdict, Judged, PoolVerdict, usable
 from vestige.meta.methods import Methods, from_results, row_json
-from vestige.meta.numbers import as_number, read_file
+from vestige.meta.numbers import read_file
 from vestige.meta.robustness import RULES, Filters, Robustness, overall
 from vestige.metrics.names import KNOWN, Direction, direction_of, short
 from vestige.schema import check_form, number
@@ -47,7 +47,7 @@ def method_results_json(methods: Methods, floor: float = FLOOR, sources: Mapping
         "protocols": dict(methods.protocols),
         "floor": floor,
         "erased": {"published": erased([r.published for r in methods.rows]), "of": len(methods.rows)},
-        "notes": list(methods.notes),
+        "notes": [*methods.notes, *([methods.fallback] if methods.fallback else [])],
         "data_sources": dict(sources or {}),
     }
 
@@ -63,24 +63,16 @@ def read_method_results(path: Path, floor: float = FLOOR) -> Methods:
 def read_utility(path: Path) -> tuple[dict[str, float | None], str]:
     """utility_rel of every model that is not a reference, as a method_results.json states it, and of what it is made.
 
-    The stated value is taken where there is one: published filters use it, and it need not be computable here. Without
-    a fluency classifier no row has one; then all are model_utility / the full model's, one definition for all.
+    The stated value is taken where there is one: published filters use it, and it need not be computable here.
     """
     data = read_file(path)
-    computed = {r.name: r.published for r in from_results(data, str(path)).rows}
-    rows = [r for r in data["models"] if not r.get("is_reference")]
-    stated = {str(r["model"]): r.get("utility_rel", computed[str(r["model"])].utility_rel) for r in rows}
-    if any(v is not None for v in stated.values()):
-        return stated, ""
-    said = data.get("full_model_utility") or {}
-    full = {str(k): as_number(v, f"full_model_utility in {path}") for k, v in said.items()}
+    methods = from_results(data, str(path))
     out: dict[str, float | None] = {}
-    for row in rows:
-        own = computed[str(row["model"])].model_utility
-        whole = full.get(str(row.get("epoch") or ""), full.get(""))
-        out[str(row["model"])] = None if own is None or whole is None else relative_utility(own, whole)
-    made = any(v is not None for v in out.values())
-    return (out, "utility_rel is model_utility / the full model's: no fluency is there") if made else (stated, "")
+    for stated, row in zip(data["models"], methods.rows, strict=True):
+        if not stated.get("is_reference"):
+            own = stated.get("utility_rel")
+            out[row.name] = row.published.utility_rel if own is None else own
+    return out, methods.fallback
 
 
 # ---- optimal_thresholds.json -------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypedDict
@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 from vestige.errors import UserError
 from vestige.meta.axes import AXES, FLOOR, MEM, MIA, PARTS, UTILITY, Axes, axes
 from vestige.meta.numbers import ModelNumbers, Number, same_protocol, with_similarities, without_settings
-from vestige.meta.pools import PoolFile, read_pool_file
+from vestige.meta.pools import PoolFile, has_slots, read_pool_file
 from vestige.metrics.names import schema_protocol
 from vestige.schema import check_form
 
@@ -33,6 +33,7 @@ SOURCES: dict[str, str] = {
 SCHEMA_PROTOCOLS = {part: schema_protocol(metric) for part, metric in SOURCES.items()}
 EXTRA = ("logit_lens",)  # shown beside the axes, part of none
 REFERENCES = ("full", "retain")
+UDS_ENDS = {"retain": 1.0, "full": 0.0}  # by the depth score's definition; nothing has to be measured
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,19 @@ class Methods:
     full_model_utility: Mapping[str, float | None] = field(default_factory=dict)  # by epoch, without fluency
     read: tuple[Path, ...] = ()  # every file a number came from
 
+    @property
+    def fallback(self) -> str:
+        """That Utility is another number than in published tables; empty where it is the same."""
+        plain = any(not row.published.fluent and row.published.utility is not None for row in self.rows)
+        return WITHOUT_FLUENCY if plain else ""
 
-def method(
-    name: str,
-    parts: Mapping[str, float | None],
-    full_utility: float | None,
-    facts: Mapping[str, Any] | None = None,
-    floor: float = FLOOR,
-) -> MethodRow:
-    return MethodRow(name, parts, axes(parts, full_utility), axes(parts, full_utility, floor), facts or {})
+
+WITHOUT_FLUENCY = "fluency was not measured: Utility is model_utility, and utility_rel its share of the full model's"
+
+
+def has_fluency(parts: Iterable[Mapping[str, float | None]]) -> bool:
+    """Whether any of the models that are shown together has a fluency; only then it is a part of Utility."""
+    return any(own.get("fluency") is not None for own in parts)
 
 
 def parts_of(model: ModelNumbers) -> dict[str, float | None]:
@@ -93,14 +98,20 @@ def from_models(
     """Rows from models' numbers. `full` by epoch; the entry "" serves every epoch."""
     done = [with_similarities(m, retain) for m in models]
     protocols = _protocols([*done, *full.values()])
-    of_full = {epoch: axes(parts_of(m)) for epoch, m in full.items()}
+    fluent = has_fluency(parts_of(m) for m in (*done, *full.values()))
+    of_full = {epoch: axes(parts_of(m), fluent=fluent) for epoch, m in full.items()}
     utility = {epoch: a.utility for epoch, a in of_full.items()}
     rows = []
     for m in done:
-        epoch = str(m.facts.get("epoch", ""))
-        own = utility.get(epoch, utility.get(""))
+        epoch, parts = str(m.facts.get("epoch", "")), parts_of(m)
+        theirs = of_full.get(epoch, of_full.get(""))
+        if theirs is None:
+            why = "no full model is named"
+        else:
+            why = f"the full model has no Utility ({theirs.reasons.get('utility', '')})"
+        both = [axes(parts, theirs.utility if theirs else None, least, fluent, why) for least in (None, floor)]
         extra = {k: m.value(k) for k in EXTRA if k in m.numbers}
-        rows.append(method(m.name, parts_of(m), own, {**m.facts, **extra}, floor))
+        rows.append(MethodRow(m.name, parts, both[0], both[1], {**m.facts, **extra}))
     plain = {epoch: a.model_utility for epoch, a in of_full.items()}
     return Methods(tuple(rows), utility, protocols, full_model_utility=plain)
 
@@ -192,8 +203,8 @@ def _full(file: PoolFile) -> dict[str, ModelNumbers]:
     entry = file.body.get("full")
     if entry is None:
         return {}
-    by_epoch = isinstance(entry, Mapping) and not any(isinstance(v, (int, float)) for v in entry.values())
-    if by_epoch:
+    plain = not isinstance(entry, Mapping) or has_slots(entry)
+    if not plain and not any(isinstance(v, (int, float)) for v in entry.values()):
         return {str(epoch): file.slot(slot, f"full ({epoch})") for epoch, slot in entry.items()}
     return {"": file.slot(entry, "full")}
 
@@ -205,6 +216,7 @@ _RowForm = TypedDict("_RowForm", dict.fromkeys(AXES, float | None), total=False)
 class _Form(TypedDict, total=False):
     models: list[_RowForm]
     full_utility: dict[str, float | None] | None
+    full_model_utility: dict[str, float | None] | None
     protocols: dict[str, Any] | None
 
 
@@ -214,12 +226,15 @@ def from_results(data: Mapping[str, Any], where: str, floor: float = FLOOR) -> M
     if not isinstance(rows, list) or not all(isinstance(r, Mapping) and "model" in r for r in rows):
         raise UserError(f"{where} is not a method_results.json: it has no list of models with a name each.")
     check_form(data, _Form, where)
-    utility = {str(k): v for k, v in (data.get("full_utility") or {}).items()}
+    all_parts = [{p: _part(r.get(p), p, str(r["model"]), where) for p in PARTS} for r in rows]
+    fluent = has_fluency(all_parts)
+    utility = {str(k): v for k, v in (data.get("full_utility" if fluent else "full_model_utility") or {}).items()}
     out, notes = [], []
-    for r in rows:
-        parts = {p: _part(r.get(p), p, str(r["model"]), where) for p in PARTS}
+    for r, parts in zip(rows, all_parts, strict=True):
         facts = {k: v for k, v in r.items() if k not in (*PARTS, *AXES, "model", *_OURS)}
-        row = method(str(r["model"]), parts, utility.get(str(r.get("epoch", "")), utility.get("")), facts, floor)
+        full_utility = utility.get(str(r.get("epoch", "")), utility.get(""))
+        both = [axes(parts, full_utility, least, fluent) for least in (None, floor)]
+        row = MethodRow(str(r["model"]), parts, both[0], both[1], facts)
         notes += _disagreements(r, row)
         out.append(row)
     stated = {str(k): str(v) for k, v in (data.get("protocols") or {}).items()}

@@ -30,7 +30,7 @@ ATTACKS |= {"quantize": "quantization", "quantise": "quantization", "quantizatio
 _SLOTS = ("run", "values")
 
 
-def _has_slots(entry: Mapping[str, Any]) -> bool:
+def has_slots(entry: Mapping[str, Any]) -> bool:
     return any(k in entry for k in _SLOTS)
 
 
@@ -93,7 +93,7 @@ class PoolFile:
         if not isinstance(entry, Mapping):
             return self._named("", self._slot(entry, str(entry)), {})
         name = str(entry.get("model", ""))
-        facts = {str(k): v for k, v in entry.items() if k not in ("model", *_SLOTS)} if _has_slots(entry) else {}
+        facts = {str(k): v for k, v in entry.items() if k not in ("model", *_SLOTS)} if has_slots(entry) else {}
         return self._named(name, self._slot(entry, name or str(entry)), facts)
 
     def _named(
@@ -124,7 +124,7 @@ class PoolFile:
         if isinstance(entry, list):
             parts = [self._slot(e, name) for e in entry]
             return joined((p[0] for p in parts), name), tuple(s for p in parts for s in p[1])
-        if isinstance(entry, Mapping) and _has_slots(entry):
+        if isinstance(entry, Mapping) and has_slots(entry):
             return self._slot([entry[k] for k in _SLOTS if k in entry], name)
         if isinstance(entry, Mapping):
             numbers = {short(str(k)): Number(as_number(v, f"{k} of {name} in {self.path}")) for k, v in entry.items()}

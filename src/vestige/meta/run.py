@@ -279,6 +279,7 @@ def _axes_page(methods: Methods, floor: float, rows: int) -> tuple[str, str, lis
         f"Overall is 0 to six decimals for {erased([r.published for r in methods.rows])} of {len(methods.rows)}: "
         f"one part cut off at 0 erases the rest. Floored counts such a part as {floor:g} and names it.",
         f"protocols: {'; '.join(kinds) or 'not stated'}" + (" (Privacy joins both kinds)" if len(kinds) > 1 else ""),
+        *([methods.fallback] if methods.fallback else []),
         *methods.notes,
     ]
     return head, _axes_table(ranked), notes
@@ -289,9 +290,10 @@ def _axes_table(rows: Sequence[MethodRow]) -> str:
     for r in rows:
         a = r.published
         values = (a.mem, a.privacy_mia, r.parts.get("uds"), a.privacy, a.utility, a.utility_rel, a.overall)
-        why = "; ".join(f"{axis}: {w}" for axis, w in a.reasons.items() if axis in ("mem", "privacy_mia", "utility"))
-        raised = ", ".join(r.floored.floored)
-        cells.append([r.name, *map(number, (*values, r.floored.overall)), raised or why])
+        told = [f"raised {', '.join(r.floored.floored)}"] if r.floored.floored else []
+        for why in a.reasons.values():  # axes that are made of others lack what these lack
+            told += [one for one in why.split("; ") if one not in told]
+        cells.append([r.name, *map(number, (*values, r.floored.overall)), "; ".join(told)])
     heads = [
         "model",
         "Mem",

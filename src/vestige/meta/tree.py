@@ -9,7 +9,7 @@ from typing import Any, TypedDict
 
 from vestige.errors import UserError
 from vestige.meta.axes import FLOOR, similarity
-from vestige.meta.methods import SOURCES, Methods, facts_of, from_models
+from vestige.meta.methods import SOURCES, UDS_ENDS, Methods, facts_of, from_models
 from vestige.meta.numbers import ModelNumbers, Number, joined, read_file
 from vestige.metrics.names import CHAT, ENTITY, short
 from vestige.schema import check_form
@@ -164,6 +164,14 @@ def _numbers(summary: Path, axis: str) -> dict[str, Number]:
     return {short(k): Number(None if v is None or v != v else float(v), protocol) for k, v in values.items()}
 
 
+def _with_end(model: ModelNumbers) -> ModelNumbers:
+    """The full and the retain model with their depth score, which is an end of its scale and not measured in a tree."""
+    end = UDS_ENDS.get(model.name)
+    if end is None or "uds" in model.numbers:
+        return model
+    return replace(model, numbers={**model.numbers, "uds": Number(end, ENTITY)})
+
+
 def methods_of(tree: ResultTree, floor: float = FLOOR, baseline: str | None = None) -> Methods:
     """The axes of every model of a tree; utility is relative to the full model of the same epoch.
 
@@ -177,7 +185,9 @@ def methods_of(tree: ResultTree, floor: float = FLOOR, baseline: str | None = No
     lent = [e for e in sorted({e for e, _ in tree.models}) if serving and (baseline or e not in full) and e != serving]
     full |= {epoch: full[str(serving)] for epoch in lent}
     borrowed = [f"utility_rel of {epoch} is relative to the full model of {serving}" for epoch in lent]
-    rows = from_models(list(tree.models.values()), full, None, floor)
+    measured = any("uds" in model.numbers for model in tree.models.values())
+    models = [_with_end(model) if measured else model for model in tree.models.values()]
+    rows = from_models(models, full, None, floor)
     epochs = {epoch for epoch, _ in tree.models}
     missing = [
         f"{e} has no full model, and several others have: its models have no utility_rel (say which: --baseline EPOCH)"

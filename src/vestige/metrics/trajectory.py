@@ -8,9 +8,10 @@ alone, so a trajectory only re-indexes planes: no vocabulary axis, and every ord
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,23 @@ DEFAULT_TRAJECTORIES = ("steps", "fixation_start", "fixation_end", "fixation_rat
 VIEWS = ("full", "eos")
 ALIGNMENTS = ("causal", "same_position")
 TEXT_SOURCES = ("logits_argmax", "canvas_plus_step_x0", "committed_only")
+
+
+def spread_of(result: Mapping[str, Any], view: str, trajectory: str, metric: str) -> Mapping[str, Any]:
+    """How the rows of a curve are spread, step by step; nothing where they are spread before an aggregator.
+
+    `result`: a trajectory metric of a result file, `view` empty where it has no level of views.
+
+    >>> spread_of({"step_distribution": {"steps": {"rouge": {"mean": [0.5]}}}}, "", "steps", "rouge")
+    {'mean': [0.5]}
+    """
+    if metric in (result.get("before_aggregator") or {}):
+        return {}
+    found: Any = result.get("step_distribution")
+    for key in (view, trajectory, metric):
+        if key:
+            found = (found or {}).get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def fixation(fixed: Sequence[int] | Array, steps: int) -> Array:

@@ -15,7 +15,7 @@ from typing import Any
 
 from vestige.errors import UserError, did_you_mean, how_to_install, unknown_name
 from vestige.models.args import ModelArgs
-from vestige.models.families import auto_class, diffusion_kind, find_family
+from vestige.models.families import auto_class, diffusion_kind, find_family, marked_family
 from vestige.models.locate import Place, listing, read_json, weight_names
 from vestige.models.native import native_settings
 from vestige.models.reading import quiet
@@ -74,10 +74,11 @@ def check_architecture(name: str, config: dict[str, Any], trusted: bool, diffusi
 def _check_diffusion(name: str, config: dict[str, Any], trusted: bool, family: str) -> None:
     kind = str(config.get("model_type") or "")
     if family == "other":
+        marks = marked_family(config)
+        known = f"of the family {marks.title}: {marks.why}" if marks and marks.why else f"({kind}) of an unknown family"
         raise UserError(
-            f"Model does not have a sampler: '{name}' is a diffusion language model ({kind}) of a family that cannot "
-            "be sampled here; LLaDA, Dream, DiffusionGemma, masked language models and causal models adapted to "
-            "diffusion can."
+            f"Model does not have a sampler: '{name}' is a diffusion language model {known}. LLaDA, Dream, "
+            "DiffusionGemma, masked language models and causal models adapted to diffusion can be evaluated."
         )
     published = find_family(config)
     if published is not None:

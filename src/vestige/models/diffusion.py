@@ -145,7 +145,11 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     config = getattr(model, "config", None)
     mask_id = _first(getattr(config, "mask_token_id", None), getattr(tokenizer, "mask_token_id", None))
     if mask_id is None:
-        mask_id = _first(*(f.mask_id for f in families.FAMILIES if f.kind == kind))
+        settings = {"model_type": getattr(config, "model_type", ""), "architectures": [type(model).__name__]}
+        marks = families.marked_family(settings)
+        if marks is None:  # read into a class of transformers' own, whose name says nothing of the family
+            marks = next((family for family in families.FAMILIES if family.kind == kind and family.native), None)
+        mask_id = marks.mask_id if marks and marks.kind == kind else None
     if mask_id is None:
         raise UserError(
             f"Model does not have a sampler: neither the config nor the tokenizer of this model ({_type_name(model)}) "
@@ -161,7 +165,7 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
     # A causal architecture of transformers' own, however published: masks by hand, and its cache works.
     native = {family.native for family in families.FAMILIES} - {""}
     causal = kind == "adapted" or (kind != "masked" and _type_name(model) in native)
-    return MaskPredictor(
+    predictor = MaskPredictor(
         model=model,
         mask_id=int(mask_id),
         eos_ids=eos,
@@ -172,6 +176,12 @@ def mask_predictor(model: Any, tokenizer: Any, kind: str) -> MaskPredictor:
         cached=causal and hasattr(model, "prepare_inputs_for_generation"),
         kind=kind,
     )
+    if not 0 <= predictor.mask_id < predictor.vocab:
+        raise UserError(
+            f"The mask token of this model ({type(model).__name__}) would be {mask_id}, but it has only "
+            f"{predictor.vocab} tokens; set mask_token_id in its config.json."
+        )
+    return predictor
 
 
 def need_predictor(predictor: MaskPredictor | None, name: str) -> MaskPredictor:

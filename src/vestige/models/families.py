@@ -48,6 +48,8 @@ class Family:
     derive: Callable[[FamilyConfig], dict[str, Any]] | None = None  # settings that follow from several published ones
     modules: Mapping[str, str] = field(default_factory=dict)  # published module -> transformers' ({n} is a block)
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # the values of a setting that are covered
+    keys: tuple[str, ...] = ()  # what a config.json without a model_type has, where that is how the family is published
+    why: str = ""  # of the kind `other`: what keeps its models from being evaluated
 
 
 def _or(value: Any, other: Any) -> Any:
@@ -74,11 +76,22 @@ LLADA_BLOCK = "model.transformer.blocks.{n}."
 BLOCK = "model.layers.{n}."
 NO_WINDOW = {"use_sliding_window": (False, None)}
 
+OWN_BLOCKS = "its tokens see their whole block of {size}, under a mask that only its own code makes"
+
 # By words, the first match wins.
 FAMILIES = [
     Family("DiffusionGemma", words=("diffusion_gemma", "diffusiongemma"), kind=CANVAS),
-    Family("SDAR", words=("sdar",), kind="other"),
-    Family("MDLM", words=("mdlm",), kind="other"),
+    Family("SDAR", words=("sdar",), kind="other", why=OWN_BLOCKS.format(size="4 to 64 tokens")),
+    Family("Fast-dLLM v2", words=("fast_dllm",), kind="other", why=OWN_BLOCKS.format(size="32 tokens")),
+    Family("LLaDA2", words=("llada2",), kind="other", why=OWN_BLOCKS.format(size="32 tokens"), mask_id=156895),
+    Family("BD3LM", words=("bd3lm",), kind="other", why="its own code denoises block by block at a level of noise"),
+    Family("MDLM", words=("mdlm",), kind="other", why="its own code asks for a level of noise besides the tokens"),
+    Family("RND1", words=("rnd1",), kind="other", why="a mixture of experts that sees both ways in its own code only"),
+    Family(
+        "SEDD", keys=("graph", "noise", "tokens"), kind="other", why="it predicts ratios of probabilities, not tokens"
+    ),
+    # The mixture of experts calls itself `llada` too, and has another vocabulary.
+    Family("LLaDA-MoE", words=("lladamoe", "llada_moe"), kind="llada", mask_id=156895),
     Family(
         "LLaDA",
         model_type="llada",
@@ -188,9 +201,20 @@ def tokenizer_class(said: str, default: str) -> str:
 
 
 def marked(family: Family, config: FamilyConfig) -> bool:
-    """Do model_type or architectures say that a model is of this kind, in any case?"""
+    """Do model_type or architectures say that a model is of this kind, in any case? Or, without them, its settings?"""
+    if family.keys and not config.get("model_type"):
+        return all(key in config for key in family.keys)
     names = "\n".join([str(config.get("model_type") or ""), *map(str, config.get("architectures") or [])]).lower()
     return any(map(names.__contains__, family.words))
+
+
+def marked_family(config: FamilyConfig) -> Family | None:
+    """The first family whose marks a config.json bears.
+
+    >>> marked_family({"model_type": "llada2_moe", "architectures": ["LLaDA2MoeModelLM"]}).title
+    'LLaDA2'
+    """
+    return next((family for family in FAMILIES if marked(family, config)), None)
 
 
 def diffusion_kind(config: FamilyConfig) -> str | None:
@@ -207,9 +231,9 @@ def diffusion_kind(config: FamilyConfig) -> str | None:
     'adapted'
     """
     heads = list(map(str, config.get("architectures") or []))
-    for family in FAMILIES:
-        if marked(family, config):
-            return family.kind
+    family = marked_family(config)
+    if family is not None:
+        return family.kind
     if config.get("is_encoder_decoder"):
         return None
     ends = set()

@@ -108,6 +108,10 @@ def load_model(args: ModelArgs) -> LoadedModel:
         from vestige.models.diffusion import mask_predictor
 
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
+    else:
+        from vestige.models.causal import check_causal
+
+        check_causal(model, args.path)
     if family:
         from vestige.models.publish import Origin
 
@@ -128,6 +132,10 @@ def wrap_model(model: Any, tokenizer: Any, name: str = "in-memory model", diffus
         from vestige.models.diffusion import mask_predictor
 
         loaded.diffusion = mask_predictor(model, tokenizer, kind)
+    else:
+        from vestige.models.causal import check_causal
+
+        check_causal(model, name)
     return loaded
 
 

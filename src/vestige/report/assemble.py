@@ -14,7 +14,7 @@ from typing import Any
 from vestige.errors import UserError
 from vestige.judging.evaluated import Evaluated
 from vestige.meta.files import checked_meta_eval
-from vestige.meta.methods import Methods, from_results
+from vestige.meta.methods import UDS_ENDS, Methods, from_results
 from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
@@ -101,7 +101,7 @@ def assemble(found: FoundRuns, ask: PageAsk, base: Path) -> tuple[Report, PageWo
         _take(work, model, [(depth_part.values(source), source)])
         for role, id in work.links.get(model, {}).items():
             one = work.roster.by_id(id)
-            if one is not None and role in depth_part.ENDS:
+            if one is not None and role in UDS_ENDS:
                 one.values.setdefault("uds", depth_part.end(role, source))
     for note in mixtures(_measured(work), ask.accept_mixture):
         found.problem(note)

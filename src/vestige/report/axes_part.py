@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.meta.axes import AXES
-from vestige.meta.methods import SOURCES, MethodRow, from_models
+from vestige.meta.methods import SOURCES, WITHOUT_FLUENCY, MethodRow, from_models
 from vestige.meta.numbers import ModelNumbers, Number
 from vestige.metrics.names import short
 from vestige.report.methods_part import SHOWN_FLOORED, value
@@ -15,6 +15,8 @@ from vestige.report.methods_part import SHOWN_FLOORED, value
 if TYPE_CHECKING:
     from vestige.report.assemble import PageWork
     from vestige.report.roster import Entry
+
+OF_UTILITY = ("utility", "utility_rel", "overall", "overall_no_uds")
 
 
 def add_axes(work: PageWork) -> None:
@@ -57,7 +59,9 @@ def _add(e: Entry, row: MethodRow, there: set[str]) -> None:
     for axis in AXES:
         if axis in there and axis not in e.values:
             reason = row.published.reasons.get(axis, "")
-            e.values[axis] = value(row.published.values()[axis], source, reason)
+            other = axis in OF_UTILITY and not row.published.fluent
+            note = WITHOUT_FLUENCY if other else ""
+            e.values[axis] = value(row.published.values()[axis], source, reason, note=note)
         if axis in there and axis in SHOWN_FLOORED:
             raised = ", ".join(row.floored.floored)
             note = f"raised to the floor: {raised}" if raised else ""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.metrics.collapse import LABELS
-from vestige.metrics.trajectory import VIEWS
+from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.report.format import finite, plain
 from vestige.show.collapse_plots import NAMES
 from vestige.store.kinds import RunSource
@@ -35,16 +35,9 @@ def trajectories(source: RunSource, model: str) -> list[dict[str, Any]]:
         for view, kinds in views.items():
             for kind, metrics in kinds.items():
                 for metric, points in metrics.items():
-                    spread = _at(body.get("step_distribution"), view, kind, metric)
+                    spread = spread_of(body, view, kind, metric)
                     out.append(_curve(source, model, (view, kind, metric), points, spread, decided))
     return [t for t in out if any(v is not None for v in t["mean"])]
-
-
-def _at(tree: Any, *path: str) -> Mapping[str, Any]:
-    for key in path:
-        if key:
-            tree = (tree or {}).get(key)
-    return tree or {}
 
 
 def _curve(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.compare.evidence import layers_in_words
+from vestige.meta.methods import UDS_ENDS
 from vestige.meta.numbers import read_run
 from vestige.report.format import finite, plain
 from vestige.report.methods_part import value
@@ -49,14 +50,11 @@ def values(source: RunSource) -> dict[str, dict[str, Any]]:
     return out
 
 
-ENDS = {"retain": 1.0, "full": 0.0}
-
-
 def end(role: str, source: RunSource) -> dict[str, Any]:
     """The score of a reference: an end of the scale, not a measurement, and it says so."""
     protocol = values(source)["uds"].get("protocol")
     return value(
-        ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale", protocol=protocol
+        UDS_ENDS[role], source.id, note=f"by definition: the {role} model is this end of the scale", protocol=protocol
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vestige.engine.evaluate import Outcome
 from vestige.errors import UserError
-from vestige.metrics.trajectory import VIEWS
+from vestige.metrics.trajectory import VIEWS, spread_of
 from vestige.results.load import load_outcome
 from vestige.schema import number
 from vestige.store.files import load_rows
@@ -159,19 +159,11 @@ def _curves(scores: Mapping[str, Score]) -> Iterator[tuple[str, RunCurve]]:
         nested: Any = score.curves
         views = nested if set(nested) <= set(VIEWS) else {"": nested}
         for view, kinds in views.items():
-            spread = score.extra.get("step_distribution") or {}
             for kind, metrics in kinds.items():
                 for metric, values in metrics.items():
-                    told = _at(spread, view, kind, metric)
+                    told = spread_of(score.extra, view, kind, metric)
                     parts = [p for p in (name, view, kind, metric) if p]
                     yield "/".join(parts), _curve(values, told)
-
-
-def _at(tree: Any, *keys: str) -> Mapping[str, Any]:
-    for key in keys:
-        if key:
-            tree = (tree or {}).get(key)
-    return tree if isinstance(tree, Mapping) else {}
 
 
 def _curve(values: Any, spread: Mapping[str, Any]) -> RunCurve:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from vestige.errors import UserError, how_to_install
+from vestige.metrics.trajectory import spread_of
 from vestige.show.paper import fit, for_print
 from vestige.types import IGNORE, Array, Trace
 from vestige.writing import written_by
@@ -111,7 +112,7 @@ def _at(result: CurveResult, part: str, path: Sequence[str]) -> Any:
 def _curve(
     axis: Axes,
     result: CurveResult,
-    path: Sequence[str],
+    path: tuple[str, str, str],
     x: Sequence[int] | None,
     colour: str,
     band: tuple[str, str] | None,
@@ -125,7 +126,7 @@ def _curve(
     # a dot at every step as long as they can be told apart: a run of one step is a dot, not an invisible line
     dots = "o" if len(y) <= MOST_DOTS else None
     axis.plot(x, y, color=colour, linestyle=DASHES.get(path[0], "-"), marker=dots, markersize=2.8, lw=1.5, label=label)
-    spread = _at(result, "step_distribution", path)
+    spread = spread_of(result, *path)
     if band and spread:
         low, high = (_numbers(spread[name]) for name in band)
         axis.fill_between(x, low, high, color=colour, alpha=0.16 if path[0] == "full" else 0.09, linewidth=0)

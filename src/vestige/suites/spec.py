@@ -198,10 +198,11 @@ class _Reader:
             if HANDLERS[child.handler].live is not None and not child.datasets:
                 inner.metrics[name] = replace(child, datasets=inner.data_of_parents(child))
         # What a child compares with is found in the same place of the retain model's own trajectory metric.
-        paths = {r.paths for child in inner.metrics.values() for r in child.references}
+        theirs = [r for child in inner.metrics.values() for r in child.references]
+        keys = reference_keys(spec.name, sorted({metric for r in theirs for metric in r.include}))
         references = [
-            ReferenceSpec("retain_model_logs", p[0] if p else None, reference_keys(spec.name), tuple(p[1:]))
-            for p in sorted(paths)
+            ReferenceSpec("retain_model_logs", p[0] if p else None, keys, tuple(p[1:]))
+            for p in sorted({r.paths for r in theirs})
         ]
         suite = SuiteSpec(spec.name, spec.handler, inner.metrics, top)
         return replace(spec, datasets=(), references=tuple(references), children=suite)

@@ -103,9 +103,20 @@ def read_config(params: Mapping[str, Any], metric: str) -> TrajectoryConfig:
     return config
 
 
-def reference_keys(metric: str) -> dict[str, str]:
-    """Where retain logs keep values by step: ours under the metric's own name, open-unlearning's fork under two."""
-    return {metric: "trajectory", "mia_min_k_by_step": "mia_min_k", "forget_truth_ratio_by_step": "forget_truth_ratio"}
+def reference_keys(metric: str, compared: Iterable[str]) -> dict[str, str]:
+    """Where retain logs keep what children are compared with.
+
+    Values by step: ours under the metric's own name, open-unlearning's fork under two names. An ordinary run has one
+    value for each metric, which serves the last step.
+    """
+    ordinary = {name: last_step_key(name) for name in compared}
+    by_step = {"mia_min_k_by_step": "mia_min_k", "forget_truth_ratio_by_step": "forget_truth_ratio"}
+    return {**ordinary, **by_step, metric: "trajectory"}
+
+
+def last_step_key(metric: str) -> str:
+    """The access key of an ordinary run's value of a metric."""
+    return f"{metric} at the last step"
 
 
 def _trajectories(given: Any) -> tuple[str, ...]:

@@ -18,6 +18,9 @@ from vestige.types import NO_RETAIN_LOGS, Score
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
+# Why a step of a trajectory is compared with nothing.
+ORDINARY_RUN = "the retain logs are of an ordinary run, which has a value for the last step alone"
+
 
 @handler("ks_test", steps=True, settings=())
 def ks_test(inputs: Inputs) -> Scored:
@@ -28,9 +31,9 @@ def ks_test(inputs: Inputs) -> Scored:
 
     def one(retain: Score, mine: list[float], theirs: list[float]) -> Score:
         if not retain.value_by_index:
-            return Score(None, reason=_no_reference(inputs))
+            return Score(None, reason=_lacking(retain) if retain.reason else _no_reference(inputs))
         if is_broken(retain):
-            return Score(None, reason=f"the retain logs have no value either: {retain.reason}")
+            return Score(None, reason=_lacking(retain))
         if not mine or not theirs:
             return Score(None, reason="no row has a truth ratio to compare")
         test = vectors.ks(mine, theirs)
@@ -40,6 +43,12 @@ def ks_test(inputs: Inputs) -> Scored:
 
     mine, theirs = scores_of(inputs.parents["forget"]), scores_of(reference)
     return unless(missing, lambda: at_each_step(one, reference, mine, theirs))
+
+
+def _lacking(reference: Score) -> str:
+    if reference.reason == ORDINARY_RUN:
+        return ORDINARY_RUN
+    return f"the retain logs have no value either: {reference.reason or 'it is null there'}"
 
 
 def _no_reference(inputs: Inputs) -> str:
@@ -66,7 +75,7 @@ def _against_reference(inputs: Inputs, formula: Callable[[float, float], float],
         if reference is not None and reference.agg_value is not None:
             return _value(formula(parent.agg_value, reference.agg_value), nothing)
         if reference is not None:  # there, but without a value: another one in its place would be a guess
-            return Score(None, reason=f"the retain logs have no value either: {reference.reason or 'it is null there'}")
+            return Score(None, reason=_lacking(reference))
         published = _published(inputs)
         if published is not None:
             note = f"compared with the published retrain model (AUC {published:.4f}), as no retain logs were given"

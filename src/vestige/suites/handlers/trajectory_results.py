@@ -14,12 +14,16 @@ from vestige.suites.handlers.common import row_mean
 from vestige.suites.handlers.trajectory_reading import TrajectoryRun, children, prompt_of
 from vestige.suites.registry import Inputs
 from vestige.suites.steps import StepScores, picked
-from vestige.suites.trajectory import TrajectoryConfig
+from vestige.suites.trajectory import TrajectoryConfig, last_step_key
 from vestige.types import BAD_LOGITS, Score
 
 if TYPE_CHECKING:
     from vestige.suites.spec import MetricSpec
 
+BEFORE_AGGREGATOR = (
+    "step_distribution and value_by_index hold each row's ratio before the aggregator {}, "
+    "agg_value holds the mean after it"
+)
 FIELDS = {"probability": "prob", "probability_confidence_ordered": "prob", "probability_w_options": "prob"}
 
 
@@ -30,6 +34,14 @@ def _field(spec: MetricSpec) -> str:
         if spec.handler == "rouge"
         else FIELDS.get(spec.handler, "score")
     )
+
+
+def aggregator_of(spec: MetricSpec) -> str:
+    """What turns a row's value before it is averaged; empty where rows are averaged as they are."""
+    if spec.handler != "truth_ratio":
+        return ""
+    name = str(spec.params.get("aggregator", "closer_to_1_better"))
+    return "" if name == "prob_mean" else name
 
 
 def protocol(config: TrajectoryConfig) -> dict[str, Any]:
@@ -43,6 +55,16 @@ def protocol(config: TrajectoryConfig) -> dict[str, Any]:
         "logit_alignment": config.alignment,
         **sampling,
     }
+
+
+def at_last_step(inputs: Inputs, metric: str) -> Score | None:
+    """The retain model's value of a metric from an ordinary run, where its logs have none by step."""
+    found = inputs.reference("trajectory")
+    by_step: Any = (found.extra.get("reference_by_step") if found else None) or {}
+    if inputs.reference(metric) or any(metric in names for views in by_step.values() for names in views.values()):
+        return None
+    last = inputs.reference(last_step_key(metric))
+    return last if isinstance(last, Score) else None
 
 
 class Results:
@@ -68,15 +90,22 @@ class Results:
         }
         if "model_utility" in suite.metrics:
             extra["retain_mu_components_by_step"] = self._components(suite.metrics["model_utility"])
+        aggregated = {name: aggregator_of(spec) for name, spec in suite.metrics.items() if name in suite.top}
+        before = {name: BEFORE_AGGREGATOR.format(aggregator) for name, aggregator in aggregated.items() if aggregator}
+        if before:
+            extra["before_aggregator"] = before
         reasons = self._reasons(suite.top)
         if reasons:
             extra["reasons"] = reasons
+        gaps = self._gaps([metric for metric in suite.top if metric not in reasons])
+        if gaps:
+            extra["reasons_by_step"] = gaps
         found = self._revocations()
         if found:
             extra["revocations"] = found
         missing = tuple(f"{m}: no value, because {why}" for m, why in reasons.items())
         per_row = self._per_row() if self.run.config.store_per_sample else None
-        said = (*self.run.notes, *_taken_back(found), *self._several_retain(), *self._said(suite.top))
+        said = (*self.run.notes, *_taken_back(found), *self._about_retain(), *self._said(suite.top))
         notes = (*said, *missing)
         if len(reasons) == len(suite.top) and all(BAD_LOGITS in why for why in reasons.values()):
             return Score(None, per_row, extra, reason=next(iter(reasons.values())), notes=notes)
@@ -96,10 +125,21 @@ class Results:
             found[row[0].index] = revision(run.whole[prompt], run.stream[prompt, target.labels])
         return summary(found)
 
-    def _several_retain(self) -> list[str]:
-        """One number gets a range over retain models; curves do not, and a note says so when several were given."""
+    def _about_retain(self) -> list[str]:
+        """What a reader must know of the retain runs. A number gets a range over several; curves do not."""
+        notes = []
         more = sum(len(r.others) for r in self.inputs.spec.references)
-        return [f"compared with the first of {more + 1} retain runs given"] if more else []
+        if more:
+            notes.append(f"compared with the first of {more + 1} retain runs given")
+        inner = children(self.inputs.spec)
+        compared = {name: m for name, child in inner.items() for r in child.references for m in r.include}
+        last = [name for name, metric in compared.items() if at_last_step(self.inputs, metric)]
+        if last:
+            notes.append(
+                f"the retain logs are of an ordinary run: {' and '.join(last)} are compared with them at the last step "
+                "alone; evaluate the retain model with the same trajectory suite to compare every step"
+            )
+        return notes
 
     def _each(self, make: Callable[[dict[str, StepScores]], Any]) -> dict[str, Any]:
         return {v: {t: make(scores) for t, scores in by_t.items()} for v, by_t in self.scores.items()}
@@ -142,6 +182,18 @@ class Results:
         """Why a metric has no value anywhere."""
         found = {m: self._all(m) for m in top}
         return {m: str(s[0].reason[0]) for m, s in found.items() if all(np.isnan(x.agg_value).all() for x in s)}
+
+    def _gaps(self, top: Iterable[str]) -> dict[str, Any]:
+        """Why single steps have no value, laid out like the values; None where there is one."""
+        out: dict[str, Any] = {}
+        for view, by_trajectory in self.scores.items():
+            for trajectory, scores in by_trajectory.items():
+                for metric in top:
+                    gone = np.isnan(scores[metric].agg_value)
+                    if gone.any():
+                        why = [str(r) if g else None for r, g in zip(scores[metric].reason, gone, strict=True)]
+                        out.setdefault(view, {}).setdefault(trajectory, {})[metric] = why
+        return self._flat(out)
 
     def _said(self, top: Iterable[str]) -> list[str]:
         """What a metric notes at every step: that a retain model to compare with was missing, rows left out."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from vestige.errors import UserError
 from vestige.metrics.dialects import Dialect
+from vestige.suites.handlers.references import ORDINARY_RUN
 from vestige.suites.handlers.texts import wants_texts
 from vestige.suites.handlers.trajectory_reading import (
     Moment,
@@ -23,7 +24,7 @@ from vestige.suites.handlers.trajectory_reading import (
     gather,
     windowed,
 )
-from vestige.suites.handlers.trajectory_results import Results, protocol
+from vestige.suites.handlers.trajectory_results import Results, at_last_step, protocol
 from vestige.suites.registry import DECIDED, HANDLERS, Inputs
 from vestige.suites.steps import Scored, StepScores
 from vestige.suites.trajectory import TrajectoryConfig, read_config
@@ -125,6 +126,10 @@ def _reference(inputs: Inputs, reading: Reading, metric: str) -> StepScores | No
     ours, theirs = inputs.reference("trajectory"), inputs.reference(metric)
     if not any(r.path for r in inputs.spec.references):
         return None
+    last = at_last_step(inputs, metric)
+    if last is not None:
+        before = Score(None, reason=ORDINARY_RUN)
+        return StepScores.of([*[before] * (reading.run.steps - 1), last])
     if ours is not None:
         by_step: Any = ours.extra.get("reference_by_step") or {}
         known = dict(enumerate(by_step.get(reading.view, {}).get(reading.trajectory, {}).get(metric, [])))

@@ -7,7 +7,7 @@ STAMP  := $(VENV)/.installed
 
 PARTS  := commands models files docs report fuzz packaging typing trl
 
-.PHONY: demo demo-meta quick test test-all $(PARTS:%=test-%) test-processors test-pythons test-inspect test-deepspeed \
+.PHONY: demo demo-meta quick test test-all $(PARTS:%=test-%) test-processors test-pythons test-deepspeed \
 	engines coverage check docs dist audit bench clean
 
 # torch goes first and alone: with it in place, nothing that follows asks the index for another build of it.
@@ -55,7 +55,7 @@ test: $(STAMP)
 # failure, for an hour and a half or longer.
 $(PARTS:%=test-%): test-%: $(STAMP)
 	@$(PYTEST) --part $* tests
-test-all: check test $(PARTS:%=test-%) test-processors test-pythons test-inspect test-deepspeed engines
+test-all: check test $(PARTS:%=test-%) test-processors test-pythons test-deepspeed engines
 
 # Packages that need no model, and one evaluation by the command line. Under 90 seconds on two cores.
 quick: $(STAMP)
@@ -68,12 +68,6 @@ test-processors: $(STAMP)
 # The packages without torch on newer Pythons, where those are installed.
 test-pythons: $(STAMP)
 	$(BIN)/python tools/pythons.py
-
-# Logs of `vestige publish --to inspect`, read by inspect_ai itself: its dependencies do not fit beside ours.
-test-inspect: $(STAMP)
-	test -d .venv-inspect || $(PYTHON) -m venv .venv-inspect
-	.venv-inspect/bin/pip install --quiet --disable-pip-version-check "inspect-ai==0.3.285"
-	$(BIN)/python -m pytest -n 0 tests/results/test_publish.py -k inspect
 
 # Looks at models that DeepSpeed trains (ZeRO-2 and ZeRO-3, one and two processes on a CPU). It builds against the torch in
 # .venv and shares that environment; its first use compiles a few minutes.

@@ -201,7 +201,7 @@ OVERRIDES = text_seeds(
 )
 
 
-SAFE_VERBS = {"ls", "explain", "import", "published", "compare", "diff", "job", "meta", "score", "sweep"}
+SAFE_VERBS = {"ls", "explain", "import", "compare", "diff", "job", "meta", "score", "sweep"}
 
 
 def run_cli(data: bytes, place: Path) -> None:
@@ -242,7 +242,7 @@ CLI = text_seeds(
     "compare\na\nb",
     "diff\na\nb",
     "job\n--\neval\ntofu",
-    "published",
+    "compare\na\npublished",
     "meta\naxes\nx.yaml",
     "score\nr\nmia_min_k.k=0.2",
     "sweep\nplan.yaml",

@@ -144,28 +144,6 @@ TURNS = [
 RAGEN = [{"history": [{"state": "s", "llm_response": "<think>a</think>", "reward": 1, "actions_left": 3}], "env_id": 1}]
 
 
-def pickle_seeds() -> list[bytes]:
-    import pickle
-
-    import numpy as np
-
-    def column(*items: Any) -> Any:
-        out = np.empty(len(items), dtype=object)
-        out[:] = list(items)
-        return out
-
-    ids = {"group_ids": column(0), "env_ids": column("e"), "first_turn_prompt_ids": column([1, 2]),
-           "first_turn_reasoning_ids": column([3])}  # fmt: skip
-    messages = {"group_ids": column(1), "messages_list": column([{"role": "user", "content": "q"},
-                {"role": "assistant", "content": "a"}])}  # fmt: skip
-    table = [{"non_tensor_batch": ids}, messages, (None, {"history": column(RAGEN[0]["history"])}, {})]
-    return [pickle.dumps(t, protocol=p) for t in table for p in (2, 4)]
-
-
-def run_pickle(data: bytes, place: Path) -> None:
-    _rollouts(written(place, "r.pkl", data), "auto")
-
-
 def slime_seeds() -> list[bytes]:
     import torch
 

@@ -88,7 +88,7 @@ def stored(name: str) -> Callable[[bytes, Path], None]:
             lambda: rescore(home),
             lambda: str(compare([finished_run(), home], resamples=100)),
             lambda: diff(home, finished_run(), 1),
-            lambda: published(home, [], None),
+            lambda: published(home),
             lambda: build_report(ReportAsk([finished_run(), home], place)),
             lambda: verify(home, again=True),
         ):

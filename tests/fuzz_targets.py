@@ -57,7 +57,6 @@ TARGETS: dict[str, Target] = {
                 [{"custom_id": "c", "messages": data.TURNS[1]["messages"], "metadata": {"group_id": 1}}],
             ),
         ),
-        Target("rollouts.pickle", "bytes", data.run_pickle, data.pickle_seeds),
         Target("rollouts.slime", "bytes", data.run_slime, data.slime_seeds),
         Target(
             "rollouts.slime_samples",

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +12,12 @@ import pytest
 from conftest import LAB, SYSTEM
 from loops import one_test
 from vestige.cli import SYNONYMS, VERBS, main, parser
-from vestige.configs.compose import PACKAGE_DIR, compose_config, composing
+from vestige.configs.compose import compose_config, composing
 from vestige.engine.config import RunConfig
 from vestige.engine.flags import EvalAsk, to_run
 from vestige.flags import ALL, ANSWERS, DIALECT_NAMES, FLAGS, FOREIGN, NEEDLESS, TABLE, flags_of, translated
 from vestige.metrics.dialects import DIALECTS
 from vestige.models.args import COMPUTE_DTYPES, DTYPES, QUANTIZATIONS
-from vestige.show.completion import completion_script
 
 FULL, DATA = LAB / "models" / "full", LAB / "data"
 PARSERS = parser().verbs
@@ -171,59 +168,3 @@ def test_unknown_verbs_get_a_guess(word: str, near: str, capsys: pytest.CaptureF
     said = capsys.readouterr().err
     assert word in said and f"vestige {near}" in said
     assert not set(SYNONYMS) & set(VERBS) and set(SYNONYMS.values()) <= set(VERBS)
-
-
-# ---- completion ----------------------------------------------------------------------------------------------------
-
-BASH = """
-source {script}
-ask() {{ COMP_WORDS=(vestige "$@"); COMP_CWORD=$#; COMPREPLY=(); _vestige; printf '%s\\n' "${{COMPREPLY[@]}}"; }}
-ask ev; echo --; ask eval --dia; echo --; ask eval --dialect str; echo --; ask eval tof
-"""
-
-
-def test_bash_completes_verbs_flags_and_values(tmp_path: Path) -> None:
-    script = tmp_path / "vestige.bash"
-    script.write_text(completion_script("bash", PARSERS))
-    done = subprocess.run(["bash", "-c", BASH.format(script=script)], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stderr == ""
-    verbs, flags, values, words = (part.split() for part in done.stdout.split("--\n"))
-    assert verbs == ["eval"] and flags == ["--dialect"] and values == ["strict"]
-    assert "tofu" in words and set(words) <= {p.stem for p in (PACKAGE_DIR / "eval").glob("*.yaml")}
-
-
-@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
-def test_fish_completes_verbs_flags_and_values(tmp_path: Path) -> None:
-    script = tmp_path / "vestige.fish"
-    script.write_text(completion_script("fish", PARSERS))
-
-    def asked(line: str) -> list[str]:
-        code = f"source {script}; complete -C '{line}'"
-        home = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-        done = subprocess.run(
-            ["fish", "--no-config", "-c", code], capture_output=True, text=True, env=home, cwd=tmp_path
-        )
-        assert done.stderr == ""
-        return [row.split("\t")[0] for row in done.stdout.splitlines()]
-
-    assert asked("vestige ev") == ["eval"]
-    assert asked("vestige eval --dia") == ["--dialect"]
-    assert asked("vestige eval --dialect str") == ["strict"]
-    assert "tofu" in asked("vestige eval tof")
-
-
-@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
-def test_zsh_reads_the_script(tmp_path: Path) -> None:
-    """What TAB shows needs a terminal; here the script is read and registered."""
-    (tmp_path / "_vestige").write_text(completion_script("zsh", PARSERS))
-    code = f"fpath=({tmp_path} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path}/dump; print $_comps[vestige]"
-    code += "; autoload +X _vestige && print loaded"
-    done = subprocess.run(["zsh", "-f", "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.split() == ["_vestige", "loaded"] and done.stderr == ""
-
-
-def test_other_shells_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["completion", "tcsh"]) == 2
-    assert "Unknown shell 'tcsh'" in capsys.readouterr().err
-    assert main(["completion", "zsh"]) == 0
-    assert capsys.readouterr().out.startswith("#compdef vestige")

@@ -166,16 +166,15 @@ def verbs(shelf: Path) -> dict[str, Verb]:
         "audit": Verb(to("audit", "--before", str(MODELS / "full"), "--after", str(MODELS / "unlearned"),
                          "--forget", rows, "--limit", "2", "--minutes", "0.01")),  # its attacks: see stress
         "import": Verb(to("import", str(shelf / "full" / "TOFU_EVAL.json"))),
-        "methods-text": Verb(to("methods-text", *old), "methods.txt"),
         "publish json": Verb(to("publish", str(shelf / "full"), "--to", "json")),
-        "publish hub": Verb(to("publish", str(shelf / "full"), "--to", "hub", "--no-page")),
+        "publish hub": Verb(to("publish", str(shelf / "full"), "--to", "hub")),
     }  # fmt: skip
 
 
 ATTACK = {"relearn": {"epochs": 1, "steps": 1, "batch_size": 2, "accumulation": 1}}
 NAMES = list(verbs(Path()))
 # Of verbs with --out: built of others in this table (lab, eval, depth, stress, report), or in the test of the lab.
-COMPOSED = {"demo", "demo-meta"}
+COMPOSED = {"demo"}
 REFUSES = {"unpack"}  # a folder that is not empty
 
 

@@ -65,7 +65,7 @@ def worst_token(t):
 
 @handler("worst_token", wants_answers, card=Card(
     formula="-(least lp_t)", high="some token surprises the model", low="near 0: known", tokens="all of the answer",
-    unit=False, reading=lambda v: "surprising" if v > 1 else "expected", group="likely", example="likelihood",
+    unit=False, reading=lambda v: "surprising" if v > 1 else "expected", group="likely",
 ))
 def score(inputs):
     """The least likely token of the answer."""
@@ -162,7 +162,7 @@ def test_a_metric_of_a_plugin_has_a_card_like_ours(
     assert "surprising" in capsys.readouterr().out
     assert main(["explain", "forget_worst_token", *more]) == 0
     said = capsys.readouterr().out
-    assert "-(least lp_t)" in said and "Example" in said and "source   tests/test_one_definition.py" in said
+    assert "-(least lp_t)" in said and "source   tests/test_one_definition.py" in said
     from vestige.report.glossary import entry
 
     facts = entry("forget_worst_token", "worst_token")

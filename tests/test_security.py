@@ -9,7 +9,6 @@ import json
 import os
 import pickle
 import re
-import tracemalloc
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from models_tools import save, tiny_model
 from vestige import guard
 from vestige.cli import main
 from vestige.collapse.rollouts import load_rollouts
-from vestige.collapse.rollouts_pickle import SafeUnpickler, safe_load
 from vestige.engine.config import compose_runs
 from vestige.errors import UserError
 from vestige.ownership import JOURNAL
@@ -88,96 +86,6 @@ class Attack:
 
     def __reduce__(self) -> Any:
         return self.call
-
-
-def hand_made(module: str, name: str, argument: str) -> bytes:
-    """Protocol 0, as an attacker would write it: c<module> <name> (V<argument> t R ."""
-    return f"c{module}\n{name}\n(V{argument}\ntR.".encode()
-
-
-GADGETS = {
-    "os.system": hand_made("os", "system", "touch pwned"),
-    "posix.system": hand_made("posix", "system", "touch pwned"),
-    "subprocess": hand_made("subprocess", "check_output", "touch pwned"),
-    "eval": hand_made("builtins", "eval", "open('pwned', 'w')"),
-    "exec": hand_made("builtins", "exec", "open('pwned', 'w')"),
-    "__builtin__": hand_made("__builtin__", "eval", "open('pwned', 'w')"),
-    "getattr": hand_made("builtins", "getattr", "x"),
-    "open": hand_made("builtins", "open", "pwned"),
-    "dotted": b"\x80\x04\x8c\x08builtins\x8c\x11set.__class__.mro\x93.",
-    "runpy": hand_made("runpy", "run_path", "evil.py"),
-    "importlib": hand_made("importlib", "import_module", "antigravity"),
-    "webbrowser": hand_made("webbrowser", "open", "http://x"),
-    "numpy.load": hand_made("numpy", "load", "x.npy"),
-    "numpy.testing": hand_made("numpy.testing._private.utils", "runstring", "open('pwned', 'w')"),
-    "numpy.f2py": hand_made("numpy.f2py.crackfortran", "myeval", "open('pwned', 'w')"),
-    "codecs": hand_made("_codecs", "decode", "x"),
-    "pickle in a pickle": hand_made("pickle", "loads", "x"),
-    "operator": hand_made("operator", "attrgetter", "__class__"),
-    "functools": hand_made("functools", "partial", "x"),
-    "pathlib": hand_made("pathlib", "Path", "x"),
-    "ctypes": hand_made("ctypes", "CDLL", "libc.so.6"),
-    "extension code": b"\x80\x02\x82\x01.",
-    "persistent id": b"Pabc\n.",
-}
-
-
-@one_test("name", GADGETS)
-def test_gadget_pickles_run_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    path = tmp_path / "r.pkl"
-    path.write_bytes(GADGETS[name])
-    with pytest.raises(UserError):
-        load_rollouts(path)
-    assert [p.name for p in tmp_path.iterdir()] == ["r.pkl"]
-
-
-def test_names_that_nobody_knows_become_stand_ins_that_do_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A module of the attacker's own is not even imported."""
-    (tmp_path / "evil_module.py").write_text("open('pwned', 'w').close()\ndef f(*a): open('pwned', 'w').close()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "r.pkl").write_bytes(hand_made("evil_module", "f", "x"))
-    with pytest.raises(UserError, match="not a RAGEN rollout"):
-        load_rollouts(tmp_path / "r.pkl")
-    assert not (tmp_path / "pwned").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("deep tuples as a key", b"\x80\x04]" + b"\x85" * 200_000 + b"}\x940h\x00K\x01s."),
-        ("deep tuples in a set", b"\x80\x04\x8f(" + b")" + b"\x85" * 200_000 + b"\x90."),
-        ("memo far away", b"\x80\x04]r\xff\xff\xff\xff."),
-        ("a text of 2**62 bytes", b"\x80\x04\x8d" + (2**62).to_bytes(8, "little") + b"x."),
-        ("a frame of 2**62 bytes", b"\x80\x04\x95" + (2**62).to_bytes(8, "little") + b"N."),
-        ("dtype with a made-up state", b"cnumpy\ndtype\n(VO8\nI0\nI1\ntR(I3\nV|\nNNNI-1\nI-1\nI63\ntb."),
-        ("array of a billion", b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntVb\ntR(I1\n"
-         b"(I1000000000\ntcnumpy\ndtype\n(Vi8\ntRI0\nVx\ntb."),
-        ("object scalar", b"cnumpy.core.multiarray\nscalar\n(cnumpy\ndtype\n(VO8\ntRVAAAAAAAA\ntR."),
-    ],
-)  # fmt: skip
-def test_pickles_that_would_crash_or_fill_the_memory(name: str, data: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "r.pkl"
-    path.write_bytes(data)
-    with pytest.raises(UserError):
-        load_rollouts(path)
-
-
-def test_a_byte_array_reserves_no_more_than_the_file_holds(tmp_path: Path) -> None:
-    """Found by fuzzing: a file of 20 bytes that claims a byte array of gigabytes."""
-    claims = b"\x80\x05\x96" + (2**31).to_bytes(8, "little") + b"abc."
-    tracemalloc.start()
-    try:
-        with pytest.raises(pickle.UnpicklingError, match="truncated"):
-            SafeUnpickler(io.BytesIO(claims)).load()
-        assert tracemalloc.get_traced_memory()[1] < 2**20
-    finally:
-        tracemalloc.stop()
-    (tmp_path / "r.pkl").write_bytes(b"\x80\x05\x96" + (3).to_bytes(8, "little") + b"abc.")
-    assert safe_load(tmp_path / "r.pkl") == bytearray(b"abc")
 
 
 def test_a_slime_file_with_a_program_in_it_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,8 @@ def evaluated(suite: str, root: Path) -> tuple[Path, list[str]]:
 
 
 def depth() -> tuple[Path, list[str]]:
-    models = [w for name in ("unlearned", "full", "retain") for w in (f"--{name}", str(LAB / "models" / name))]
+    places = {"--unlearned": "unlearned", "--full": "full", "--retain-model": "retain"}
+    models = [word for flag, name in places.items() for word in (flag, str(LAB / "models" / name))]
     return LAB / "models" / "full", ["depth", *models, "--forget", str(LAB / "data" / "forget.jsonl"), "--limit", "1"]
 
 

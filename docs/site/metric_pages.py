@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from vestige.configs.compose import PACKAGE_DIR
 from vestige.metrics.cards import CARDS, Card, facts_of
-from vestige.results.explain import ExplainedMetric, in_suite, where_dialects_differ, worked_example
+from vestige.results.explain import in_suite, where_dialects_differ
 from vestige.results.listing import metric_configs
 from vestige.suites import handlers  # noqa: F401  (registers the built-in handlers)
 from vestige.suites.registry import HANDLERS, canonical
@@ -77,9 +77,6 @@ def metric_page(handler: str, card: Card, used: dict[str, dict[str, dict[str, ob
             f"| `{m}` | {cell(in_suite(suite, body))} |" for m, places in used.items() for suite, body in places.items()
         ]
     lines += ["", "## Dialects", "", *fenced(where_dialects_differ(handler))]
-    first = next(iter(used.values()), {})
-    if example := worked_example(ExplainedMetric(handler, handler, first)):
-        lines += ["", "## Worked example", "", *fenced(example)]
     return "\n".join([*lines, ""])
 
 

@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from itertools import chain
 from pathlib import Path
@@ -25,7 +25,6 @@ from vestige.internal import DEBUG, STATUS, internal_error
 from vestige.secrets import hiding_streams, note_variables, note_words
 from vestige.show.progress import bars
 
-HERE = "cli"
 # Every verb, by the question it answers, and the module that declares its flags. Only the one at hand is imported.
 QUESTIONS: dict[str, dict[str, str]] = {
     "measure": {
@@ -47,15 +46,10 @@ QUESTIONS: dict[str, dict[str, str]] = {
         **dict.fromkeys(("report", "table", "plot", "view"), "report.flags"),
         **dict.fromkeys(("verify", "pack", "unpack"), "results.archive_flags"),
         "publish": "results.publish_flags",
-        **dict.fromkeys(("methods-text", "import", "published"), "results.flags"),
+        "import": "results.flags",
         "meta": "meta.flags",
-        "demo-meta": "lab.flags",
     },
-    "run at scale": {
-        **dict.fromkeys(("sweep", "job"), "sweep.flags"),
-        "serve-check": "costs.flags",
-        "completion": HERE,
-    },
+    "run at scale": dict.fromkeys(("sweep", "job"), "sweep.flags"),
 }
 VERBS = dict(chain.from_iterable(map(dict.items, QUESTIONS.values())))
 
@@ -66,8 +60,16 @@ SYNONYMS = {
     "fine-tune": "train", "forget": "unlearn", "uds": "depth", "layers": "depth", "check": "verify", "html": "report",
     "page": "report", "upload": "publish", "push": "publish", "serve": "view", "export": "table", "latex": "table",
     "figure": "plot", "describe": "explain", "submit": "job", "zip": "pack", "tutorial": "demo",
-    "methods": "methods-text",
 }  # fmt: skip
+
+# Verbs that are gone -> what to use in their place.
+REMOVED = {
+    "completion": "`vestige VERB --help` lists the flags of a verb, `vestige ls` the names that they take",
+    "demo-meta": "`vestige meta` judges metrics on your own pools, and bench/demo_meta.py in the repository makes some",
+    "methods-text": "a run's manifest.json has every setting, and `vestige explain METRIC` the definitions",
+    "published": "`vestige compare RUN published` prints published figures with a run's own",
+    "serve-check": "`vestige plan SUITE --model PATH --server URL` checks a server",
+}
 
 LAST_LINES = """
 First:  vestige demo
@@ -83,7 +85,6 @@ EXAMPLES = {
     "audit": "example: vestige audit --before A --after B --forget f.jsonl --retain r.jsonl",
     "depth": "example: vestige depth --unlearned U --full F --retain-model R --forget f.jsonl",
     "plan": "example: vestige plan tofu --model PATH --data DIR",
-    "serve-check": "example: vestige serve-check http://127.0.0.1:8000 --model PATH",
     "score": "example: vestige score saves/eval/NAME dialect=strict",
     "compare": "example: vestige compare saves/eval/A saves/eval/B",
     "collapse": "example: vestige collapse rollouts.jsonl --model PATH",
@@ -103,13 +104,12 @@ SENTENCES = {
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that can name its arguments (for "did you mean", help and completion) and its verbs."""
+    """An argument parser that can name its arguments (for "did you mean" and help) and its verbs."""
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self.arguments: list[argparse.Action] = []
         self.verbs: dict[str, Parser] = {}
         self.text = ""  # help written out, in place of argparse's
-        self.names: Callable[[], Sequence[str]] = tuple  # what its words may be, for completion
         # Without abbreviations, so that --mode is never taken for --model.
         super().__init__(*args, **{"allow_abbrev": False, **settings})
 
@@ -174,20 +174,6 @@ def everything(about: Mapping[str, str]) -> str:
         for line, verb in enumerate(v for v in verbs if v in about):
             lines.append(f"{labels[line] if line < len(labels) else '':<11} {verb:<12} {about[verb]}")
     return "\n".join([*lines, LAST_LINES])
-
-
-def add_verbs(verbs: Verbs) -> None:
-    """The verb of the command line itself."""
-    completion = verbs.add_parser("completion", help="TAB completes verbs, flags and names: bash, zsh, fish")
-    completion.add_argument("shell", metavar="bash|zsh|fish", help="the shell to write it for")
-    completion.set_defaults(do=run_completion)
-
-
-def run_completion(args: argparse.Namespace) -> int:
-    from vestige.show.completion import completion_script
-
-    print(completion_script(args.shell, parser().verbs))
-    return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -341,6 +327,8 @@ def _unknown_argument(top: Parser, verb: str, word: str) -> UserError:
 
 
 def _unknown_verb(word: str) -> UserError:
+    if word in REMOVED:
+        return UserError(f"'{word}' was removed; {REMOVED[word]}.")
     if word == "version":
         return UserError("'version' is not a verb of vestige; `vestige --version` prints it.")
     near = SYNONYMS.get(word.lower()) or next(iter(difflib.get_close_matches(word.lower(), VERBS, n=1, cutoff=0.5)), "")

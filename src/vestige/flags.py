@@ -48,10 +48,9 @@ _MODEL = "model.model_args"
 TABLE = (
     # what is measured
     Flag("model", "PATH", "the model: a directory, .gguf file, PEFT adapter or hub id",
-         f"{EVAL} collapse {MAKE} stress serve-check", f"{_MODEL}.pretrained_model_name_or_path"),
+         f"{EVAL} collapse {MAKE} stress", f"{_MODEL}.pretrained_model_name_or_path"),
     Flag("full", "MODEL", "the model before unlearning", f"{EVAL} depth {PAGE}", "eval.{suite}.full_model_path"),
     Flag("retain-model", "MODEL", "the model trained without the forget rows", f"{EVAL} audit depth stress {PAGE}"),
-    Flag("name", "NAME", "only models whose name has this part", "published plot"),
     Flag("data", "DIR", "folder with forget.jsonl, retain.jsonl, holdout.jsonl, ...", f"{EVAL} depth stress unlearn"),
     Flag("forget", "FILE", "rows to forget: question and answer, or text", "audit depth unlearn"),
     Flag("retain", "FILE", "rows to keep", "audit unlearn"),
@@ -74,8 +73,8 @@ TABLE = (
          "model.template_args.system_prompt"),
     # where results go
     Flag("out", "DIR", "where results go",
-         f"{EVAL} import audit demo demo-meta depth collapse meta {MAKE} stress report table plot pack unpack "
-         "publish methods-text",
+         f"{EVAL} import audit demo depth collapse meta {MAKE} stress report table plot pack unpack "
+         "publish",
          "paths.output_dir", short="o"),
     Flag("task-name", "NAME", "names the directory of results where --out does not", f"{EVAL} {MAKE}", "task_name"),
     Flag("overwrite", "", "start over: replace what is there already", f"{EVAL} audit {MAKE}",
@@ -86,7 +85,7 @@ TABLE = (
     Flag("dtype", "NAME", "numbers of the weights", LOADS, f"{_MODEL}.torch_dtype",
          words=("auto", "float32", "bfloat16", "float16")),
     Flag("device", "NAME", "where it runs", LOADS, f"{_MODEL}.device", words=("auto", "cpu", "cuda", "cuda:1", "mps")),
-    Flag("tokenizer", "PATH", "instead of the model's own", f"{LOADS} serve-check",
+    Flag("tokenizer", "PATH", "instead of the model's own", LOADS,
          "model.tokenizer_args.pretrained_model_name_or_path"),
     Flag("trust-remote-code", "", "run code that comes with the model", LOADS, f"{_MODEL}.trust_remote_code"),
     Flag("quantization", "NAME", "load the weights in fewer bits", f"{EVAL} audit depth", f"{_MODEL}.quantization",
@@ -96,11 +95,11 @@ TABLE = (
     Flag("server", "URL,...", "model servers that run it (vLLM, OpenAI form): named as there, its tokenizer read here",
          f"{EVAL} audit stress sweep", "server.url"),
     Flag("server-key-env", "NAME", "environment variable that holds the servers' key",
-         f"{EVAL} audit stress sweep serve-check", "server.key_env"),
+         f"{EVAL} audit stress sweep", "server.key_env"),
     Flag("batch-tokens", "N", "tokens in one forward (default: what fits)", f"{EVAL} audit collapse",
          "batch_tokens", int),
     Flag("batch-size", "N", "rows in one forward", f"{EVAL} audit depth {MAKE} stress", "max_rows", int),
-    Flag("seed", "N", "where random draws start", f"{EVAL} demo demo-meta depth collapse {MAKE}", "seed", int),
+    Flag("seed", "N", "where random draws start", f"{EVAL} demo depth collapse {MAKE}", "seed", int),
     Flag("temperature", "X", "sampling temperature", "collapse stress", type=float),
     Flag("tokenization", "NAME", "how prompt and answer become tokens", "depth collapse"),
     # how a model is trained
@@ -110,9 +109,7 @@ TABLE = (
     # how numbers are shown
     Flag("resamples", "N", "bootstrap samples behind each interval", "compare collapse meta", type=int),
     Flag("rows", "N", "rows shown of each metric or split", f"diff meta {PAGE}", type=int),
-    Flag("latex", "", "written for LaTeX", "table methods-text"),
     Flag("title", "TEXT", "heading of the page or picture", PAGE),
-    Flag("slots", "N", "processes at a time", "sweep demo-meta", type=int),
     # configuration
     Flag("config-dir", "DIR", "your own config groups, before ours", f"{EVAL} ls explain depth collapse {MAKE}"),
     Flag("config-name", "NAME", argparse.SUPPRESS, f"{EVAL} {MAKE}"),

@@ -11,10 +11,13 @@ import json
 import math
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import harness
@@ -418,22 +421,26 @@ class Call:
         return self.call[0], self.call[1:]
 
 
-def test_pickles_of_ragen_are_read_and_never_run(tmp_path: Path) -> None:
-    """The token ids of the golden rollouts, as verl's container has them, give the golden numbers."""
+def test_pickles_of_ragen_are_not_read_and_two_lines_convert_them(tmp_path: Path) -> None:
+    """The token ids of the golden rollouts, as verl's container has them, give the golden numbers after it."""
     table = {}
     for name, values in GOLD["extracted"]["A"].items():
         table[name] = np.empty(18, dtype=object)
         table[name][:] = [np.array(value, dtype=object) if isinstance(value, list) else value for value in values]
-    (tmp_path / "val_rollouts_1.pkl").write_bytes(pickle.dumps((b"tensors", table, {})))
+    file, trap = tmp_path / "val_rollouts_1.pkl", tmp_path / "trap"
+    file.write_bytes(pickle.dumps(SimpleNamespace(non_tensor_batch=table)))
+    no = ("--model", TINY, "--out", tmp_path / "no")
+    lines = re.findall("`([^`]+)`", harness.refused(file.name, "collapse", file, *no).error)
+    assert len(lines) == 2
+    subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=tmp_path, check=True)
     words = ("--parity", "ragen", "--tokenization", "exact", "--num-samples", "all", "--seed", 0)
-    collapse(tmp_path / "out", tmp_path / "val_rollouts_1.pkl", *words)
+    collapse(tmp_path / "out", tmp_path / "val_rollouts_1.pkl.jsonl", *words)
     [step] = steps_of(tmp_path / "out")
-    assert step["format"] == "ragen-pickle"
+    assert step["format"] == "ragen-table"
     assert numbers(step["metrics"]) == near(GOLD["float32"]["ema_seq_step1_A"]["metrics"])
-    file, trap = tmp_path / "hostile.pkl", tmp_path / "trap"
     for hostile in (Call(Path.mkdir, trap), {"group_ids": [Call(eval, "1")]}):
         file.write_bytes(pickle.dumps(hostile))
-        harness.refused(file.name, "collapse", file, "--model", TINY, "--out", tmp_path / "no")
+        harness.refused(file.name, "collapse", file, *no)
     assert not trap.exists()
 
 

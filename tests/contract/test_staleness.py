@@ -47,7 +47,7 @@ from vestige.plugins import Card, attack, by_index, handler, mean_score, metric,
 def mine(t):
     return -t.logprob.min(axis=-1)
 
-CARD = Card(formula="-", high="-", low="-", tokens="-", unit=False, reading=lambda value: "-", example="likelihood")
+CARD = Card(formula="-", high="-", low="-", tokens="-", unit=False, reading=lambda value: "-")
 
 @handler("mine", wants_answers, card=CARD)
 def score(inputs):

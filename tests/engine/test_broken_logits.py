@@ -99,7 +99,7 @@ def test_texts_of_a_diffusion_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("who", ["unlearned", "retain"])
 def test_depth(nan: Path, tmp_path: Path, who: str) -> None:
     models = {name: str(LAB / "models" / name) for name in ("unlearned", "full", "retain")} | {who: str(nan)}
-    flags = [word for name, path in models.items() for word in (f"--{name}", path)]
+    flags = ["--unlearned", models["unlearned"], "--full", models["full"], "--retain-model", models["retain"]]
     more = ["--forget", str(LAB / "data" / "forget.jsonl"), "--limit", "2", "--baselines", "cka,logit_lens,fisher"]
     out = tmp_path / "out"
     assert main(["depth", *flags, *more, "--plots", "--out", str(out), "--quiet"]) == 2

@@ -6,15 +6,12 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from conftest import LAB, SYSTEM
+from conftest import LAB
 from report_samples import lab as sample
 from vestige.cli import main
-from vestige.engine.scores import SEED
-from vestige.metrics.cards import CARDS
 from vestige.report.tables import TableLook, models_table, paper_table
 
 DATA = LAB / "data"
@@ -29,74 +26,6 @@ def compiled(body: str, place: Path) -> None:
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "doc.tex"]
     done = subprocess.run(words, cwd=place, capture_output=True, text=True, errors="replace", timeout=120)
     assert done.returncode == 0, done.stdout[-2000:]
-
-
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models evaluated alike, one of them with a limit of its own."""
-    place = tmp_path_factory.mktemp("paper")
-    for name, limit in (("full", "6"), ("unlearned", "6"), ("retain", "5")):
-        words = ["eval", "own", "--model", str(LAB / "models" / name), "--data", str(DATA), "--limit", limit, "--quiet"]
-        more = ["--metrics", "forget_Prob,mia_min_k,forget_ROUGE", "--system-prompt", SYSTEM, "--cluster", "none"]
-        assert main([*words, *more, "--out", str(place / name)]) == 0
-    return place
-
-
-def test_methods_text_says_what_the_manifest_says(evaluated: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods-text", str(evaluated)]) == 0
-    paragraphs = capsys.readouterr().out.strip().split("\n\n")
-    assert len(paragraphs) == 2  # full and unlearned were evaluated alike, retain on other rows
-    text = next(p for p in paragraphs if "unlearned" in p)
-    about = json.loads((evaluated / "unlearned" / "manifest.json").read_text())
-    stats = json.loads((evaluated / "unlearned" / "OWN_STATS.json").read_text())
-    facts = [
-        f"unlearned (weights {about['model']['fingerprint'][:12]})",
-        f"vestige {about['versions']['vestige']}",
-        f"torch {about['versions']['torch']}",
-        f"transformers {about['versions']['transformers']}",
-        "dialect strict (version 1)",
-        "suite own",
-        "6 rows",
-        f'system prompt "{SYSTEM}"',
-        "200 new tokens",
-        f"forget_Prob: {CARDS['probability'].formula}",
-        "k 0.4",
-        f"{stats['forget_Prob']['resamples']:,} samples, seed {SEED}",
-        stats["forget_Prob"]["method"],
-    ]
-    assert [fact for fact in facts if fact not in text] == []
-    for data in about["data"].values():
-        assert f"{data['name']} ({data['rows']} rows, fingerprint {data['fingerprint'][:12]})" in text
-    assert "full (weights" in text and "retain (weights" not in text
-
-
-def test_methods_text_follows_a_change_of_definition(evaluated: Path, tmp_path: Path, capsys: Any) -> None:
-    shutil.copytree(evaluated / "full", tmp_path / "run")
-    file = tmp_path / "run" / "manifest.json"
-    about = json.loads(file.read_text())
-    about["dialect"] |= {"name": "open-unlearning", "version": 7}
-    about["config"]["metrics"]["mia_min_k"]["k"] = 0.2
-    about["config"]["metrics"]["forget_ROUGE"]["generation_args"] = {"do_sample": True, "temperature": 0.7}
-    file.write_text(json.dumps(about))
-    assert main(["methods-text", str(tmp_path / "run")]) == 0
-    text = capsys.readouterr().out
-    for fact in ("dialect open-unlearning (version 7)", "k 0.2", "sampled at temperature 0.7", "left out"):
-        assert fact in text
-
-
-def test_methods_text_in_latex(evaluated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["methods-text", str(evaluated), "--latex", "-o", str(tmp_path / "m.tex")]) == 0
-    assert f"files: {tmp_path / 'm.tex'}" in capsys.readouterr().out
-    body = (tmp_path / "m.tex").read_text()
-    assert r"forget\_Prob" in body and " 95 \\%" in body
-    compiled(body, tmp_path)
-
-
-@pytest.mark.parametrize("what", ["missing", "empty"])
-def test_what_cannot_be_described(what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty").mkdir()
-    assert main(["methods-text", str(tmp_path / what)]) == 2
-    assert "holds no run" in (said := capsys.readouterr().err) or "no such directory" in said
 
 
 def test_a_paper_table_marks_intervals_best_and_what_differs(tmp_path: Path) -> None:

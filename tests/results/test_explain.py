@@ -1,4 +1,4 @@
-"""`vestige explain`: every handler has words, and the numbers shown are those of the real functions."""
+"""`vestige explain`: every handler has words."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from vestige.cli import main
 from vestige.metrics.cards import CARDS
 from vestige.metrics.dialects import DIALECTS
 from vestige.results.explain import explain
-from vestige.results.worked import worked
 from vestige.suites.handlers.from_code import FROM_CODE
 from vestige.suites.registry import HANDLERS
 
@@ -28,38 +27,14 @@ def test_every_handler_is_explained_in_full(name: str) -> None:
     out = explain(name)
     for head in ("formula", "high", "low", "tokens", "source"):
         assert re.search(rf"^{head} +\S", out, re.M), head
-    example = worked(name, {})
-    assert example is not None
-    for line, compute in example.lines:
-        for dialect in DIALECTS.values():
-            assert compute(dialect) is not None, line
-
-
-def values(name: str, line: str) -> list[float]:
-    """The numbers in one line of the printed example, a column a dialect."""
-    found = re.search(rf"^  {re.escape(line)} +([-\d. e]+)$", explain(name), re.M)
-    assert found, line
-    return [float(x) for x in found[1].split()]
-
-
-def test_extraction_strength_shows_the_floor_and_the_end_token() -> None:
-    assert list(DIALECTS)[:2] == ["open-unlearning", "strict"]
-    assert values("extraction_strength", "A")[:2] == [0.3333, 0.0]  # hits 1 1 0 0: the floor
-    assert values("extraction_strength", "B")[:2] == [0.3333, 0.25]  # hits 1 1 0 1: the end counts, or does not
-    assert values("extraction_strength", "C")[:2] == [1.0, 0.5]  # one wrong word and a right end
-
-
-def test_min_k_counts_other_tokens_by_dialect() -> None:
-    # Lowest two fifths: of four tokens one (-0.4), of five two (-3.2 and -0.4).
-    assert values("mia_min_k", "score of forget 0")[:2] == [0.4, 1.8]
 
 
 @one_test(
     ("name", "needles"),
     [
-        ("forget_quality", ["in tofu: handler ks_test", "parents forget_truth_ratio", "D "]),
+        ("forget_quality", ["in tofu: handler ks_test", "parents forget_truth_ratio"]),
         ("model_utility", ["Harmonic", "retain_Q_A_Prob"]),
-        ("strict", ["dialect, version", "extraction_strength"]),
+        ("strict", ["dialect, version", "extraction floor"]),
         ("open-unlearning", ["tokens equal to the pad token are hidden"]),
         ("forget_Q_A_ROUGE", ["as written in the data"]),
     ],

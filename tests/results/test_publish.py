@@ -1,4 +1,4 @@
-"""`vestige publish`: round trips through the real packages, what is lost, what is never published."""
+"""`vestige publish`: the numbers in each tool's own files, every kind of run, what is never published."""
 
 from __future__ import annotations
 
@@ -7,27 +7,23 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-import yaml
 
 from conftest import LAB
 from vestige.cli import main
 from vestige.errors import UserError
-from vestige.integrations import exporters
-from vestige.integrations.exporters import EXPORTERS, Sending, account_from, account_json, losses
-from vestige.results.publish import PublishAsk, Published, clean, publish, said
+from vestige.integrations.trackers import FILES, SERVERS, Destination
+from vestige.results.publish import publish, without_secrets
 from vestige.store.kinds import KINDS, kind
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
 
 DATA, FULL = LAB / "data", LAB / "models" / "full"
-TOOLS = Path(__file__).parents[2] / "tools"
-PAGE = b"<!doctype html><title>page</title>"
 THIRD = 1 / 3  # not a number of single precision
 
 ACCOUNT = RunAccount(
@@ -62,37 +58,85 @@ ACCOUNT = RunAccount(
     facts={"weights": "abc", "version of vestige": "0.1.0"},
     notes=("a note", "another"),
 )
-# What each form has no room for, of the account above.
-LOST = {
-    "json": [],
-    "wandb": [],
-    "mlflow": [],
-    "tensorboard": ["digits of curves: values of 2 are rounded to single precision",
-                    "digits of curves: interval ends of 1 are rounded to single precision", "the page"],
-    "hub": ["reasons of metrics: privleak"],
-    "inspect": ["the page"],
+
+
+def read_wandb(out: Path) -> dict[str, list[Any]]:
+    (table,) = out.rglob("metrics_*.table.json")
+    return {name: numbers[:3] for name, *numbers in json.loads(table.read_text())["data"]}
+
+
+def read_mlflow(out: Path) -> dict[str, list[Any]]:
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient(tracking_uri=(out / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("vestige")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    history = client.get_metric_history(run.info.run_id, "curves/forget_Q_A_Prob")
+    assert [(m.step, m.value) for m in history] == [(0, THIRD), (20, 0.125)]
+    table = json.loads(Path(client.download_artifacts(run.info.run_id, "tables/TOFU_QA_forget.json")).read_text())
+    assert [tuple(row) for row in table["data"]] == list(ACCOUNT.tables["TOFU_QA_forget"].rows)
+    found = run.data.metrics
+    ends = ("", "_low", "_high")
+    return {n: [found.get(n.replace("/", ".") + end) for end in ends] for n in ACCOUNT.numbers}
+
+
+def read_tensorboard(out: Path) -> dict[str, list[Any]]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.util.tensor_util import make_ndarray
+
+    (file,) = out.glob("events.*")
+    log = EventAccumulator(str(file), size_guidance={"scalars": 0, "tensors": 0})
+    log.Reload()
+    curve = log.Scalars("vestige/curves/forget_Q_A_Prob")
+    assert [(e.step, round(e.value, 6)) for e in curve] == [(0, round(THIRD, 6)), (20, 0.125)]
+    text = make_ndarray(log.Tensors("vestige/tables/metrics")[0].tensor_proto)[0].decode()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[2:]]
+    return {row[0]: [float(cell) if cell else None for cell in row[1:4]] for row in rows}
+
+
+def read_hub(out: Path) -> dict[str, list[Any]]:
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(out / "model-card.md")
+    results = {r.metric_type: r for r in card.data.eval_results}
+    prob = results["forget_Q_A_Prob"]
+    assert (prob.dataset_type, prob.task_type) == ("locuslab/TOFU", "text-generation")
+    assert prob.metric_args == {"low": THIRD / 2, "high": THIRD * 2, "n": 40}
+    assert card.data.model_name == "ada/model" and "privleak" not in results and "no retain logs" in card.text
+    ends = {name: r.metric_args or {} for name, r in results.items()}
+    return {n: [r.metric_value, ends[n].get("low"), ends[n].get("high")] for n, r in results.items()}
+
+
+def read_json(out: Path) -> dict[str, list[Any]]:
+    made = msgspec.json.decode((out / "publication.json").read_bytes(), type=RunAccount)
+    assert made == ACCOUNT
+    return {name: [number.value, number.low, number.high] for name, number in made.numbers.items()}
+
+
+READERS = {
+    "wandb": read_wandb, "mlflow": read_mlflow, "tensorboard": read_tensorboard, "hub": read_hub, "json": read_json,
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("to", LOST)
-def test_round_trips_lose_what_is_written_down_and_nothing_else(to: str, tmp_path: Path) -> None:
-    """Written by the tool's own library, read by its own reader (inspect has a test of its own)."""
-    exporter = EXPORTERS[to]
-    if exporter.package:
-        pytest.importorskip(exporter.package)
-    sending = Sending(ACCOUNT, tmp_path / "out", PAGE)
-    foreign = [tmp_path / "out" / place / "mine.txt" for place in (".", "wandb", "mlruns", "vestige")]
+@pytest.mark.parametrize("to", READERS)
+def test_every_number_is_in_the_tools_own_files(to: str, tmp_path: Path) -> None:
+    if to in ("wandb", "mlflow", "tensorboard"):
+        pytest.importorskip(to)
+    out = tmp_path / "out"
+    foreign = [out / place / "mine.txt" for place in (".", "wandb", "mlruns")]
     for file in foreign:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("precious")
-    written = exporter.write(sending)
+    {**FILES, **SERVERS}[to](ACCOUNT, Destination(out, dataset="locuslab/TOFU"))
     assert [file.read_text() for file in foreign] == ["precious"] * len(foreign)
-    assert written.next or to == "json"
-    after, page = exporter.read(tmp_path / "out")
-    assert losses(ACCOUNT, after, PAGE, page) == LOST[to]
+    found = READERS[to](out)
+    for name, number in ACCOUNT.numbers.items():
+        if number.value is not None:
+            assert found[name] == [number.value, number.low, number.high], name
     # Nothing about this machine or its user, in any file that could be sent.
     secret = [str(Path.home()), socket.gethostname(), os.environ.get("USER") or "nobody-at-all"]
-    for file in _sendable(tmp_path / "out", to):
+    for file in _sendable(out, to):
         data = file.read_bytes()
         assert not [word for word in secret if len(word) > 4 and word.encode() in data], file
 
@@ -104,57 +148,9 @@ def _sendable(out: Path, to: str) -> list[Path]:
     return [p for p in files if p.name != "meta.yaml"] if to == "mlflow" else files
 
 
-def test_what_is_lost_is_found_by_comparing() -> None:
-    gone = replace(ACCOUNT, numbers={}, curves={}, tables={}, facts={}, notes=(), name="other")
-    lines = losses(ACCOUNT, gone, PAGE, None)
-    assert lines[0] == "values of metrics: forget_Q_A_Prob, forget_quality, forget_quality/ks_statistic and 1 more"
-    assert "curves: forget_Q_A_Prob, s1_drop" in lines and "2 of 2 notes" in lines and "the run's name" in lines
-    assert "the table TOFU_QA_forget (2 rows)" in lines and lines[-1] == "the page"
-    assert losses(ACCOUNT, account_from(json.loads(json.dumps(account_json(ACCOUNT)))), PAGE, PAGE) == []
-    table = ACCOUNT.tables["TOFU_QA_forget"]
-    short = replace(ACCOUNT, tables={**ACCOUNT.tables, "TOFU_QA_forget": replace(table, rows=table.rows[:1])})
-    assert losses(ACCOUNT, short, None, None) == ["parts of the table TOFU_QA_forget (1 of 2 rows are there)"]
-
-
-def test_the_hubs_two_forms_are_read_by_its_own_library(tmp_path: Path) -> None:
-    from huggingface_hub import ModelCard, parse_eval_result_entries
-
-    EXPORTERS["hub"].write(Sending(ACCOUNT, tmp_path, PAGE, dataset="locuslab/TOFU"))
-    card = ModelCard.load(tmp_path / "model-card.md")
-    results = {r.metric_type: r for r in card.data.eval_results}
-    prob = results["forget_Q_A_Prob"]
-    assert (prob.metric_value, prob.dataset_type, prob.task_type) == (THIRD, "locuslab/TOFU", "text-generation")
-    assert prob.metric_args == {"low": THIRD / 2, "high": THIRD * 2, "n": 40}
-    assert card.data.model_name == "ada/model" and "privleak" not in results and "no retain logs" in card.text
-    entries = parse_eval_result_entries(yaml.safe_load((tmp_path / ".eval_results" / "run.yaml").read_text()))
-    found = {e.task_id: e for e in entries}
-    assert found["forget_Q_A_Prob"].dataset_id == "locuslab/TOFU" and found["forget_Q_A_Prob"].value == THIRD
-    assert found["forget_Q_A_Prob"].notes == f"95 % interval {THIRD / 2!r} to {THIRD * 2!r}, 40 rows"
+def test_a_card_names_a_data_set_of_the_hub(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ORG/NAME"):
-        EXPORTERS["hub"].write(Sending(ACCOUNT, tmp_path, dataset="no such form"))
-
-
-def _inspect_python() -> str | None:
-    """An interpreter that has inspect_ai: this one, that of `make test-inspect`, or the one the environment names."""
-    places = [os.environ.get("VESTIGE_INSPECT_PYTHON"), str(TOOLS.parent / ".venv-inspect" / "bin" / "python")]
-    return next((p for p in places if p and Path(p).is_file()), None)
-
-
-@pytest.mark.skipif(_inspect_python() is None, reason="no environment with inspect_ai (make test-inspect builds one)")
-def test_inspects_own_reader_opens_the_log(tmp_path: Path) -> None:
-    from vestige.integrations.export_inspect import account_in
-
-    (file,) = EXPORTERS["inspect"].write(Sending(ACCOUNT, tmp_path / "logs")).files
-    command = [str(_inspect_python()), str(TOOLS / "inspect_check.py"), str(file), str(tmp_path / "copy.json")]
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout)
-    assert (found["status"], found["task"], found["model"]) == ("success", "tofu", "vestige/ada/model")
-    assert found["samples"] == found["summaries"] == 5 and found["listed"] == [file.name]
-    assert found["metrics"]["forget_Q_A_Prob"] == {"value": THIRD, "low": THIRD / 2, "high": THIRD * 2}
-    assert found["metrics"]["privleak"] == {}
-    assert found["first"] == {"input": "Wer? \u00e4\u00f6\n1 | 2", "target": "Ada", "completion": "12"}
-    again = account_in(json.loads((tmp_path / "copy.json").read_text()))
-    assert losses(ACCOUNT, again, None, None) == []
+        FILES["hub"](ACCOUNT, Destination(tmp_path, dataset="no such form"))
 
 
 # ---- runs -----------------------------------------------------------------------------------------------------------
@@ -182,9 +178,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def account(run: Path, out: Path) -> RunAccount:
-    found = publish(PublishAsk(run, "json", out, page=False))
-    assert found.lost == []
-    return exporters.read(out)[0]
+    publish(run, "json", out, online=False, project="", dataset="")
+    return msgspec.json.decode((out / "publication.json").read_bytes(), type=RunAccount)
 
 
 def test_an_evaluation_says_all_it_has(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -201,7 +196,7 @@ def test_an_evaluation_says_all_it_has(runs: dict[str, Path], tmp_path: Path) ->
     rows = results["retain_Q_A_Prob"]["value_by_index"]
     assert {r[0]: r[column] for r in table.rows} == {i: body["prob"] for i, body in rows.items()}
     question = json.loads((DATA / "retain.jsonl").read_text().splitlines()[0])["question"]
-    assert table.rows[0][1] == question and made.model == "full" and str(LAB) not in json.dumps(account_json(made))
+    assert table.rows[0][1] == question and made.model == "full" and str(LAB) not in json.dumps(asdict(made))
 
 
 def test_every_kind_has_its_numbers(runs: dict[str, Path], tmp_path: Path) -> None:
@@ -236,23 +231,21 @@ def test_collapse_runs_are_curves(tmp_path: Path) -> None:
     assert list(made.numbers) == ["all/mi"] and made.tables["rollouts"].rows == ((1, "all", 3, "[1, 2]"),)
 
 
-def test_the_command_writes_the_page_and_says_what_is_lost(
+def test_the_command_replaces_its_own_files_only(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["publish", str(runs["eval"]), "--to", "inspect"]) == 0
+    assert main(["publish", str(runs["eval"]), "--to", "hub"]) == 0
     out = capsys.readouterr().out
-    assert "inspect has no room for:\n  the page" in out and "next: inspect view" in out
-    assert len(list((tmp_path / "saves/publish/eval/inspect").glob("*_tofu_*.json"))) == 1
+    assert "written: saves/publish/eval/hub" in out and "next: merge" in out
+    assert (tmp_path / "saves/publish/eval/hub/model-card.md").is_file()
     assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0
-    assert "everything is there" in capsys.readouterr().out
-    page = (tmp_path / "there" / "index.html").read_text()
-    assert '"training"' in page and str(tmp_path.parent) not in page
     (tmp_path / "there" / "mine.txt").write_text("precious")
     assert main(["publish", str(runs["train"]), "--to", "json", "--out", "there"]) == 0  # again: its own files only
+    assert (tmp_path / "there" / "mine.txt").read_text() == "precious"
     (tmp_path / "else").mkdir()
     (tmp_path / "else" / "publication.json").write_text("mine")
-    assert main(["publish", str(runs["eval"]), "--to", "json", "--out", "else", "--no-page"]) == 2
+    assert main(["publish", str(runs["eval"]), "--to", "json", "--out", "else"]) == 2
     assert (tmp_path / "else" / "publication.json").read_text() == "mine"
 
 
@@ -261,7 +254,7 @@ def test_the_command_writes_the_page_and_says_what_is_lost(
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     capsys.readouterr()
-    assert main(["publish", *words, "--no-page"]) == 2
+    assert main(["publish", *words]) == 2
     return capsys.readouterr().err
 
 
@@ -310,7 +303,7 @@ def test_mistakes_are_one_sentence(
 def test_a_package_that_is_missing_is_named(to: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, to, None)
     with pytest.raises(UserError, match=re.escape(f"vestige[{to}]") + r"|\.\[" + to):
-        EXPORTERS[to].write(Sending(ACCOUNT, tmp_path))
+        {**FILES, **SERVERS}[to](ACCOUNT, Destination(tmp_path))
 
 
 def test_what_a_tracker_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -321,25 +314,14 @@ def test_what_a_tracker_raises_is_one_sentence(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(wandb, "init", fails)
     with pytest.raises(UserError, match="wandb refused: RuntimeError: no route"):
-        EXPORTERS["wandb"].write(Sending(ACCOUNT, tmp_path))
+        SERVERS["wandb"](ACCOUNT, Destination(tmp_path))
 
 
 def test_secrets_and_homes_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
     token = "hf_" + "a" * 30
     facts = {"note": f"read /home/ada/data with {token}"}
-    made = clean(replace(ACCOUNT, facts=facts, notes=(f"/Users/bob/x {token}",)))
-    text = json.dumps(account_json(made))
+    made = without_secrets(replace(ACCOUNT, facts=facts, notes=(f"/Users/bob/x {token}",)))
+    text = json.dumps(asdict(made))
     assert token not in text and "/home/ada" not in text and "/Users/bob" not in text and "~/data" in text
     assert "token" in caplog.text and "~" in caplog.text
-    assert clean(ACCOUNT) == ACCOUNT
-
-
-def test_what_is_printed() -> None:
-    from vestige.integrations.exporters import Written
-
-    written = Written([Path("a")], ["open it"], ["odd"])
-    lines = said(Published(written, ["the page"]), "hub").splitlines()
-    assert len(lines) == 5
-    for line, part in zip(lines, ("a", "odd", "hub", "the page", "open it"), strict=True):
-        assert line.endswith(part) or part in line
-    assert "not read back" in said(Published(written, None), "wandb")
+    assert without_secrets(ACCOUNT) == ACCOUNT

@@ -7,6 +7,7 @@ a real vLLM.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -475,7 +476,7 @@ def test_stats_are_those_of_collect(tiny: TinyModel) -> None:
     assert np.isfinite(mean) and decode_texts(tiny.tokenizer, [[5]])
 
 
-# ---- plan, serve-check ----------------------------------------------------------------------------------------------
+# ---- plan ----------------------------------------------------------------------------------------------
 
 
 def test_plan_prints_what_a_server_can_and_what_it_would_be_sent(server: ModelServer, tmp_path: Path) -> None:
@@ -487,17 +488,10 @@ def test_plan_prints_what_a_server_can_and_what_it_would_be_sent(server: ModelSe
     assert "token ids as prompts" in words and "min-k++ is missing" in words
     assert "mia_min_k_plus_plus: it needs" in words
     assert 0 < plan.nodes < plan.tokens and plan.sequences > 10
+    assert "scoring" in words and "tokens a second" in words
+    found = re.search(r"log-probabilities at most (\S+) apart, (\d+) of (\d+) first choices the same", words)
+    assert found is not None and float(found[1]) < 1e-4 and found[2] == found[3]
+    server.asked.clear()
     run(tmp_path / "run", server.url, SCORED)
     sent = [p for _, asked in server.asked if "prompt_logprobs" in asked for p in asked["prompt"] if len(p) > 24]
     assert len({tuple(p) for p in sent}) == plan.sequences
-
-
-def test_serve_check_compares_with_the_checkpoint_in_process(
-    server: ModelServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from vestige.cli import main
-
-    assert main(["serve-check", server.url, "--model", str(FULL)]) == 0
-    words = capsys.readouterr().out
-    assert "kind vllm" in words and "tokens a second" in words
-    assert "first choices the same" in words and "log-probabilities at most" in words

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from vestige.collapse.reasoning import Rollout
-from vestige.collapse.rollouts_pickle import ragen_pickle
-from vestige.collapse.rollouts_ragen import ragen_history, ragen_jsonl
+from vestige.collapse.rollouts_ragen import ragen_history, ragen_jsonl, ragen_table
 from vestige.collapse.rollouts_rows import native, trl
 from vestige.collapse.rollouts_slime import slime
 from vestige.collapse.rollouts_verl import verl
@@ -24,10 +23,12 @@ _ROWS: dict[str, Callable[[Row, str, int], list[Rollout]]] = {
     "trl": trl,
     "ragen-jsonl": ragen_jsonl,
     "ragen-history": ragen_history,
+    "ragen-table": ragen_table,
 }
 _TABLES: dict[str, Callable[[Sequence[Row], str], list[Rollout]]] = {"verl": verl}  # rows that name each other
-_FILES: dict[str, Callable[[Path], list[Rollout]]] = {"ragen-pickle": ragen_pickle, "slime": slime}
+_FILES: dict[str, Callable[[Path], list[Rollout]]] = {"slime": slime}
 FORMATS = (*_ROWS, *_TABLES, *_FILES)
+PICKLES = (".pkl", ".pickle")
 
 # What a reader of the numbers must know about the file they came from.
 LOSSES = {
@@ -39,7 +40,7 @@ LOSSES = {
     "ragen-jsonl": "RAGEN's JSONL has neither the system prompt nor the 'Turn / State / actions left' frame, so "
     "prompts are approximate; rewards printed into later states were removed",
     "ragen-history": "prompts are rebuilt by RAGEN's rules; warnings and truncation of the rollout are not in them",
-    "ragen-pickle": "RAGEN's reasoning is stripped text, tokenised again without its surroundings",
+    "ragen-table": "RAGEN's reasoning is stripped text, tokenised again without its surroundings",
     "slime": "",
 }
 
@@ -60,14 +61,16 @@ class Loaded:
 def load_rollouts(path: str | Path, format: str = "auto", prompt_template: str = "raw") -> Loaded:
     """All turns of one file. `prompt_template` "chatml-restore" puts back the markers that decoding removed."""
     place = Path(path)
-    if format not in ("auto", *FORMATS):
+    if format not in ("auto", "ragen-pickle", *FORMATS):
         raise unknown_name("rollout format", format, ("auto", *FORMATS))
     if prompt_template not in ("raw", "chatml-restore"):
         raise unknown_name("prompt template", prompt_template, ("raw", "chatml-restore"))
     if not place.is_file():
         raise UserError(f"Rollout file {place} does not exist; check the path.")
-    if format == "auto" and place.suffix in (".pkl", ".pickle", ".pt"):
-        format = "slime" if place.suffix == ".pt" else "ragen-pickle"
+    if format == "ragen-pickle" or place.suffix in PICKLES:
+        raise refused_pickle(place)
+    if format == "auto" and place.suffix == ".pt":
+        format = "slime"
     if format in _FILES:
         found = _FILES[format](place)
     else:
@@ -81,6 +84,19 @@ def load_rollouts(path: str | Path, format: str = "auto", prompt_template: str =
 
         found = [restored(r) for r in found]
     return Loaded(tuple(apart(found)), format, str(place))
+
+
+def refused_pickle(place: Path) -> UserError:
+    """A pickle is a program: reading one may run anything. The two lines make rows of RAGEN's arrays."""
+    load = f"import json, pickle; table = pickle.load(open({place.name!r}, 'rb')).non_tensor_batch"
+    write = (
+        f"open({place.name + '.jsonl'!r}, 'w').writelines(json.dumps(dict(zip(table, row)), "
+        "default=lambda array: array.tolist()) + '\\n' for row in zip(*table.values()))"
+    )
+    return UserError(
+        f"{place} is a pickle, which may run any program when it is read, so it is not read here; if you trust it, "
+        f"convert it to {place.name}.jsonl with two lines of Python, where verl is installed: `{load}` and `{write}`."
+    )
 
 
 def rows_to_rollouts(rows: Sequence[Row], format: str, source: str = "rows") -> list[Rollout]:
@@ -107,6 +123,10 @@ def apart(rollouts: Sequence[Rollout]) -> list[Rollout]:
 def detect(row: Mapping[str, Any], place: Path) -> str:
     """The format of a file of rows, by the names in its first row."""
     names = set(row)
+    if names & {"first_turn_prompt_ids", "all_turns_prompt_ids", "messages_list"}:
+        return "ragen-table"
+    if "history" in names and names & {"env_ids", "group_ids"}:
+        return "ragen-table"
     if "history" in names:
         return "ragen-history"
     if {"custom_id", "messages"} <= names and "metadata" in names:

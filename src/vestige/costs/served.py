@@ -1,7 +1,7 @@
-"""`vestige plan --server` and `vestige serve-check`: what a server can do, what it would be sent, and how fast it is.
+"""`vestige plan --server`: what a server can do, whether its numbers are right, how fast it is, what it would be sent.
 
-In: a configuration with servers, or an address. Out: words and counts. A plan asks the servers who they are and what
-they can (a few tokens), and nothing else.
+In: a configuration with servers. Out: words and counts. A plan asks the servers who they are and what they can, and
+sends them eight sentences to score and to continue.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from math import sqrt
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ SENTENCES = (
     "The museum keeps letters that were written four hundred years ago.",
 )
 WRITTEN = 32  # tokens of each text
-MINUTE = 60.0
+LARGEST_COMPARED = 2 << 30  # bytes of weights that a plan loads to compare a server with its checkpoint
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +50,7 @@ class ServedPlan:
     prepared: Prepared
     facts: dict[str, object]
     abilities: list[tuple[str, str]]
+    checks: list[tuple[str, str]]
     asked: int
     cached: int
     sequences: int
@@ -71,6 +73,7 @@ class ServedPlan:
         rows = [
             ("server", told),
             *self.abilities,
+            *self.checks,
             ("answers to score", f"{self.asked:,} asked, {self.cached:,} cached"),
             ("to be sent", f"{self.sequences:,} distinct sequences, {self.tokens:,} tokens ({self.nodes:,} prefixes)"),
             ("texts to generate", f"{self.prompts:,} prompts, {self.prompts_cached:,} cached, "
@@ -97,6 +100,7 @@ def plan_served(config: RunConfig) -> ServedPlan:
     args = model_args(config)
     tokenizer, _ = load_tokenizer(args)
     handle = ServedHandle(args, server_args(config.server), tokenizer)
+    checks = check_numbers(handle, args, tokenizer)
     context = make_encoder_context(config, tokenizer, [])
     context.longest = handle.context_length
     prepared = prepare(config, context, lacking=handle.lacking)
@@ -114,6 +118,7 @@ def plan_served(config: RunConfig) -> ServedPlan:
         prepared=prepared,
         facts=handle.model.facts.as_dict(),
         abilities=handle.model.abilities.lines(),
+        checks=checks,
         asked=len(wants.answers),
         cached=len(unique) - len(missing),
         sequences=len(distinct),
@@ -134,43 +139,43 @@ def _range(handle: ServedHandle, tokens: int, written: int) -> tuple[float, floa
     return most / (model.slots * len(model.servers)), most
 
 
-def serve_check(url: str, model: str, tokenizer: str | None, key_env: str | None) -> str:
-    """What the server can do, how fast it is, and whether its numbers are those of the checkpoint in process."""
-    args = ModelArgs(path=model, tokenizer=tokenizer, device="cpu", dtype="float32")
-    words, _ = load_tokenizer(args)
-    handle = ServedHandle(args, server_args({"url": url, "key_env": key_env}), words)
-    told = [("server", ", ".join(f"{k} {v}" for k, v in handle.model.facts.as_dict().items()))]
-    told += handle.model.abilities.lines()
-    encoder = Encoder(words, Template(apply_chat_template=False))
+def check_numbers(handle: ServedHandle, args: ModelArgs, tokenizer: Any) -> list[tuple[str, str]]:
+    """How fast the server scores and writes, and whether its numbers are those of the checkpoint in this process."""
+    encoder = Encoder(tokenizer, Template(apply_chat_template=False))
     ids = [tuple(encoder.tokenize([s], special=True)[0]) for s in SENTENCES]
     targets = [Target(one, 1) for one in ids if len(one) > 1]
     served = handle.answerer(encoder, Cost(), False)
+    rows = []
     if handle.model.abilities.scores:
         start = time.perf_counter()
         found = {k: v for part in served.score(targets, frozenset(), lambda _: None) for k, v in part.items()}
         took = time.perf_counter() - start
-        told.append(("scoring", f"{sum(len(t.ids) for t in targets) / took:,.0f} tokens a second"))
-        told += _agreement(args, encoder, targets, found)
-    requests = [Request(Prompt(one), Decoding(max_new_tokens=WRITTEN)) for one in ids]
-    start = time.perf_counter()
-    texts = [t for part in served.write(requests, {}, frozenset(), {}) for t in part.values()]
-    took = time.perf_counter() - start
-    told.append(("writing", f"{sum(len(t.ids) for t in texts) / took:,.0f} tokens a second, {len(texts)} texts"))
-    told += [("repeated", f"largest difference {handle.model.repeats.get('largest_difference', 0.0):.2g} nats")]
-    told += [("note", note) for note in served.cost.notes]
-    width = max(len(k) for k, _ in told)
-    return "\n".join(f"{k.ljust(width)}  {v}" for k, v in told)
+        rows.append(("scoring", f"{sum(len(t.ids) for t in targets) / took:,.0f} tokens a second"))
+        rows.append(("in process", _agreement(args, encoder, targets, found)))
+        rows.append(("repeated", f"largest difference {handle.model.repeats.get('largest_difference', 0.0):.2g} nats"))
+    if not handle.model.abilities.chat:  # a server that only chats takes questions, not beginnings
+        requests = [Request(Prompt(one), Decoding(max_new_tokens=WRITTEN)) for one in ids]
+        start = time.perf_counter()
+        texts = [t for part in served.write(requests, {}, frozenset(), {}) for t in part.values()]
+        took = time.perf_counter() - start
+        rows.append(("writing", f"{sum(len(t.ids) for t in texts) / took:,.0f} tokens a second, {len(texts)} texts"))
+    return rows + [("note", note) for note in served.cost.notes]
 
 
-def _agreement(
-    args: ModelArgs, encoder: Encoder, targets: list[Target], found: dict[str, TokenStats]
-) -> list[tuple[str, str]]:
+def _agreement(args: ModelArgs, encoder: Encoder, targets: list[Target], found: dict[str, TokenStats]) -> str:
     from vestige.collect.answering import InProcess
 
+    place = Path(args.path).expanduser()
+    if not place.exists():
+        return "not compared: the checkpoint is not on this machine"
+    files = place.glob("*.safetensors") if place.is_dir() else [place]
+    size = sum(file.stat().st_size for file in files)
+    if size > LARGEST_COMPARED:
+        return f"not compared: the checkpoint has {size / 2**30:.0f} GiB, compared are at most 2"
     try:
-        loaded = ModelHandle(args).get()
-    except UserError as error:  # the checkpoint need not be here
-        return [("in process", f"not compared: {error}")]
+        loaded = ModelHandle(ModelArgs(args.path, tokenizer=args.tokenizer, device="cpu", dtype="float32")).get()
+    except UserError as error:
+        return f"not compared: {error}"
     here = InProcess(loaded, encoder.decode, Cost(), None, 8)
     gaps, same, count = [], 0, 0
     for part in here.score(targets, frozenset(), lambda _: None):
@@ -178,5 +183,4 @@ def _agreement(
             gaps.append(float(np.abs(stats.logprob - found[key].logprob).max()))
             same += int((stats.top1 == found[key].top1).sum())
             count += stats.tokens
-    words = f"log-probabilities at most {max(gaps):.2g} apart, {same} of {count} first choices the same"
-    return [("in process", words)]
+    return f"log-probabilities at most {max(gaps):.2g} apart, {same} of {count} first choices the same"

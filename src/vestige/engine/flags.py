@@ -36,7 +36,6 @@ def suite_names() -> list[str]:
 
 
 def evaluation_flags(p: Any, verb: str) -> None:
-    p.names = suite_names
     p.add_argument("words", nargs="*", metavar="SUITE | KEY=VALUE", help="a suite (tofu) and/or Hydra overrides")
     shared_flags(
         p,

@@ -1,7 +1,7 @@
 """What is known about each metric besides its formula. A registry is a dict.
 
     METRICS   formula -> MetricFacts, which `@metric(knows=, source=)` records of a function
-    CARDS     handler -> Card: formula, ends, reading, dialect points, panel, example; `vestige explain`, result tables,
+    CARDS     handler -> Card: formula, ends, reading, dialect points, panel; `vestige explain`, result tables,
               the report's glossary and meta-evaluation read it
     reading(handler, value)   the value in words: what it says about whether the model still knows
 
@@ -78,9 +78,6 @@ class Card:
     attack: bool = False  # an AUC of forget rows against fresh ones
     answer_points: bool = True  # dialects may treat the answer's tokens differently
     points: tuple[str, ...] = ()  # further points on which dialects may differ (suites/definitions.py)
-    # Worked by `vestige explain`: the name of an example in results/worked.py, or a function of (handler, settings).
-    example: str | Callable[[str, Mapping[str, Any]], Any] = ""
-    example_is_value: bool = True  # the example's last number is a value of the metric
     title: str = ""  # what the number tells, for people who do not know its name; {answers}: those of the rows it reads
 
 
@@ -120,9 +117,9 @@ ATTACK = Card(
 )
 
 
-def attack_card(score: str, tokens: str, note: str = "", points: tuple[str, ...] = (), example: str = "attack") -> Card:
+def attack_card(score: str, tokens: str, note: str = "", points: tuple[str, ...] = ()) -> Card:
     """The card of an attack: how its score is made; everything else is the same for all of them."""
-    return replace(ATTACK, formula=score, tokens=tokens, note=note, points=points, example=example)
+    return replace(ATTACK, formula=score, tokens=tokens, note=note, points=points)
 
 
 def reading(

@@ -25,7 +25,6 @@ OURS: dict[str, Card] = {
         _ANSWER,
         "The length is divided out: a long answer is not punished for being long.",
         reading=_PROBABILITY,
-        example="likelihood",
         title="How likely it finds {answers}",
     ),
     "probability_confidence_ordered": Card(
@@ -35,7 +34,6 @@ OURS: dict[str, Card] = {
         _ANSWER,
         "The order of the factors does not change a product: the number equals probability.",
         reading=_PROBABILITY,
-        example="likelihood",
         title="How likely it finds {answers}, read in the order it decides",
     ),
     "loss": Card(
@@ -47,7 +45,6 @@ OURS: dict[str, Card] = {
         unit=False,
         reading=bands((0.5, "low loss: known"), (2.0, "moderate loss"), (END, "high loss: not known")),
         better_kept=None,
-        example="likelihood",
         title="How surprising it finds {answers}",
     ),
     "exact_memorization": Card(
@@ -58,7 +55,6 @@ OURS: dict[str, Card] = {
         "Common words are easy to hit: compare with the retain model, not with 0.",
         reading=lambda v: f"{_SHARE(v)} of the tokens are its first choice",
         points=("precision of the share",),
-        example="likelihood",
         title="How many tokens of {answers} it would say",
     ),
     "extraction_strength": Card(
@@ -70,7 +66,6 @@ OURS: dict[str, Card] = {
         "published code gives 1/n, because its search stops one short of the end.",
         reading=lambda v: f"finishes {_SHARE(v)} of the answer by itself",
         points=("last token missed",),
-        example="likelihood",
         title="How much of {answers} it finishes by itself",
     ),
     "rouge": Card(
@@ -86,8 +81,6 @@ OURS: dict[str, Card] = {
         group="says",
         answer_points=False,
         points=("stemmer", "text of the answer"),
-        example="recall of words",
-        example_is_value=False,
         title="How much of {answers} it says",
     ),
     "bleu": Card(
@@ -100,7 +93,6 @@ OURS: dict[str, Card] = {
         source="Papineni et al. 2002; smoothing: Lin and Och 2004",
         reading=lambda v: f"shares {_SHARE(v)} of its word sequences with the reference",
         group="says",
-        example="word sequences",
         title="How many word groups of {answers} it says",
     ),
     "secrets_said": Card(
@@ -117,7 +109,6 @@ OURS: dict[str, Card] = {
         reading=lambda v: f"says {_SHARE(v)} of the secrets" if v else "says none of the secrets",
         group="says",
         answer_points=False,
-        example="secret",
         title="How many secrets of {answers} it says",
     ),
     "repetition": Card(
@@ -135,7 +126,6 @@ OURS: dict[str, Card] = {
         better=NEITHER,
         better_kept=NEITHER,
         answer_points=False,
-        example="words again",
         title="How much it repeats itself, asked for {answers}",
     ),
     "said_likelihood": Card(
@@ -153,7 +143,6 @@ OURS: dict[str, Card] = {
         better=NEITHER,
         better_kept=NEITHER,
         answer_points=False,
-        example="read by another",
         title="How likely the model before finds its texts, asked for {answers}",
     ),
     "extraction_strength_decided": Card(
@@ -166,7 +155,6 @@ OURS: dict[str, Card] = {
         "It reads each position just before it is decided, whatever the trajectory: later passes see the token itself.",
         source="Carlini et al. 2021, in the order of a diffusion model's decisions",
         reading=lambda v: f"{_SHARE(v)} of the denoising is free of misses",
-        example="decided",
         title="How much of {answers} it finishes by itself, decided tokens only",
     ),
     "trajectory_metrics": Card(
@@ -179,7 +167,6 @@ OURS: dict[str, Card] = {
         "Along `steps` a pass after F sees the token itself and measures copying; the fixation trajectories stop at F.",
         source="trajectory guide of a diffusion fork of open-unlearning",
         group="trajectory",
-        example="trajectory",
         title="The metrics at every denoising step",
     ),
     "classifier_prob": Card(
@@ -192,7 +179,6 @@ OURS: dict[str, Card] = {
         reading=bands((0.3, "rarely in that class"), (0.7, "sometimes in that class"), (END, "mostly in that class")),
         group="utility",
         better=HIGH,
-        example="classifier",
         title="How a classifier judges its texts",
     ),
     "probability_w_options": Card(
@@ -201,7 +187,6 @@ OURS: dict[str, Card] = {
         "1 / (number of options) is chance; below it, it prefers wrong answers",
         _PARENTS,
         reading=bands((0.3, "prefers wrong options"), (0.6, "undecided between options"), (END, "prefers the truth")),
-        example="ratio",
         title="How likely it finds {answers} among the options",
     ),
     "truth_ratio": Card(
@@ -234,8 +219,6 @@ OURS: dict[str, Card] = {
             ),
         },
         better=NEITHER,
-        example="ratios",
-        example_is_value=False,
         title="How it weighs {answers} against wrong ones",
     ),
     "mia_loss": attack_card(
@@ -265,13 +248,11 @@ OURS: dict[str, Card] = {
         _ENDLESS,
         "The norms are measured when evidence is collected: it is the one metric that needs backward passes.",
         points=("mode of the model",),
-        example="gradients",
     ),
     "mia_reference": attack_card(
         f"score = loss under the model - loss under a reference model; {_AUC}",
         _ANSWER,
         "The reference model must never have seen the forget rows; the retain model serves.",
-        example="second model",
     ),
     "ks_test": Card(
         "p-value of a two-sided two-sample Kolmogorov-Smirnov test: the forget truth ratios of the model against the "
@@ -288,8 +269,6 @@ OURS: dict[str, Card] = {
             (END, "not distinguishable from the retain model"),
         ),
         better=HIGH,
-        example="ks",
-        example_is_value=False,
         title="Whether its answers are distributed as the retain model's",
     ),
     "privleak": Card(
@@ -309,7 +288,6 @@ OURS: dict[str, Card] = {
         group="membership",
         better=NEITHER,
         points=("without retain logs",),
-        example="relative",
         title="How far an attacker gets, against the retain model",
     ),
     "rel_diff": Card(
@@ -322,7 +300,6 @@ OURS: dict[str, Card] = {
         unit=False,
         reading=lambda v: f"{abs(v):.0f} % {'above' if v >= 0 else 'below'} the reference",
         better=NEITHER,
-        example="relative",
         title="How far it is from the retain model",
     ),
     "uds": Card(
@@ -340,7 +317,6 @@ OURS: dict[str, Card] = {
             (END, "gone from the layers, as in the retain model"),
         ),
         group="layers",
-        example="depth",
         title="How deep in the layers it is gone",
     ),
     "hm_aggregate": Card(
@@ -358,8 +334,6 @@ OURS: dict[str, Card] = {
         ),
         group="utility",
         better=HIGH,
-        example="harmonic",
-        example_is_value=False,
         title="What it can still do",
     ),
 }

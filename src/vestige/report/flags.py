@@ -35,10 +35,10 @@ def _table(verbs: Any) -> None:
         "table",
         words=f"a report, or {SOURCES}",
         out={"metavar": "FILE", "says": "default: the terminal"},
-        latex="a whole table for a paper: booktabs, intervals, best, marks, notes",
     )
     table.add_argument("--of", default="models", metavar="models|meta", help="default: models")
     table.add_argument("--format", default="markdown", metavar="NAME", help="markdown (default) | latex | csv")
+    table.add_argument("--latex", action="store_true", help="a whole table for a paper, with intervals and notes")
     table.add_argument("--columns", metavar="NAME,...", help="name, role, method, epoch, settings and metrics")
     table.add_argument("--sort", metavar="NAME", help="by this column, high to low")
     table.add_argument("--digits", type=int, metavar="N", help="after the point (default: four that mean something)")
@@ -57,9 +57,9 @@ def _plot(verbs: Any) -> None:
         "RUN... WHAT",
         f"a report or runs, then one of {shown}",
         out={"required": True, "metavar": "FILE", "says": "ends in .png, .svg or .pdf"},
-        name="default: the first audited model",
         metrics="the one to draw",
     )
+    plot.add_argument("--name", metavar="NAME", help="models whose name has this part (default: the first audited)")
     plot.add_argument("--attack", metavar="NAME", help="recovery: its name; before-after: relearning | quantization")
     plot.add_argument("--width", metavar="column|page|INCHES", help="for a paper: 3.25 in, 6.75 in, or so many")
     plot.add_argument("--x", metavar="NAME", help="scatter: a column")

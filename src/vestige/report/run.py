@@ -144,13 +144,6 @@ def write_report(ask: ReportAsk) -> Report:
     return report
 
 
-def page_bytes(runs: Sequence[Path]) -> bytes:
-    """The page of a report on some runs, for others to read: without secrets and people's homes. Nothing is written."""
-    ask = ReportAsk(runs, out=runs[0].resolve().parent, ask=PageAsk(accept_mixture=True))
-    report = hidden(build_report(ask))
-    return render_page(json.loads(shorten(json.dumps(report, ensure_ascii=False)))).encode("utf-8")
-
-
 def summary(report: Report, out: Path) -> str:
     """For the terminal: what is in it, and the verdicts."""
     names = {m["id"]: m["name"] for m in report["models"]}

@@ -1,4 +1,4 @@
-"""`vestige explain NAME`: a metric, a handler or a dialect in plain text, with numbers from the real functions."""
+"""`vestige explain NAME`: a metric, a handler or a dialect in plain text: formula, direction, source, differences."""
 
 from __future__ import annotations
 
@@ -10,18 +10,15 @@ from typing import Any
 
 from vestige.configs.compose import config_directories
 from vestige.errors import unknown_name
-from vestige.metrics.cards import CARDS, facts_of, reading
+from vestige.metrics.cards import CARDS, facts_of
 from vestige.metrics.dialects import DIALECTS, Dialect
 from vestige.metrics.explanations import PARTS
 from vestige.metrics.names import CHAT, KNOWN, full_name, short
 from vestige.results.listing import metric_configs
-from vestige.results.worked import worked
-from vestige.results.worked_parts import worked_revocations
 from vestige.show.tables import table
 from vestige.suites.definitions import BOUNDARY, MASK, PUBLISHED, departure, dialect_points
 from vestige.suites.registry import HANDLERS, canonical
 from vestige.suites.spec import RESERVED
-from vestige.sums import number
 
 WIDTH = 110
 
@@ -102,17 +99,17 @@ def explain_metric(metric: ExplainedMetric) -> str:
     lines += _entry("tokens", words.tokens) + _entry("note", words.note) + _entry("short", _of_short_name(metric))
     facts = facts_of(metric.handler)
     lines += _entry("source", words.source or (facts.source if facts else ""))
-    lines += ["", *where_dialects_differ(metric.handler), "", *worked_example(metric)]
+    lines += ["", *where_dialects_differ(metric.handler)]
     return "\n".join(lines)
 
 
 def explain_part(name: str) -> str:
-    """A number inside a trajectory's result, with an example that the real function computes."""
+    """A number inside a trajectory's result."""
     words = PARTS[name]
     lines = [f"{name}: in the results of trajectory_metrics, under `revocations`", ""]
     for head in ("formula", "high", "low", "tokens", "note"):
         lines += _entry(head, getattr(words, head))
-    return "\n".join([*lines, "", *worked_revocations(name)])
+    return "\n".join(lines)
 
 
 def _of_short_name(metric: ExplainedMetric) -> str:
@@ -163,46 +160,13 @@ def _indented(text: str) -> list[str]:
     return [f"  {line}" for line in text.splitlines()]
 
 
-def worked_example(metric: ExplainedMetric) -> list[str]:
-    """Made-up inputs, and what the real functions make of them in each dialect; empty where the handler has none."""
-    example = worked(metric.handler, metric.settings)
-    if example is None:
-        return []
-    rows = [[name, *(_shown(compute(d)) for d in DIALECTS.values())] for name, compute in example.lines]
-    right = tuple(range(1, len(DIALECTS) + 1))
-    lines = ["Example (made-up numbers through the real functions):", *(f"  {g}" for g in example.given)]
-    lines += ["", *_indented(table(rows, ["", *DIALECTS], right=right))]
-    return lines + _read_aloud(metric, example.lines[-1][1](DIALECTS["strict"]))
-
-
-def _shown(value: float | None) -> str:
-    return str(value) if isinstance(value, int) else number(value)
-
-
-def _read_aloud(metric: ExplainedMetric, value: float | None) -> list[str]:
-    """The reading that result tables would print beside the example's last number."""
-    if not CARDS[metric.handler].example_is_value or value is None:
-        return []
-    words = reading(metric.handler, value, str(metric.settings.get("aggregator", "")))
-    return ["", f"  {number(value)} reads: {words}"] if words else []
-
-
 def explain_dialect(d: Dialect) -> str:
-    """A dialect's whole table, and the numbers it changes in the worked examples."""
+    """A dialect's whole table."""
     lines = [f"{d.name} (dialect, version {d.version}): {d.doc}", ""]
     for f in fields(d):
         if f.name in WORDS:
             lines += _wrapped(_words(getattr(d, f.name)), " " * 26, f"{WORDS[f.name].ljust(25)} ")
-    rows = []
-    for handler in sorted(CARDS):
-        example = worked(handler, {})
-        for name, compute in example.lines if example else []:
-            values = [number(compute(x)) for x in DIALECTS.values()]
-            if len(set(values)) > 1:
-                rows.append([handler, name, *values])
-    lines += ["", "Numbers that differ in the worked examples (`vestige explain HANDLER` shows what is given):"]
-    right = tuple(range(2, 2 + len(DIALECTS)))
-    return "\n".join([*lines, *_indented(table(rows, ["handler", "line", *DIALECTS], right=right))])
+    return "\n".join(lines)
 
 
 WORDS = {

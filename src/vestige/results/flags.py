@@ -18,7 +18,6 @@ def add_verbs(verbs: Any) -> None:
     _comparing(verbs)
     _looking_up(verbs)
     _other_peoples(verbs)
-    _describing(verbs)
 
 
 def _scoring(verbs: Any) -> None:
@@ -51,7 +50,6 @@ def _comparing(verbs: Any) -> None:
 def _looking_up(verbs: Any) -> None:
     listing = verbs.add_parser("ls", help="names there are: metrics, suites, models, data, ...")
     listing.set_defaults(do=run_ls)
-    listing.names = lambda: ("all", *KINDS)
     kinds = ", ".join(KINDS)
     listing.add_argument(
         "what", nargs="?", default="all", metavar="KIND", help=f"one of {kinds} (default: all of them)"
@@ -66,32 +64,6 @@ def _looking_up(verbs: Any) -> None:
     explain.set_defaults(do=run_explain)
     explain.add_argument("name", nargs="?", help="forget_quality, extraction_strength, strict, ...")
     shared_flags(explain, "explain")
-
-
-def _describing(verbs: Any) -> None:
-    methods = verbs.add_parser("methods-text", help="the paragraph of a paper that says what was computed")
-    methods.set_defaults(do=run_methods_text, late="runs")
-    methods.add_argument("runs", nargs="+", metavar="RUN", help="run directories, or folders of them")
-    shared_flags(
-        methods,
-        "methods-text",
-        latex="special characters escaped",
-        out={"metavar": "FILE", "says": "default: the terminal"},
-    )
-
-
-def run_methods_text(args: argparse.Namespace) -> int:
-    from vestige.results.methods_text import methods_text
-    from vestige.show.latex import tex
-
-    paragraphs = methods_text([Path(run) for run in args.runs])
-    text = "\n\n".join(map(tex, paragraphs) if args.latex else paragraphs)
-    if args.out:
-        from vestige.writing import one_file_bytes
-
-        one_file_bytes(Path(args.out), f"{text}\n".encode())
-    print(f"files: {args.out}" if args.out else text)
-    return 0
 
 
 def _other_peoples(verbs: Any) -> None:
@@ -109,11 +81,6 @@ def _other_peoples(verbs: Any) -> None:
     importing.add_argument(
         "--baseline", metavar="EPOCH", help="of a tree runs/: whose full model all are relative to (ep10)"
     )
-    published = verbs.add_parser("published", help="published figures of TOFU and MUSE, also beside a run")
-    published.set_defaults(do=run_published)
-    published.add_argument("run", nargs="?", metavar="RUN", help="a run directory or *_EVAL.json")
-    shared_flags(published, "published", name={"action": "append", "says": "may be repeated"})
-    published.add_argument("--split", metavar="NAME", help="forget01, forget05, forget10, News or Books")
 
 
 def _value(word: str, value: str) -> Any:
@@ -152,7 +119,7 @@ def run_compare(args: argparse.Namespace) -> int:
     if args.runs[-1] == "published":  # a run beside printed figures
         from vestige.results.published import published
 
-        print(published(Path(args.runs[0]), [], None))
+        print(published(Path(args.runs[0])))
         return 0
     load_plugins(args.plugin)
     runs = [Path(run) for run in args.runs]
@@ -201,11 +168,4 @@ def run_import(args: argparse.Namespace) -> int:
     if args.baseline is not None:
         raise UserError("--baseline belongs to a result tree (runs/ with ep5, ep10); leave it out for a file.")
     print(show(import_file(Path(args.file), out, retain), Path(args.file)))
-    return 0
-
-
-def run_published(args: argparse.Namespace) -> int:
-    from vestige.results.published import published
-
-    print(published(Path(args.run) if args.run else None, args.name, args.split))
     return 0

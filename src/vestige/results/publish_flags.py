@@ -8,15 +8,14 @@ from typing import Any
 
 from vestige.flags import shared_flags
 
-TARGETS = ("wandb", "mlflow", "tensorboard", "hub", "inspect", "json")
+TARGETS = ("wandb", "mlflow", "tensorboard", "hub", "json")
 
 
 def add_verbs(verbs: Any) -> None:
-    publish = verbs.add_parser("publish", help="a run for W&B, MLflow, TensorBoard, the hub, inspect")
+    publish = verbs.add_parser("publish", help="a run for W&B, MLflow, TensorBoard, the hub")
     publish.set_defaults(do=run_publish)
     publish.add_argument("run", metavar="RUN", help="a finished run directory, or a training that was watched")
     publish.add_argument("--to", required=True, metavar="|".join(TARGETS), help="whose form")
-    publish.add_argument("--no-page", action="store_true", help="leave the report's page out")
     publish.add_argument(
         "--online", action="store_true", help="send it (wandb, mlflow: as their own settings say); default: files only"
     )
@@ -29,10 +28,9 @@ def add_verbs(verbs: Any) -> None:
 
 def run_publish(args: argparse.Namespace) -> int:
     from vestige.integrations.plugins import load_plugins
-    from vestige.results.publish import PublishAsk, publish, said
+    from vestige.results.publish import publish
 
     load_plugins(args.plugin)
     out = Path(args.out) if args.out else None
-    ask = PublishAsk(Path(args.run), args.to, out, not args.no_page, args.online, args.dataset, args.project)
-    print(said(publish(ask), args.to))
+    print(publish(Path(args.run), args.to, out, args.online, args.project, args.dataset))
     return 0

@@ -22,9 +22,12 @@ def add_verbs(verbs: Any) -> None:
     sweep.add_argument("--start-idx", type=int, default=0, metavar="I", help="only the plan's models from this one on")
     sweep.add_argument("--end-idx", type=int, metavar="J", help="and before this one")
     shared_flags(
-        sweep, "sweep", slots="half the cores; 0: in this one", plugin="besides `plugins` of the plan",
+        sweep, "sweep", plugin="besides `plugins` of the plan",
         server="instead of `server` of the plan", server_key_env="instead of `server_key_env` of the plan",
     )  # fmt: skip
+    sweep.add_argument(
+        "--slots", type=int, metavar="N", help="processes at a time (default: half the cores; 0: in this one)"
+    )
     sweep.add_argument("--retries", type=int, metavar="N", help="how often a failed task is tried again")
     sweep.add_argument("--ray", nargs="?", const="auto", metavar="ADDRESS", help="on a Ray cluster (`local`: here)")
     sweep.add_argument(

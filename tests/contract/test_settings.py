@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import DATA, FULL, RETAIN, UNLEARNED, read_json, vestige, write_rows
+from harness import DATA, FULL, RETAIN, UNLEARNED, copy_tree, read_json, vestige, write_rows
 
 PROB = "forget_Q_A_Prob"
 EXPERIMENT = "experiment=eval/tofu/default"
@@ -68,10 +68,16 @@ def test_a_suites_own_split_is_a_word() -> None:
 
 
 def test_a_folder_stands_for_a_hub_data_set(tmp_path: Path) -> None:
-    words = ("tofu", "--model", FULL, f"data.local={{locuslab/TOFU: {DATA}}}", "--limit", 2)
-    assert value(tmp_path / "a", *words) == value(tmp_path / "b", "tofu", "--model", FULL, "--data", DATA, "--limit", 2)
-    plus = ("tofu", "--model", FULL, "--data", DATA, "+data.max_samples=2")
-    assert value(tmp_path / "c", *plus) == value(tmp_path / "b", "tofu", "--model", FULL, "--data", DATA, "--limit", 2)
+    folder = copy_tree(DATA, tmp_path / "dätä of mine")
+    expected = value(tmp_path / "expected", "tofu", "--model", FULL, "--data", DATA, "--limit", 2)
+    for number, words in enumerate(
+        (
+            (f"data.local={{locuslab/TOFU: {DATA}}}", "--limit", 2),
+            (f"data.local={folder}", "--limit", 2),
+            ("--data", folder, "+data.max_samples=2"),
+        )
+    ):
+        assert value(tmp_path / f"{number}", "tofu", "--model", FULL, *words) == expected
 
 
 def test_open_unlearnings_mia_reference_takes_the_flag(tmp_path: Path) -> None:

@@ -115,6 +115,14 @@ def _without_hydra_group(own: Path) -> Iterator[list[Path]]:
         yield [place]
 
 
+def _quoted(word: str) -> str:
+    """Hydra's grammar reads plain values of ASCII letters only; a path with others is put in quotes."""
+    key, equals, value = word.partition("=")
+    if value.isascii() or set(value) & set("'\"[]{}(),$"):
+        return word
+    return f"{key}{equals}'{value}'"
+
+
 def compose_config(
     config_name: str, overrides: Sequence[str], directories: Sequence[Path], values: Mapping[str, Any] | None = None
 ) -> Any:
@@ -130,7 +138,7 @@ def compose_config(
         with warnings.catch_warnings():
             # Metric files written for older Hydra have no _self_ in their defaults; its advice is not for our users.
             warnings.simplefilter("ignore", UserWarning)
-            cfg = compose(config_name, overrides=list(map(_optional, overrides)))
+            cfg = compose(config_name, overrides=[_quoted(_optional(word)) for word in overrides])
         for name, value in (values or {}).items():
             for key in _keys_of(name, cfg):
                 if not any(map(_overrides_key, overrides, repeat(key))):

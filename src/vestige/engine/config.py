@@ -229,7 +229,7 @@ class _ModelForm(TypedDict, total=False):
 
 
 class _DataForm(TypedDict, total=False):
-    local: dict[str, Any] | None
+    local: dict[str, Any] | str | None
     missing: str | None
 
 
@@ -312,12 +312,14 @@ def _run(
     )
 
 
-def _local_folders(local: Mapping[str, Any], suite: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`data.local`: a folder alone stands for a hub data set as `--data` does where it is the suite's."""
+def _local_folders(local: Mapping[str, Any] | str, suite: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`data.local`: a folder, or folders by hub data set; the suite's own data set is read from it as with `--data`."""
     from vestige.data.rows import local_data
 
-    folders: dict[str, Any] = {}
     layout = settings.get("local_data") or {}
+    if isinstance(local, str):
+        return local_data(suite, layout, local)
+    folders: dict[str, Any] = {}
     for hub, place in local.items():
         if isinstance(place, str) and hub == layout.get("hub"):
             folders |= local_data(suite, layout, place)

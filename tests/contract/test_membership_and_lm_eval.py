@@ -217,6 +217,28 @@ def test_the_harness_own_numbers(place: Path, tmp_path: Path) -> None:
     assert all(row["responses"] and row["target"] for row in answers.values())
 
 
+COUNT_TASK_FILES = """
+import importlib.metadata, sys
+opened = set()
+
+def note(event, args):
+    if event == "open" and "lm_eval/tasks/" in str(args[0]) and str(args[0]).endswith(".yaml"):
+        opened.add(args[0])
+
+sys.addaudithook(note)
+(script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
+script.load()()
+print(len(opened))
+"""
+
+
+def test_a_group_of_own_tasks_does_not_read_the_harness_own(place: Path, tmp_path: Path) -> None:
+    """They are 14,000 files and take ten seconds or more."""
+    words = ("eval", *LM_EVAL, "--tasks", "lab_group", "--limit", 1, "--out", tmp_path)
+    shown = harness.python(COUNT_TASK_FILES, *words, cwd=place, env={"HF_DATASETS_CACHE": str(place / "cache")}).out
+    assert int(shown.split()[-1]) == 0
+
+
 def test_a_killed_run_asks_only_the_rest(place: Path, tmp_path: Path) -> None:
     """The rerun command answers what is missing and leaves the same bytes; --overwrite asks again."""
     words = (*LM_EVAL, "--tasks", "lab_choice,lab_text,lab_more")

@@ -175,19 +175,19 @@ def test_an_author_column_is_found_and_four_authors_are_too_few(
     stat = read(tmp_path / "TOFU_STATS.json")["forget_Q_A_Prob"]
     assert stat["interval"] is None and stat["clusters"] == 4
     assert stat["reason"] == "too few clusters: 4, and an interval takes at least 5"
-    assert "4 clusters (author) are too few for intervals" in capsys.readouterr().out
+    assert "forget.jsonl has 4 clusters (author)" in capsys.readouterr().out
 
 
 def test_a_file_of_too_few_clusters_is_noted_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = LAB / "models" / "unlearned"
     metrics = "forget_Q_A_Prob,forget_truth_ratio,forget_Q_A_ROUGE"  # they read the file in different ways
     assert main(eval_args(model, tmp_path / "eval", "--limit", "2", "--metrics", metrics)) == 0
-    assert capsys.readouterr().out.count("1 cluster (author) is too few for intervals") == 1
+    assert capsys.readouterr().out.count("forget.jsonl has 1 cluster (author)") == 1
     models = ["--unlearned", str(model), "--full", str(model), "--retain-model", str(LAB / "models" / "retain")]
     words = ["depth", *models, "--forget", str(LAB / "data" / "forget.jsonl"), "--out", str(tmp_path / "depth")]
     assert main([*words, "--limit", "2", "--quiet"]) == 0
     said = capsys.readouterr()
-    assert (said.out + said.err).count("1 cluster (author) is too few for intervals") == 1
+    assert (said.out + said.err).count("forget.jsonl has 1 cluster (author)") == 1
 
 
 def test_depth_scores_have_clusters_too(data: Path, tmp_path: Path) -> None:

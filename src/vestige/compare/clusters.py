@@ -18,7 +18,7 @@ compare/verdict.py, the room meta.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -223,12 +223,20 @@ def cluster_sums(values: Sequence[float] | Array, clusters: Labels) -> Array:
     return np.bincount(unit, weights=np.asarray(values, float))
 
 
-def cluster_notes(source: str, found: Grouping) -> list[str]:
-    """What a reader of the intervals must know: how clusters are known, and whether they are too few."""
-    count = len(set(found.of.values()))
-    known = [f"{source}: clusters for intervals: {found.by}"] if found.by.startswith("every ") else []
-    if count >= FEWEST:
-        return known
-    are = f"{counted(count, 'cluster')} ({found.by}) {'is' if count == 1 else 'are'}"
-    few = f"{source}: {are} too few for intervals, which take {FEWEST}"
-    return [*known, f"{few}; --cluster none takes rows for independent"]
+def cluster_notes(found: Mapping[str, Grouping]) -> list[str]:
+    """What a reader of the intervals must know, by source of rows: how clusters are known, and which are too few."""
+    notes = []
+    few = []
+    for source, grouping in found.items():
+        if grouping.by.startswith("every "):
+            notes.append(f"{source}: clusters for intervals: {grouping.by}")
+        count = len(set(grouping.of.values()))
+        if count < FEWEST:
+            name = source.rpartition("/")[2]
+            few.append(f"{name} has {counted(count, 'cluster')} ({grouping.by})")
+    if few:
+        notes.append(
+            f"no intervals where rows form fewer than {FEWEST} clusters: {', '.join(few)}; "
+            "--cluster none treats rows as independent"
+        )
+    return notes

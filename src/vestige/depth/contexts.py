@@ -53,7 +53,7 @@ def make_contexts(ask: DepthAsk, tokenizer: Any, longest: int | None = None) -> 
         raise UserError(
             f"--cluster {ask.cluster}: no two rows of {source} share a value of such a column; name another."
         )
-    out.notes += cluster_notes(source, out.clusters) if out.clusters else []
+    out.notes += cluster_notes({source: out.clusters}) if out.clusters else []
     for span in spans:
         check.check_text(len(span.prompt) + len(span.continuation), span.index)
         found = encode_span(span, tokenizer, ask.tokenization)

@@ -188,11 +188,11 @@ class _Evaluation:
             )
         if self.config.asked_as:
             self.notes += _of_short_names(self.config, prepared)
-        for rows in prepared.rows.values():
-            if rows.clusters:
-                from vestige.compare.clusters import cluster_notes  # most data has none
+        clusters = {rows.source: rows.clusters for rows in prepared.rows.values() if rows.clusters}
+        if clusters:
+            from vestige.compare.clusters import cluster_notes  # most data has none
 
-                self.notes += [n for n in cluster_notes(rows.source, rows.clusters) if n not in self.notes]
+            self.notes += cluster_notes(clusters)
         check_column(self.config.cluster, list(prepared.rows.values()))
         if any(reference.measured for reference in self.references.values()):
             self._refuse_mixtures(self._manifest(prepared))

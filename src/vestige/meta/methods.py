@@ -65,7 +65,7 @@ class Methods:
         return WITHOUT_FLUENCY if plain else ""
 
 
-WITHOUT_FLUENCY = "fluency was not measured: Utility is model_utility, and utility_rel its share of the full model's"
+WITHOUT_FLUENCY = "fluency was not measured: Utility is model_utility, and utility_rel is model_utility / the full model's"
 
 
 def has_fluency(parts: Iterable[Mapping[str, float | None]]) -> bool:

@@ -22,7 +22,7 @@ def check_causal(model: Any, name: str) -> None:
     """Refuses a model whose log-probabilities change when later tokens do. One forward over two short rows."""
     import torch
 
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     if not hasattr(config, "get_text_config"):
         return  # not a model of transformers
     vocabulary = getattr(config.get_text_config(), "vocab_size", 0)

@@ -171,6 +171,8 @@ def before_after(report: Report, which: Which, path: Path) -> Path:
     space = "" if m["space"] == "raw" else f" ({m['space']})"
     axes.set_xlabel(f"{_text(m['label'])}{space} before")
     axes.set_ylabel(f"after {attack}")
+    axes.text(0.03, 0.97, "knowledge returned", transform=axes.transAxes, va="top", color=GREY, fontsize=8)
+    axes.text(0.97, 0.03, "robust", transform=axes.transAxes, ha="right", color=GREY, fontsize=8)
     axes.legend(frameon=False, fontsize=8)
     return save(figure, path)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import repeat
 from typing import Any
 
 from vestige.metrics.cards import is_attack, reading
@@ -11,6 +11,7 @@ from vestige.suites.spec import MetricSpec
 from vestige.sums import number
 from vestige.types import MIXTURE, NO_RETAIN_LOGS, Score
 
+SCREEN = 120  # columns
 DISTANCE = "D "  # begins an interval that is about the distance between two samples
 
 
@@ -31,15 +32,39 @@ def span(stat: Mapping[str, Any]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[int] = ()) -> str:
-    """Columns as wide as their content; the last one may run to the edge of the screen."""
-    columns: list[list[str]] = []
-    rules: list[str] = []
-    for c, column in enumerate(zip(heads, *rows, strict=True)):
-        width = max(map(len, column))
-        columns.append(list(map(str.rjust if c in right else str.ljust, column, repeat(width))))
-        rules.append("-" * width)
-    head, *lines = map(str.rstrip, map("  ".join, zip(*columns, strict=True)))
-    return "\n".join([head, "  ".join(rules), *lines])
+    """Columns as wide as their content; where that is wider than a screen, heads and texts continue on further lines.
+
+    >>> print(table([["loss", "0.5", "low"]], ["metric", "value", "reading"], right=[1]))
+    metric  value  reading
+    ------  -----  -------
+    loss      0.5  low
+    """
+    columns = [list(column) for column in zip(heads, *rows, strict=True)]
+    widths = [max(map(len, column)) for column in columns]
+    # A column gets no narrower than its longest word: a path or a number that is cut cannot be copied.
+    least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
+    while sum(widths) + 2 * (len(widths) - 1) > SCREEN:
+        spare = [width - low for width, low in zip(widths, least, strict=True)]
+        if max(spare) <= 0:
+            break
+        widths[max(range(len(widths)), key=lambda c: (spare[c] > 0, widths[c]))] -= 1
+    lines = []
+    for number_of_line, cells in enumerate(zip(*columns, strict=True)):
+        wrapped = []
+        for cell, width in zip(cells, widths, strict=True):
+            fits = len(cell) <= width
+            wrapped.append(
+                [cell] if fits else textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            )
+        for n in range(max(1, *map(len, wrapped))):
+            parts = []
+            for c, width in enumerate(widths):
+                text = wrapped[c][n] if n < len(wrapped[c]) else ""
+                parts.append(text.rjust(width) if c in right else text.ljust(width))
+            lines.append("  ".join(parts).rstrip())
+        if number_of_line == 0:
+            lines.append("  ".join("-" * width for width in widths))
+    return "\n".join(lines)
 
 
 def amount(count: float, unit: str) -> str:

@@ -242,7 +242,7 @@ function points(view, m, what) {
   });
   const known = retain && isNumber(retain.before) && isNumber(retain[what]);
   const traces = [
-    line(0, "y = x", "solid"),
+    line(0, "y = x: robust; above it: knowledge returned", "solid"),
     known && what === "relearning" ? line(retain[what] - retain.before, "as the retain model", "dot") : null,
     dots(
       measured.filter((s) => s.why),

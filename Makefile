@@ -37,7 +37,7 @@ demo: export PYTHONDONTWRITEBYTECODE =
 # Pools of tiny models, both attacks, and every metric on the bench: docs/meta.md, "On the lab". It draws pictures, which
 # the core cannot.
 demo-meta: $(STAMP)
-	$(BIN)/vestige demo-meta
+	$(BIN)/python bench/demo_meta.py
 
 # One thread for each of two workers: tiny models gain nothing from more, and lose by sharing. Tests start many processes:
 # they share compiled modules even where the environment says that none are to be kept.

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 
 from vestige.cli import main
-from vestige.lab.bench_pool import WAYS, BenchSettings, bench_recipes
 from vestige.meta.verdict_bench import TARGETS, TRUTHS, WORDS, BenchTarget, bench_json, facts_json, read_bench
+
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+from known_models.verdict_models import WAYS, BenchSettings, bench_recipes
 
 ROOT = Path(__file__).parents[2]
 STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"
-sys.path.insert(0, str(ROOT / "tools"))
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,15 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, LlamaForCausalLM
 
-from vestige.cli import main
 from vestige.errors import UserError
-from vestige.lab import pool_making
 from vestige.lab.corpus import Sizes, make_corpus
-from vestige.lab.demo_meta import demo_meta, judge
-from vestige.lab.demo_meta_files import plans, thorough
-from vestige.lab.fluency import spoil
 from vestige.lab.models import Unlearning
-from vestige.lab.pools import PoolSettings, build_pools, lesson_rows, recipes
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
 from vestige.ownership import JOURNAL
@@ -30,6 +26,16 @@ from vestige.unlearn.loop import Training
 from vestige.unlearn.methods import METHODS
 from vestige.unlearn.recipe import TrainingRecipe
 
+sys.path.append(str(Path(__file__).parents[2] / "bench"))
+
+import demo_meta as script
+from demo_meta import demo_meta, judge
+from known_models import pool_making
+from known_models.fluency import spoil
+from known_models.plans import plans, thorough
+from known_models.pools import PoolSettings, build_pools, lesson_rows, recipes
+
+BENCH = Path(__file__).parents[2] / "bench"
 SMALL = Sizes(
     forget=1,
     retain=2,
@@ -237,10 +243,8 @@ def test_a_second_run_evaluates_nothing(lab, finished, monkeypatch, capsys):
 
 def test_the_statements_can_say_no(lab, finished, monkeypatch):
     """A model that is as sure as the full one is not counted as unlearned."""
-    from vestige.lab import demo_meta as module
-
-    real = module.prob_of
-    monkeypatch.setattr(module, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))
+    real = script.prob_of
+    monkeypatch.setattr(script, "prob_of", lambda s: None if s is None else max(0.9999, real(s) or 0.0))
     assert "0 of 3 unlearned models have a lower" in judge(lab, finished)
 
 
@@ -265,8 +269,8 @@ def test_pictures_show_what_they_are_given():
     assert [list(map(float, c.get_offsets()[0])) for c in axes.collections] == [[0.2, 1.4], [0.0, 0.1]]
 
 
-def test_bad_flags_are_said_in_a_sentence(tmp_path, capsys):
-    assert main(["demo-meta", "--out", str(tmp_path), "--pool-size", "1"]) == 2
-    assert main(["demo-meta", "--out", str(tmp_path), "--slots", "0"]) == 2
-    said = capsys.readouterr().err
-    assert "--pool-size is 1" in said and "--slots must be at least 1" in said
+def test_bad_flags_are_said_in_a_sentence(tmp_path):
+    for more, needle in ((["--pool-size", "1"], "--pool-size is 1"), (["--slots", "0"], "--slots must be at least 1")):
+        words = [sys.executable, str(BENCH / "demo_meta.py"), "--out", str(tmp_path), *more]
+        done = subprocess.run(words, capture_output=True, text=True)
+        assert done.returncode == 2 and needle in done.stderr

@@ -2,7 +2,7 @@
 
 Another processor adds in another order, and a model that is trained for a fixed number of steps then ends elsewhere.
 In: a model and rows. Out: numbers, and the questions that a training loop asks after each epoch. Callers:
-lab/models.py, lab/bench_making.py.
+lab/models.py, bench/known_models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`vestige meta faithfulness|robustness|axes|verdict`: metrics put on the bench, from finished runs or plain numbers.
 
 In: a pool file (meta/pools.py), which names runs or gives numbers. Out: the JSON files of meta/files.py. Callers:
-meta/flags.py, lab/demo_meta.py.
+meta/flags.py, bench/demo_meta.py.
 """
 
 from __future__ import annotations

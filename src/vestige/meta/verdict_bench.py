@@ -5,8 +5,8 @@
 Facts are kept beside the table (verdict_facts.json): another rule can be tried on them without any run. Models of the
 seeds on which the rule's constants were fixed ("tuning") are counted apart.
 
-In: a directory with truth.json files (lab/bench_runs.py writes them), or a file of facts. Out: rows, counts and rates
-as plain data. Callers: meta/run.py, tools/verdict_docs.py, tests.
+In: a directory with truth.json files (bench/known_models writes them), or a file of facts. Out: rows, counts and rates
+as plain data. Callers: meta/run.py, bench/verdict_bench.py, tests.
 """
 
 from __future__ import annotations

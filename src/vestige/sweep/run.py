@@ -4,7 +4,7 @@ The run store is the only memory. A sweep that was interrupted, sharded or had f
 same command again; sweep.json is rebuilt from what is on disk.
 
 In: a plan file (sweep/plan.py). Out: one run directory per task, and sweep.json. Callers: sweep/flags.py,
-lab/demo_meta.py.
+bench/demo_meta.py.
 """
 
 from __future__ import annotations

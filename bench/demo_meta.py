@@ -1,4 +1,6 @@
-"""`vestige demo-meta`: pools of tiny models made, evaluated and attacked, and every metric put on the bench with them.
+"""Pools of tiny models made, evaluated and attacked, and every metric put on the bench with them.
+
+    python bench/demo_meta.py [--out DIR] [--seed N] [--pool-size N] [--slots N]
 
     pools --sweep--> runs --meta--> faithfulness, axes, robustness --> tables and three pictures
     bench ---------> runs --meta--> the verdict's words beside the truth
@@ -8,16 +10,18 @@ All work goes through sweeps, so a second run does only what is missing.
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from known_models.plans import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, write_yaml
+from known_models.pools import PoolLab, PoolSettings, build_pools
+from known_models.verdict_models import BenchSettings
+from known_models.verdict_runs import run_bench
 from vestige.errors import UserError
 from vestige.guard import read_json
-from vestige.lab.bench_pool import BenchSettings
-from vestige.lab.bench_runs import run_bench
-from vestige.lab.demo_meta_files import CURVE_STEPS, JUDGED, STEPS, plans, pool_files, processes, thorough, write_yaml
-from vestige.lab.pools import PoolLab, PoolSettings, build_pools
 from vestige.meta import files
 from vestige.meta.pools import Attacks, Pools, read_attacks, read_pools
 from vestige.meta.run import MetaAsk, meta
@@ -165,4 +169,21 @@ def draw(out: Path, pools: Pools, attacks: Attacks, curve: Mapping[str, list[tup
     ]
 
 
-__all__ = ["BenchSettings", "PoolSettings", "demo_meta", "judge", "thorough"]
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("saves/demo_meta"), help="default: saves/demo_meta")
+    parser.add_argument("--seed", type=int, default=0, help="another world, other models")
+    parser.add_argument("--pool-size", type=int, default=8, help="models in P and in N; N * 3 / 2 are unlearned (8)")
+    parser.add_argument("--slots", type=int, help="processes at a time (2, or 1 on one core)")
+    args = parser.parse_args()
+    if args.slots is not None and args.slots < 1:
+        parser.error(f"--slots must be at least 1, it is {args.slots}")
+    pools = PoolSettings(seed=args.seed, size=args.pool_size)
+    try:
+        return demo_meta(args.out, pools, args.slots, BenchSettings(seed=args.seed, copies=1))
+    except UserError as error:
+        parser.error(str(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

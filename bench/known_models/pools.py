@@ -135,7 +135,7 @@ def build_pools(
     `processes` only says how many models are made at a time. With more than one, a script of your own needs
     `if __name__ == "__main__":` around the call.
     """
-    from vestige.lab.pool_making import make_models
+    from known_models.pool_making import make_models
 
     settings = settings or PoolSettings()
     corpus = make_corpus(settings.seed, settings.sizes)

@@ -14,12 +14,12 @@ from typing import Any
 from tqdm import tqdm
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from known_models.fluency import train_judge
+from known_models.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
 from vestige.installing import save_pretrained
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings, make_corpus
-from vestige.lab.fluency import train_judge
 from vestige.lab.models import KNOWN_TO_ALL, new_causal
-from vestige.lab.pools import JUDGE, PoolRecipe, PoolSettings, lesson_rows
 from vestige.lab.tokenizer import corpus_texts, encode_row, train_tokenizer
 from vestige.ownership import ours_below
 from vestige.unlearn.loop import finetune, unlearn

@@ -1,9 +1,9 @@
 """The verdict's bench from end to end: models of known truth are made, tested and judged, and the table is written.
 
-    python tools/verdict_bench.py run OUT        # a seed after the other; what is there already stays
-    python tools/verdict_bench.py store OUT      # tests/golden/verdict/facts.json, and the table in docs/verdict.md
-    python tools/verdict_bench.py docs           # the table once more, from the stored facts
-    python tools/verdict_bench.py tune OUT|FILE  # words on the tuning seeds for other constants of the rule
+    python bench/verdict_bench.py run OUT        # a seed after the other; what is there already stays
+    python bench/verdict_bench.py store OUT      # tests/golden/verdict/facts.json, and the table in docs/verdict.md
+    python bench/verdict_bench.py docs           # the table once more, from the stored facts
+    python bench/verdict_bench.py tune OUT|FILE  # words on the tuning seeds for other constants of the rule
 
 The constants in compare/rule.py were fixed on TUNING; the table is made on TABLE, whose models no constant has seen.
 """
@@ -17,15 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from known_models.verdict_models import BenchSettings
+from known_models.verdict_runs import run_bench
 from vestige.compare.rule import RULE
-from vestige.lab.bench_pool import BenchSettings
-from vestige.lab.bench_runs import run_bench
 from vestige.meta.verdict_bench import TARGETS, bench_json, bench_lines, facts_json, read_bench
 
 ROOT = Path(__file__).parent.parent
 STORED = ROOT / "tests" / "golden" / "verdict" / "facts.json"
 PAGE = ROOT / "docs" / "verdict.md"
-START, END = "<!-- the bench: written by tools/verdict_bench.py -->", "<!-- end of the bench -->"
+START, END = "<!-- the bench: written by bench/verdict_bench.py -->", "<!-- end of the bench -->"
 TUNING = (1,)
 TABLE = (2, 3, 4, 5)
 DIGITS = 6  # significant ones of a stored number: a verdict that rests on more would tip anyway

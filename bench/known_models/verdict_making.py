@@ -1,6 +1,6 @@
 """How the models of the verdict's bench are made: a function for each way, each from base or from full.
 
-In: a corpus, settings and recipes. Out: checkpoints. Caller: lab/bench_pool.py.
+In: a corpus, settings and recipes. Out: checkpoints. Caller: verdict_models.py.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch.nn.utils import parametrize
 
+from known_models.verdict_models import BenchRecipe, BenchSettings
 from vestige.installing import save_pretrained
-from vestige.lab.bench_pool import BenchRecipe, BenchSettings
 from vestige.lab.building import quiet_saving, reproducible
 from vestige.lab.corpus import Corpus, both_phrasings
 from vestige.lab.models import KNOWN_TO_ALL, new_causal

@@ -6,7 +6,7 @@
 
 A model ends where its truth says, not after so many steps: a hidden one when its output is as silent as the retain
 model's, a ruined one when it lost most of what else it knew. In: settings and a seed. Out: a lab with a list of models
-and their truths. Callers: lab/bench_runs.py, lab/bench_making.py.
+and their truths. Callers: verdict_runs.py, verdict_making.py.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class BenchLab:
 
 def build_bench(directory: Path, settings: BenchSettings) -> BenchLab:
     """Makes the models of one seed, or returns at once if they are there."""
-    from vestige.lab.bench_making import make_bench
+    from known_models.verdict_making import make_bench
 
     corpus = make_corpus(settings.seed, settings.sizes)
     plan = tuple(bench_recipes(settings))

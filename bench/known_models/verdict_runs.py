@@ -3,7 +3,7 @@
     build_bench --> eval/<model>, depth, stress/<model>, and truth.json, which `vestige meta verdict` reads
 
 The retain model of a seed is attacked once; all of the seed's models are held against it. In: settings and a directory.
-Out: finished runs. Callers: lab/demo_meta.py, tools/verdict_bench.py.
+Out: finished runs. Callers: bench/demo_meta.py, bench/verdict_bench.py.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from known_models.verdict_models import BenchLab, BenchSettings, build_bench
 from vestige.depth.ask import make_ask
 from vestige.depth.run import depth_run
 from vestige.engine.config import RunConfig
 from vestige.engine.evaluate import evaluate_config
 from vestige.engine.flags import EvalAsk, to_run
-from vestige.lab.bench_pool import BenchLab, BenchSettings, build_bench
 from vestige.meta.verdict_bench import TRUTH
 from vestige.show.progress import hushed
 from vestige.store.directories import is_whole

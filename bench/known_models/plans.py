@@ -1,4 +1,4 @@
-"""The files that `vestige demo-meta` writes and reads: sweep plans, and the three pool files of `vestige meta`."""
+"""The files that bench/demo_meta.py writes and reads: sweep plans, and the three pool files of `vestige meta`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vestige.lab.pools import PoolLab
+from known_models.pools import PoolLab
 from vestige.stress.registry import OURS
 from vestige.writing import write_bytes
 

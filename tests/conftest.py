@@ -53,7 +53,11 @@ PARTS = {
 }
 # A file stays with one worker, so that what its tests share is made once. The long ones go first, so that no worker is
 # left with one of them at the end.
-LONG = ("resume", "training", "tofu_muse", "diffusion", "pools", "docs", "sweep_ray", "run", "depth", "faults", "fuzz")
+LONG = (
+    *("staleness", "verbs", "resume", "membership_and_lm_eval", "files", "crash", "training", "tofu_muse", "collapse"),
+    *("trajectories", "guides", "depth", "meta", "messages", "directories", "diffusion_models", "bad_input"),
+    *("pools", "docs", "sweep_ray", "run", "faults", "fuzz"),
+)
 
 
 def part_of(path: Path) -> str | None:

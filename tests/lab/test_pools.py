@@ -20,7 +20,6 @@ from vestige.lab.models import Unlearning
 from vestige.lab.tokenizer import encode_row
 from vestige.models.load import ModelArgs
 from vestige.ownership import JOURNAL
-from vestige.show import meta_plots
 from vestige.stress.attacks import RELEARNING, relearn
 from vestige.unlearn.loop import Training
 from vestige.unlearn.methods import METHODS
@@ -30,7 +29,7 @@ sys.path.append(str(Path(__file__).parents[2] / "bench"))
 
 import demo_meta as script
 from demo_meta import demo_meta, judge
-from known_models import pool_making
+from known_models import pictures, pool_making
 from known_models.fluency import spoil
 from known_models.plans import plans, thorough
 from known_models.pools import PoolSettings, build_pools, lesson_rows, recipes
@@ -257,13 +256,13 @@ def test_plans_attack_only_the_unlearned_and_the_control(lab, tmp_path):
 
 def test_pictures_refuse_what_is_not_there():
     with pytest.raises(UserError, match="No pools"):
-        meta_plots.pool_histograms({})
+        pictures.pool_histograms({})
     with pytest.raises(UserError, match="No curve"):
-        meta_plots.recovery_curves({"a": [(0.0, 0.1)]}, "p", control="a")
+        pictures.recovery_curves({"a": [(0.0, 0.1)]}, "p", control="a")
 
 
 def test_pictures_show_what_they_are_given():
-    figure = meta_plots.before_and_after({("quantization", "uds"): {"retain": (0.0, 0.1), "x": (0.2, 1.4)}}, "retain")
+    figure = pictures.before_and_after({("quantization", "uds"): {"retain": (0.0, 0.1), "x": (0.2, 1.4)}}, "retain")
     axes = figure.axes[0]
     assert axes.get_title() == "uds, quantization" and list(axes.lines[0].get_xdata()) == [0.0, 1.4]
     assert [list(map(float, c.get_offsets()[0])) for c in axes.collections] == [[0.2, 1.4], [0.0, 0.1]]

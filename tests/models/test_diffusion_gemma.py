@@ -25,7 +25,7 @@ from vestige.collect.bound import BoundCollector
 from vestige.collect.denoise import DenoiseCollector
 from vestige.collect.tree import Limits
 from vestige.errors import UserError
-from vestige.metrics.revocation import first_accepted, last_accepted, revoked
+from vestige.metrics.revocation import first_accepted, revoked
 from vestige.metrics.trajectory import follow, sigma
 from vestige.models.args import ModelArgs
 from vestige.models.canvas import CanvasPredictor, canvas_predictor
@@ -51,6 +51,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "patient": {**COLD, "confidence_threshold": 0.5, "stability_threshold": 3},
     "hasty": {**COLD, "confidence_threshold": 2.5, "stability_threshold": 0},
 }
+
+
+def last_accepted(accepted: np.ndarray) -> np.ndarray:
+    """The first pass of the final unbroken run of acceptances; -1: the last pass did not accept it."""
+    run = np.cumprod(accepted[::-1], axis=0).sum(axis=0)
+    return np.where(run > 0, len(accepted) - run, -1)
 
 
 def predictor() -> CanvasPredictor:

@@ -24,16 +24,6 @@ def first_accepted(accepted: Array) -> Array:
     return np.where(accepted.any(axis=0), accepted.argmax(axis=0), -1)
 
 
-def last_accepted(accepted: Array) -> Array:
-    """F_last: the first pass of the final unbroken run of acceptances; -1: the last pass did not accept it.
-
-    >>> last_accepted(np.array([[0, 0, 1], [1, 0, 0], [0, 1, 0], [1, 1, 0]], bool)).tolist()
-    [3, 2, -1]
-    """
-    run = np.cumprod(accepted[::-1], axis=0).sum(axis=0)
-    return np.where(run > 0, len(accepted) - run, -1)
-
-
 def revoked(accepted: Array) -> Array:
     """How often an acceptance of each position was taken back by the next pass.
 

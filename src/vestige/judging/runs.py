@@ -100,15 +100,14 @@ def attacked_evaluations(place: Path, who: str) -> Iterator[tuple[str, Evaluated
 def attacked_of(
     body: Mapping[str, Any],
     evals: Mapping[str, Mapping[str, Evaluated]],
-    facts: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, list[AttackedRun]]:
-    """A stress.json's rows with the evaluations behind them. `facts`: of attacks whose file does not say them."""
+    """A stress.json's rows with the evaluations behind them."""
     out: dict[str, list[AttackedRun]] = {}
     for row in body["rows"]:
         if row["attack"] == "none":
             continue
         name, budget = str(row["attack"]), row["budget"]
-        told = {**((facts or {}).get(name) or {}), **((body.get("attacks") or {}).get(name) or {})}
+        told = (body.get("attacks") or {}).get(name) or {}
         label = f"{name}-{budget:g}" if budget is not None else name
         made = AttackedRun(
             name, budget, bool(told.get("teaches")), str(told.get("unit") or ""),

@@ -1,8 +1,4 @@
-"""What result files of earlier versions lack or call otherwise.
-
-The depth score's former name is udr for uds: old files are read, a mixture of both is found out. A stress.json or a
-sweep.json from before attacks wrote their own facts has them here.
-"""
+"""The depth score's former name in published files is udr for uds: both are read, a mixture of both is found out."""
 
 from __future__ import annotations
 
@@ -11,20 +7,6 @@ from typing import Any
 
 _ABSENT = object()
 RENAMED = {"avg_udr": "avg_uds", "udr": "uds", "udr_unclipped": "uds_unclipped"}
-
-# Of the attacks there were when files did not say this yet; closed, later attacks write their facts themselves.
-ATTACK_FACTS: dict[str, dict[str, Any]] = {
-    "relearn": {"unit": "steps", "zero": "1 epoch", "teaches": True},
-    "quantise": {"unit": "bits", "reverse": True},
-    "prune": {"unit": "share"},
-    "few-shot": {"unit": "examples", "teaches": True},
-    "leak": {"unit": "samples"},
-}
-
-
-def attack_facts(name: str) -> dict[str, Any]:
-    """What a file that says nothing of its attack means by its name."""
-    return dict(ATTACK_FACTS.get(name, {}))
 
 
 def modern(data: Any) -> Any:

@@ -15,7 +15,6 @@ from vestige.errors import UserError
 from vestige.judging.evaluated import Evaluated
 from vestige.meta.files import checked_meta_eval
 from vestige.meta.methods import UDS_ENDS, Methods, from_results
-from vestige.meta.old_keys import attack_facts
 from vestige.meta.tree import methods_of
 from vestige.report import attacks_part, curves_part, depth_part, eval_part, methods_part, tree_part
 from vestige.report.audits import audit, same_tests
@@ -31,6 +30,7 @@ from vestige.report.sound import keep_sound
 from vestige.report.training_part import training
 from vestige.store.comparable import UNSTATED, Number, mixtures, number_of
 from vestige.store.kinds import RunSource
+from vestige.stress.registry import attack_named
 from vestige.sums import number
 
 TITLE = "Did it forget?"
@@ -190,7 +190,7 @@ def _quantised_copies(work: PageWork) -> None:
             attack = f"quantise {bits}"
             copy.role, copy.method = "other", attack
             work.attacked.setdefault(of.id, {})[attack] = copy.id
-            work.attack_facts[attack] = attack_facts("quantise")
+            work.attack_facts[attack] = attack_named("quantise").facts()
 
 
 def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
@@ -199,9 +199,7 @@ def _facts_of(work: PageWork, attack: str) -> dict[str, Any]:
     said = [(plan.get("attack_facts") or {}).get(attack) for plan in plans]
     tasks = [s.data["task"] for s in work.found.of("eval", "trajectory")]
     said += [task.get("attack_facts") for task in tasks if task.get("attack") == attack]
-    of = [a[attack] for plan in plans if isinstance(a := plan.get("attacks"), dict) and isinstance(a.get(attack), dict)]
-    kind = next((str(how["attack"]) for how in of if how.get("attack")), attack)
-    return {**attack_facts(kind), **next((facts for facts in said if facts), {})}
+    return next((facts for facts in said if facts), {})
 
 
 # ---- values ------------------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 from vestige.judging.attacked import AttackedRun
 from vestige.judging.evaluated import Evaluated
 from vestige.judging.runs import attacked_of
-from vestige.meta.old_keys import attack_facts
 from vestige.report.eval_part import family
 from vestige.report.format import finite
 from vestige.report.roster import Met, name_of
@@ -40,7 +39,7 @@ def curves(source: RunSource, ids: Mapping[str, str], names: Mapping[str, str]) 
             for who in dict.fromkeys(r["model"] for r in rows):
                 mine = [r for r in rows if r["model"] == who and r["attack"] == attack]
                 if mine and who in ids:
-                    facts = {**attack_facts(attack), **told_of.get(attack, {})}
+                    facts = told_of.get(attack, {})
                     line = _curve(rows, mine, facts, metric, who)
                     told = {"model": ids[who], "name": names[who], "source": source.id}
                     out.append({**line, **told})
@@ -53,8 +52,7 @@ def attacked_in(source: RunSource) -> dict[str, list[AttackedRun]]:
         who: {label: Evaluated(one["results"], one["manifest"]) for label, one in by_label.items()}
         for who, by_label in (source.data.get("evals") or {}).items()
     }
-    names = {r["attack"] for r in source.data["rows"]}
-    return attacked_of(source.data, kept, {name: attack_facts(name) for name in names})
+    return attacked_of(source.data, kept)
 
 
 def _curve(

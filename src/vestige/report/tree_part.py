@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from vestige.meta.old_keys import attack_facts
 from vestige.meta.pools import Attacks
 from vestige.meta.tree import ResultTree, methods_of
 from vestige.meta.tree_meta import tree_meta
@@ -14,6 +13,7 @@ from vestige.report.attacks_part import sweep_curve
 from vestige.report.gather import FoundRuns
 from vestige.report.methods_part import value
 from vestige.store.kinds import RunSource
+from vestige.stress.registry import attack_named
 
 # The published tables' metrics of outputs, with the handlers that explain them.
 OUTPUTS = {k: known.handler for k, known in KNOWN.items() if known.handler and known.protocol == CHAT}
@@ -59,5 +59,5 @@ def curves(found: FoundRuns, model: Mapping[str, Any]) -> list[dict[str, Any]]:
                 before, after = mine.value("before", metric), mine.value(state, metric)
                 if after is not None:
                     told = {"v": after, "source": source.id}
-                    out.append(sweep_curve(attack, metric, model, before, told, attack_facts(attack)))
+                    out.append(sweep_curve(attack, metric, model, before, told, attack_named(attack).facts()))
     return out

@@ -152,7 +152,7 @@ def verbs(shelf: Path) -> dict[str, Verb]:
         "sweep --clean": Verb(lambda out: ["sweep", str(out.parent / "plan.yaml"), "--clean"], "", swept),
         "sweep --clean all": Verb(lambda out: ["sweep", str(out.parent / "plan.yaml"), "--clean", "all"], "", swept),
         "stress --held-out --keep": Verb(to("stress", "relearn=1", "prune=0.1", *attack, "--held-out", "--keep")),
-        "train": Verb(to("train", *model, "--data", rows, *small)),
+        "train": Verb(to("train", *model, "--learn", rows, *small)),
         "unlearn": Verb(to(*forget, *watched)),
         "unlearn --overwrite": Verb(to(*forget, *watched, "--overwrite"), "", trained),
         "report": Verb(to("report", *old)),

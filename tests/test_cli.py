@@ -244,19 +244,6 @@ def test_the_seed_reaches_sampled_texts(tmp_path: Path) -> None:
     assert texts("c", "--seed", "2") != first
 
 
-def test_the_retain_models_values_stand_beside(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    logs = str(LAB / "expected" / "retain_noref" / "TOFU_EVAL.json")
-    words = eval_args(FULL, tmp_path, "--limit", "3", "--metrics", "forget_Q_A_Prob", "--retain-logs", logs)
-    assert main(words) == 0
-    assert "retain" not in capsys.readouterr().out.splitlines()[3]  # this metric reads no retain logs
-    words = eval_args(FULL, tmp_path, "--metrics", "forget_quality,forget_Q_A_Prob", "--retain-logs", logs)
-    assert main([*words, "--cluster", "none"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert sum(x.startswith("D: ") for x in shown) == 1
-    line = next(x for x in shown if x.startswith("forget_Q_A_Prob"))
-    assert line.split()[1] == "0.9516" and line.split()[5] == "0.0532"  # between them its interval, "a to b"
-
-
 def test_metrics_by_hydra_list(tmp_path: Path) -> None:
     words = eval_args(FULL, tmp_path, "--limit", "2", "eval.tofu.metrics=[forget_Q_A_Prob,mia_loss]")
     assert main(words) == 0

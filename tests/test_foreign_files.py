@@ -469,21 +469,3 @@ def test_a_planted_link_in_the_way_of_an_archive(shelf: Path, tmp_path: Path) ->
     os.unlink(tmp_path / "proof.zip")  # noqa: PTH108
     assert main(["pack", str(shelf / "full"), "-o", str(tmp_path / "proof.zip")]) == 0
     assert (tmp_path / "victim").read_text() == "precious"
-
-
-def test_runs_of_earlier_versions_keep_working(shelf: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """No journal, but a seal: resumed, scored again and verified; what the seal does not name stays."""
-    run = tmp_path / "run"
-    shutil.copytree(shelf / "full", run)
-    (run / ".vestige.journal").unlink()
-    assert main(["verify", str(run)]) == 0
-    plant(run)
-    before = seen(tmp_path)
-    ours = {k for k in before if k.startswith("run/") and k.removeprefix("run/") in seen(shelf / "full")}
-    theirs = {k: v for k, v in before.items() if k not in ours}
-    few = ["--limit", "2", "--quiet", "--metrics", METRIC]
-    assert main(eval_args(MODELS / "full", run, *few)) == 0
-    assert main(eval_args(MODELS / "full", run, *few, "--overwrite")) == 0
-    assert main(["score", str(run)]) == 0
-    assert main(["verify", str(run)]) == 0, capsys.readouterr().out
-    assert lost(theirs, tmp_path) == []

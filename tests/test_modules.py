@@ -73,7 +73,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "stress": BELOW | {"judging", "meta", "unlearn"},
     "results": BELOW | {"collapse", "depth", "meta"},
     "sweep": BELOW | {"depth", "stress"},
-    "report": BELOW | {"judging", "meta", "results"},
+    "report": BELOW | {"judging", "meta", "results", "stress"},
     "audit": BELOW | {"costs", "depth", "judging", "report", "stress"},
     "lab": BELOW
     | {"audit", "collapse", "costs", "depth", "judging", "meta", "report", "results", "stress", "sweep", "unlearn"},

@@ -72,23 +72,6 @@ def test_the_printed_interval_is_that_of_the_number_before_it(
         assert any(f" {number(value)} {number(low)} to {number(high)} " in line for line in lines)
 
 
-def test_runs_of_earlier_versions_verify(tmp_path: Path) -> None:
-    """They have no interval of mi_seq_estimate."""
-    from vestige.collapse.kind import KIND
-
-    assert KIND.check is not None
-    file, out = write(tmp_path / "r.jsonl", turn_rows()), tmp_path / "o"
-    assert main(["collapse", str(file), "--model", str(TINY), "--out", str(out), "--resamples", "20", "--quiet"]) == 0
-    assert main(["verify", str(out)]) == 0
-    body = json.loads((out / "metrics.json").read_text())
-    body["steps"][0]["metrics"] = {
-        k: v for k, v in body["steps"][0]["metrics"].items()
-        if not any(f"/{name}_ci_" in k for name in ("mi_estimate", "mi_seq_estimate", "reasoning_entropy_est"))
-    }  # fmt: skip
-    (out / "metrics.json").write_text(json.dumps(body))
-    assert [f.words for f in KIND.check(out, None) if f.words] == []
-
-
 def test_ragen_parity_from_the_command_line(tmp_path: Path) -> None:
     """The golden histories through the whole tool: sampled by RAGEN's generator, scored in float32."""
     file = write(tmp_path / "A.jsonl", history_rows("A"))

@@ -34,7 +34,6 @@ from vestige.report.traces import row_traces
 from vestige.samplers import Pass, Sampled, infill, sample
 from vestige.store.evidence import Bank
 from vestige.store.files import load_rows
-from vestige.store.formats import TraceFormat
 from vestige.types import IGNORE, Prompt, Trace
 from vestige.wants import DenoiseWant, Denoising
 
@@ -210,24 +209,13 @@ def test_fixation_is_the_final_unbroken_run(name: str) -> None:
         assert (path.decided.sum() > 0) == bool((trace.fixed >= 0).any() and trace.accepted[:-1].any())
 
 
-def test_traces_keep_acceptances_on_disk_and_older_files_are_read(tmp_path: Path) -> None:
+def test_traces_keep_acceptances_on_disk(tmp_path: Path) -> None:
     found = {str(i): t for i, (_, t) in enumerate(traces(denoising()))}
     bank: Bank[Trace] = Bank(tmp_path, "denoised", "x")
     bank.merge(found)
     for key, trace in bank.load().items():
         for f in fields(Trace):
             np.testing.assert_array_equal(getattr(trace, f.name), getattr(found[key], f.name), err_msg=f.name)
-    from vestige.store import formats
-
-    before = dict(formats.TRACE_AXES)
-    try:
-        del formats.TRACE_AXES["accepted"]
-        older = TraceFormat().dump(found, {})
-    finally:
-        formats.TRACE_AXES.update(before)
-    old = TraceFormat().load(older)[0]["0"]
-    passes = np.arange(old.steps)[:, None]
-    assert (old.accepted == ((old.fixed >= 0) & (old.fixed <= passes))).all()
 
 
 def test_evidence_of_mask_predictors_keeps_its_names() -> None:

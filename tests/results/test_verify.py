@@ -25,8 +25,6 @@ from vestige.results.verify import verify
 from vestige.store import archive, directories
 from vestige.store.archive import extract
 from vestige.store.evidence import Bank, tidy
-from vestige.store.files import DamagedError
-from vestige.types import Text
 
 MODELS = LAB / "models"
 METRICS = "forget_Q_A_Prob,forget_Q_A_ROUGE,forget_quality,mia_gradnorm"
@@ -180,17 +178,6 @@ def test_damaged_evidence_is_collected_again(runs: dict[str, Path], tmp_path: Pa
     assert main(eval_args(MODELS / "retain", run, "--limit", "3", "--quiet", "--metrics", METRICS)) == 0
     assert {p.name: p.read_bytes() for p in files_of(run) if p.name not in dated} == before
     assert not verify(run).findings
-
-
-def test_banks_written_before_digests_are_read(tmp_path: Path) -> None:
-    (tmp_path / "texts-x.jsonl").write_text('{"key": "a", "ids": [1], "text": "t", "proven": 0}\n')
-    (tmp_path / "gradients-x.json").write_text('{"a": 1.5, "b": null}')
-    assert Bank[Text](tmp_path, "texts", "x").load_whole() == {"a": Text((1,), "t", 0)}
-    assert Bank[float](tmp_path, "gradients", "x").load_whole()["a"] == 1.5
-    (tmp_path / "texts-x.jsonl").write_text('{"key": "a", "ids"')
-    assert Bank[Text](tmp_path, "texts", "x").load() == {}
-    with pytest.raises(DamagedError, match="delete it"):
-        Bank[Text](tmp_path, "texts", "x").load_whole()
 
 
 def test_parts_that_were_folded_are_tidied_up(tmp_path: Path) -> None:

@@ -144,10 +144,10 @@ def cases(verb: str, *expected: str) -> list[Any]:
 
 
 def judge(case: Case, expected: str, before: Any, after: Any, truth: Any, pushed: int) -> None:
-    expected = truth()
+    right = truth()
     if isinstance(after, dict):  # results accumulate
-        after = {name: after[name] for name in expected}
-    assert close(after, expected), "stale numbers"
+        after = {name: after[name] for name in right}
+    assert close(after, right), "stale numbers"
     if case.other and expected != KEPT:
         assert not close(after, before), "the change makes no difference: it tests nothing"
     if expected == AGAIN:

@@ -313,6 +313,11 @@ def digests(folder: Path) -> dict[str, str]:
     return found
 
 
+def visible(folder: Path) -> dict[str, str]:
+    """Digests without those of locks and notes about work under way."""
+    return {name: digest for name, digest in digests(folder).items() if not Path(name).name.startswith(".")}
+
+
 # ---- numbers ---------------------------------------------------------------------------------------------------------
 
 

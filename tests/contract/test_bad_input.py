@@ -151,6 +151,7 @@ TOKENS = weights(lambda w: w.update({EMBEDDING: w[EMBEDDING][:100].copy()}))
 FEW_TOKENS = model(changed("mymodel/config.json", vocab_size=100), TOKENS)
 NAN = model(weights(lambda w: w["model.norm.weight"].fill(np.nan)))
 PICKLE = file("mymodel/pytorch_model.bin", pickle.dumps(Hostile()))
+UNSAFE = "+model.model_args.use_safetensors=false"
 INDEX = {"metadata": {}, "weight_map": {"model.norm.weight": "../forget.jsonl"}}
 ELSEWHERE = file("mymodel/model.safetensors.index.json", json.dumps(INDEX))
 OWN_CODE = file("mymodel/own.py", "import os\nos.mkdir('EXECUTED')")
@@ -204,7 +205,7 @@ CASES: dict[str, tuple[Build | None, str, str]] = {
     "model: cut weights": (CUT, MODEL, "mymodel/model.safetensors"),
     "model: no norm": (model(weights(lambda w: w.pop("model.norm.weight"))), MODEL, "mymodel|model.norm.weight"),
     "model: pickle": (model(gone(WEIGHTS), PICKLE), MODEL, "mymodel|pytorch_model.bin|safetensors"),
-    "model: pickle, allowed": (model(gone(WEIGHTS), PICKLE), MODEL + "+model.model_args.use_safetensors=false", "mymodel"),
+    "model: pickle, allowed": (model(gone(WEIGHTS), PICKLE), MODEL + UNSAFE, "mymodel"),
     "model: weights elsewhere": (model(gone(WEIGHTS), ELSEWHERE), MODEL, "mymodel|../forget.jsonl"),
     "model: its own code": (model(FOREIGN, OWN_CODE), MODEL, "mymodel|trust_remote_code"),
     "model: no tokenizer": (model(gone("mymodel/tokenizer.json"), gone(TOKENIZER)), MODEL, "mymodel|tokenizer"),
@@ -371,7 +372,7 @@ def test_odd_rows_count_like_others(places: dict[str, object], tmp_path: Path) -
     harness.assert_same(plain["0"], found["0"], least=2)
 
 
-# ---- nothing is lost --------------------------------------------------------------------------------------------------
+# ---- nothing is lost -------------------------------------------------------------------------------------------------
 
 INTO_A_RUN = [  # commands of other kinds that are told to write into a finished run
     "audit --before {full} --after {retain} --forget {forget} --out copy",

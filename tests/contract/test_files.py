@@ -9,7 +9,6 @@ import errno
 import gzip
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
@@ -23,8 +22,8 @@ from typing import Any
 import harness
 import pytest
 import yaml
-from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige
-from test_resume import RUNNER, Command, causal, collapse, depth, stress, sweep
+from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige, visible
+from test_resume import Command, causal, collapse, depth, stress, sweep
 
 PROB = "forget_Q_A_Prob"
 FORGET = DATA / "forget.jsonl"
@@ -154,9 +153,6 @@ PAIRS: dict[str, tuple[str, ...]] = {  # commands whose output is an input, or t
     "train into the data": (*TRAIN, "--learn", "data/forget.jsonl", "--overwrite", "--out", "data"),
     "stress over the data": (*STRESS, "--data", "data", "--out", "."),
     "depth into the model": (*DEPTH, "--full", "model", "--out", "model"),
-    "collapse into an evaluation": (*COLLAPSE, "rollouts.jsonl", "--out", "run"),
-    "depth into an evaluation": (*DEPTH, "--out", "run"),
-    "report into a run": ("report", "run", "-o", "run"),
     "report into the model": ("report", "run", "-o", "model"),
     "table over results": ("table", "run", "-o", "run/TOFU_EVAL.json"),
     "plot over rows": ("plot", "run", "scatter", "--x", PROB, "--y", PROB, "-o", "data/forget.jsonl"),
@@ -172,7 +168,7 @@ def test_no_input_is_lost(name: str, shelf: Path, tmp_path: Path) -> None:
     copy_tree(DATA, tmp_path / "data")
     copy_tree(shelf / "retain", tmp_path / "run")
     shutil.copy(shelf / "rollouts.jsonl", tmp_path)
-    before = {name: digest for name, digest in digests(tmp_path).items() if not Path(name).name.startswith(".")}
+    before = visible(tmp_path)
     outcome = vestige(*PAIRS[name], cwd=tmp_path, status=None)
     assert outcome.status == 0 or (outcome.status == 2 and outcome.error)
     assert lost(before, tmp_path) == []
@@ -265,7 +261,7 @@ def test_a_mistake_of_the_program_is_reported_and_loses_nothing(tmp_path: Path) 
     shutil.rmtree(command.out)
     moment = round(whole["operations"] * 0.7)
     words = (*command.words, f"+model.model_args.token={secret(5)}", "--debug")
-    ended = harness.python(RUNNER, command.out, 0, moment, *words, status=70, env=ENV)
+    ended = harness.python(harness.RUNNER, command.out, 0, moment, *words, status=70, env=ENV)
     (name,) = re.findall(r"\S*/vestige-bug-\S+\.txt", ended.err)
     report = Path(name)
     text = report.read_text()
@@ -315,18 +311,6 @@ def test_a_quota_leaves_the_model_that_was_there(tmp_path: Path) -> None:
     assert lost(before, out) == []
 
 
-SPOILS = {"cut": lambda data: data[: len(data) // 2], "empty": lambda data: b"", "flipped": lambda data: _flip(data)}
-
-
-def _flip(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-
-
-def small_depth(place: Path) -> Command:
-    return Command(place / "out", (*DEPTH, "resamples=0", "--quiet", "--out", place / "out"))
-
-
 @pytest.mark.parametrize("make", [causal, small_depth], ids=lambda make: make.__name__)
 def test_a_damaged_file_is_never_read_as_a_number(make: Callable[[Path], Command], tmp_path: Path) -> None:
     """Each file of a finished run in turn: `verify` names it, and nothing shows another number."""
@@ -334,13 +318,16 @@ def test_a_damaged_file_is_never_read_as_a_number(make: Callable[[Path], Command
     command.finish()
     vestige("report", command.out, "-o", tmp_path / "right")
     kept = copy_tree(command.out, tmp_path / "kept")
-    files = [name for name in digests(kept) if not Path(name).name.startswith(".") and "s1_cache" not in name]
+    files = [name for name in visible(kept) if "s1_cache" not in name]
     assert len(files) >= 6
     for number, name in enumerate(files):
-        spoil = list(SPOILS.values())[number % len(SPOILS)]
         shutil.rmtree(command.out)
         copy_tree(kept, command.out)
-        (command.out / name).write_bytes(spoil((kept / name).read_bytes()))
+        file = command.out / name
+        if number % 2:
+            os.truncate(file, file.stat().st_size // 2)
+        else:
+            harness.flip_a_byte(file)
         assert Path(name).name in vestige("verify", command.out, status=1).printed
         for words in (("score", command.out), ("report", command.out, "-o", tmp_path / "page")):
             outcome = vestige(*words, status=None)
@@ -377,39 +364,3 @@ def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     assert ended.status == 0, ended.printed
     assert "again" in ended.out
     assert list((tmp_path / "out" / "runs").glob("tofu/full/TOFU_EVAL.json"))
-
-
-# ---- nothing in a file is run, and no name leads out ---------------------------------------------------------
-
-
-class Hostile:
-    """Pickled as a call of `os.system`."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch pwned",)
-
-
-HOSTILE: dict[str, tuple[object, ...]] = {
-    "a pickle of weights, allowed": (*EVAL, "--model", "model", "+model.model_args.use_safetensors=false"),
-    "weights from elsewhere": (*EVAL, "--model", "split"),
-    "a plan": ("sweep", "plan.yaml"),
-    "an archive": ("unpack", "proof.zip", "--out", "out/there"),
-    "a name of a task": (*EVAL, "--task-name", "../../pwned"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_in_a_file_is_run_and_no_name_leads_out(name: str, tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    for folder in ("model", "split"):
-        copy_tree(FULL, here / folder)
-        (here / folder / "model.safetensors").unlink()
-    (here / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
-    shutil.copy(FULL / "model.safetensors", tmp_path)
-    index = {"metadata": {}, "weight_map": {"model.norm.weight": "../../model.safetensors"}}
-    (here / "split" / "model.safetensors.index.json").write_text(json.dumps(index))
-    (here / "plan.yaml").write_text("models: !!python/object/apply:os.system [touch pwned]\nsuites: [tofu]\n")
-    with zipfile.ZipFile(here / "proof.zip", "w") as archive:
-        archive.writestr("../pwned", "x")
-    assert vestige(*HOSTILE[name], cwd=here, status=2).error
-    assert not [path for path in tmp_path.rglob("*") if "pwned" in path.name]

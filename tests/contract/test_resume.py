@@ -1,10 +1,6 @@
 """A command that was killed goes on when it is given again, and leaves the files of an undisturbed run.
 
-`RUNNER` runs a command in a process that watches itself: before its n-th change of a file in the output directory (or
-the first change of a file with a given name) it sends itself a signal. A negative number is an error that every change
-from there on meets, as on a full disk; 0 is a mistake in the program. So every test knows where it strikes, on a slow
-machine as on a fast one. The process also counts the tokens that go through a model, which shows what was computed
-again.
+`harness.RUNNER` strikes a command at a given change of a file.
 """
 
 from __future__ import annotations
@@ -24,72 +20,12 @@ import pytest
 import yaml
 from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
 
-RUNNER = """
-import errno, importlib.metadata, json, mmap, os, signal, sys
-import torch
-
-folder, number, strike = sys.argv[1] + os.sep, int(sys.argv[2]), sys.argv[3]
-notes = sys.argv[1] + ".counts"
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program that a shell started
-changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
-
-class Counts:  # shared with the processes that the command forks
-    memory = mmap.mmap(-1, 16)
-    places = {"operations": slice(0, 8), "tokens": slice(8, 16)}
-
-    def __getitem__(self, name):
-        return int.from_bytes(self.memory[self.places[name]], "little")
-
-    def __setitem__(self, name, value):
-        self.memory[self.places[name]] = value.to_bytes(8, "little")
-
-counts = Counts()
-
-def write_counts():
-    with open(notes, "w") as file:
-        json.dump({name: counts[name] for name in counts.places}, file)
-
-def count_tokens(module, inputs):
-    if isinstance(module, torch.nn.Embedding) and inputs:
-        counts["tokens"] += inputs[0].numel()
-
-def watch(event, values):
-    if event == "open":
-        if not isinstance(values[2], int) or not values[2] & (os.O_WRONLY | os.O_RDWR):
-            return
-    elif event not in changing:
-        return
-    if not isinstance(values[0], (str, bytes, os.PathLike)):
-        return
-    path = os.fsdecode(values[0])
-    if path.startswith(folder) and not path.endswith((".log", "/.lock")):
-        counts["operations"] += 1
-        target = os.fsdecode(values[1]) if event in ("os.rename", "os.link") else path
-        named = not strike.isdigit() and strike in (os.path.basename(path), os.path.basename(target))
-        if number < 0 and strike.isdigit() and counts["operations"] >= int(strike):
-            if event in ("open", "os.mkdir") or number == -errno.EROFS:
-                raise OSError(-number, os.strerror(-number), path)
-        elif named or strike == str(counts["operations"]):
-            write_counts()
-            if not number:
-                raise KeyError("HF_TOKEN", os.environ.get("HF_TOKEN"))
-            os.kill(os.getpid(), number)
-
-torch.nn.modules.module.register_module_forward_pre_hook(count_tokens)
-sys.addaudithook(watch)
-sys.argv = ["vestige", *sys.argv[4:]]
-(script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
-status = script.load()()
-write_counts()
-raise SystemExit(status)
-"""
-
 # What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
 DATED_FILES = ("manifest.json", "summary.json", "metrics.json", "sweep.json")
 DATED_KEYS = {
     "created", "seconds", "cost", "load_seconds", "elapsed_sec", "sec_per_evaluable", "s1_cache", "attempts", "lost",
 }  # fmt: skip
-NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal")
+NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal", "checksums.json")  # hashes of dated files have dates, too
 
 
 def without_dates(value: Any) -> Any:
@@ -105,16 +41,6 @@ def without_dates(value: Any) -> Any:
     return kept
 
 
-def without_dated_hashes(seal: Any) -> Any:
-    if not isinstance(seal, dict):
-        return seal
-    kept = {}
-    for key, one in seal.items():
-        if key != "root" and Path(key).name not in DATED_FILES:
-            kept[key] = without_dated_hashes(one)
-    return kept
-
-
 def snapshot(folder: Path) -> dict[str, Any]:
     """Every file by its name: its bytes, or its content without dates. A temporary file left behind counts, too."""
     found: dict[str, Any] = {}
@@ -124,18 +50,13 @@ def snapshot(folder: Path) -> dict[str, Any]:
             continue
         if path.name in DATED_FILES or path.parent.name == "tasks":
             found[name] = without_dates(harness.read_json(path))
-        elif path.name == "checksums.json":
-            found[name] = without_dated_hashes(harness.read_json(path))
         else:
             found[name] = path.read_bytes()
     return found
 
 
 def assert_equal(whole: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    apart = []
-    for name in sorted({*whole, *now}):
-        if whole.get(name) != now.get(name):
-            apart.append(name)
+    apart = [name for name in sorted({*whole, *now}) if whole.get(name) != now.get(name)]
     assert not apart, f"{where}: these files differ from an undisturbed run's: {apart}"
 
 
@@ -147,7 +68,7 @@ class Command:
     words: tuple[object, ...]
 
     def start(self, number: int = 0, strike: object = "nowhere") -> Process:
-        return harness.start(RUNNER, self.out, number, strike, *self.words, kind="python")
+        return harness.start(harness.RUNNER, self.out, number, strike, *self.words, kind="python")
 
     def strike(self, number: int, strike: int) -> Outcome:
         """From an empty directory, up to the file operation at which the signal comes."""
@@ -177,16 +98,8 @@ def trajectory(place: Path) -> Command:
     lab = GOLDEN / "lab_diffusion"
     settings = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
     words = ("eval", "tofu_trajectory", "--model", lab / "models" / "npo", "--data", lab / "data", "--limit", 2)
-    small = (
-        f"{settings}.steps=4",
-        f"{settings}.max_new_tokens=8",
-        "--batch-tokens",
-        200,
-        "--quiet",
-        "--out",
-        place / "out",
-    )
-    return Command(place / "out", (*words, *small))
+    small = (f"{settings}.steps=4", f"{settings}.max_new_tokens=8", "--batch-tokens", 200, "--quiet")
+    return Command(place / "out", (*words, *small, "--out", place / "out"))
 
 
 def depth(place: Path) -> Command:
@@ -240,23 +153,11 @@ STRIKES = [  # the fraction of the file operations after which the signal comes;
 ]
 
 
-def wait_for(happened: Callable[[], bool], process: Process) -> None:
-    end = time.monotonic() + harness.PATIENCE
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
-        assert process.poll() is None, process.read().printed
-        time.sleep(0.01)
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
 def meet_a_second_process(command: Command, moment: int) -> None:
     """Halts the first process half-way, so that both are surely there at once; the second waits or is refused."""
     shutil.rmtree(command.out)
     first = command.start(signal.SIGSTOP, moment)
-    wait_for(lambda: state(first.pid) == "T", first)
+    harness.wait_until(lambda: harness.process_state(first.pid) == "T", first)
     second = harness.start(*command.words)
     end = time.monotonic() + 10
     while second.poll() is None and time.monotonic() < end:
@@ -295,6 +196,7 @@ def test_a_struck_command_goes_on(
     assert_equal(files, snapshot(command.out), "run once more")
     meet_a_second_process(command, whole["operations"] // 2)
     assert_equal(files, snapshot(command.out), "two processes")
+    harness.vestige("verify", command.out)
 
 
 LOAD = """
@@ -352,7 +254,7 @@ def member(command: Command, rank: int, port: int, number: int = 0, strike: obje
     team = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     env = {name: str(value) for name, value in team.items()}
     env["MASTER_ADDR"] = "127.0.0.1"
-    return harness.start(RUNNER, command.out, number, strike, *command.words, kind="python", env=env)
+    return harness.start(harness.RUNNER, command.out, number, strike, *command.words, kind="python", env=env)
 
 
 def free_port() -> int:
@@ -406,7 +308,7 @@ def test_an_interrupt_of_the_installed_program(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ("--batch-tokens", 150, "--quiet", "--plugin", tmp_path / "waits.py", "--out", out)
     process = harness.start(*words, *more, real=True, env={"WAIT_IN": str(out)})
-    wait_for((tmp_path / "out.waits").exists, process)
+    harness.wait_until((tmp_path / "out.waits").exists, process)
     stopped = process.kill(INTERRUPT)
     assert stopped.status == 130
     assert "Traceback" not in stopped.printed

@@ -261,10 +261,10 @@ def refused(names: str, *words: object, **options: Any) -> Outcome:
     return outcome
 
 
-# A command that watches itself: before its n-th change of a file in a folder (or the first change of a file with a given
-# name) it sends itself a signal. A negative number is an error that every change from there on meets, as on a full
-# disk; 0 is a mistake in the program. So a test knows where it strikes, on a slow machine as on a fast one. The tokens
-# that go through a model show what was computed.
+# A command that watches itself: before its n-th change of a file in a folder (or the first change of a file with a
+# given name) it sends itself a signal. A negative number is an error that every change from there on meets, as on a
+# full disk; 0 is a mistake in the program. So a test knows where it strikes, on a slow machine as on a fast one. The
+# tokens that go through a model show what was computed.
 RUNNER = """
 import errno, importlib.metadata, json, mmap, os, signal, sys
 import torch

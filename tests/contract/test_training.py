@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from typing import Any
 import harness
 import pytest
 import torch
-from harness import DATA, FULL, GOLDEN, RETAIN, SYSTEM, UNLEARNED, python, read_json, read_rows, start, vestige
+from harness import DATA, FULL, GOLDEN, RETAIN, SYSTEM, UNLEARNED, python, read_json, read_rows, vestige
 from safetensors.torch import load_file, save_file
+from test_resume import KILL, Command
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
@@ -269,23 +269,10 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def states_of(out: Path) -> set[str]:
-    """The checkpoints that a training under way keeps below its directory."""
-    try:
-        return {path.name for path in out.rglob("checkpoint-*")}
-    except FileNotFoundError:  # one was removed while they were listed
-        return set()
-
-
-def kill_on_the_way(words: tuple[object, ...], out: Path) -> None:
-    """SIGKILL as soon as a checkpoint was begun after those that were there before: an earlier one is whole."""
-    process = start(*words)
-    seen = states_of(out)
-    wanted = len(seen) + 2
-    while process.poll() is None and len(seen) < wanted:
-        seen |= states_of(out)
-        time.sleep(0.005)
-    assert process.kill().status == -9, "it ended before it was killed"
+def kill_on_the_way(words: tuple[object, ...], out: Path, operations: int) -> None:
+    """SIGKILL after so many changes of files."""
+    command = Command(out, words)
+    assert command.start(KILL, operations).wait().status == -KILL
     assert not (out / "training.json").exists()
 
 
@@ -314,9 +301,9 @@ def test_a_killed_training_ends_in_the_same_weights(
     places = [tmp_path / "whole", tmp_path / "cut"]
     recipe = ("--epochs", 10, "--batch-size", 2, "--limit", 6, *more)
     commands = [command(method, DATA, out, *recipe, model=model) for out in places]
-    vestige(*commands[0])
-    for _ in range(kills):
-        kill_on_the_way(commands[1], places[1])
+    operations = Command(places[0], commands[0]).finish()["operations"]
+    for number in range(kills):
+        kill_on_the_way(commands[1], places[1], operations * (2 - number) // 4)
     vestige(*commands[1])
     whole, cut = (read_json(out / "training.json") for out in places)
     assert any("checkpoint" in note for note in cut["notes"]), "it did not go on, it began again"
@@ -328,11 +315,11 @@ def test_a_killed_training_ends_in_the_same_weights(
     vestige("verify", places[1])
 
 
-@pytest.mark.parametrize(("model", "lora", "file"), [(BERT, (), "model"), (LLADA, ("--lora", 4), "adapter_model")])
-def test_a_checkpoint_that_lacks_a_tensor_is_refused(model: Path, lora: tuple, file: str, tmp_path: Path) -> None:
-    words = command("GradDiff", DATA, tmp_path, "--epochs", 10, "--batch-size", 2, "--limit", 6, *lora, model=model)
-    kill_on_the_way(words, tmp_path)
-    for path in tmp_path.rglob(f"checkpoint-*/{file}.safetensors"):
+def test_a_checkpoint_that_lacks_a_tensor_is_refused(tmp_path: Path) -> None:
+    recipe = ("--epochs", 10, "--batch-size", 2, "--limit", 6, "--lora", 4)
+    words = command("GradDiff", DATA, tmp_path / "out", *recipe, model=LLADA)
+    kill_on_the_way(words, tmp_path / "out", 80)
+    for path in tmp_path.rglob("checkpoint-*/adapter_model.safetensors"):
         tensors = load_file(path)
         name = min(tensors)
         save_file({f"{name}.else" if key == name else key: value for key, value in tensors.items()}, path)

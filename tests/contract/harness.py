@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 LAB = GOLDEN / "lab"
@@ -354,6 +356,30 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_plan(
+    file: Path, models: Mapping[str, Path | str], suite: Mapping[str, Any] | None = None, **more: Any
+) -> Path:
+    """A sweep of two rows of the lab, in one process, into the folder `out` next to the plan."""
+    few = {"data": str(DATA), "metrics": ["forget_Q_A_Prob"], "limit": 2, "overrides": ["stats.resamples=0"]}
+    body = {"out": str(file.with_name("out")), "models": {name: str(model) for name, model in models.items()}}
+    body |= {"suites": {"tofu": {**few, **(suite or {})}}, "slots": 0, "free_space": 0, **more}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(body))
+    return file
+
+
+def write_rollouts(file: Path, *answers: str, steps: Iterable[int] = (1, 2)) -> Path:
+    """Of each step, three prompts with an answer each."""
+    rows = []
+    for step in steps:
+        for prompt in range(3):
+            for answer in answers:
+                text = f"<think>In step {step} I see state {prompt}, so I {answer}.</think>Up"
+                asked = [{"role": "user", "content": f"State {prompt}"}]
+                rows.append({"messages": asked, "response": text, "group_id": prompt, "step": step})
+    return write_rows(file, rows)
 
 
 def copy_tree(source: Path, target: Path) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from harness import (
     DATA,
     FULL,
@@ -28,6 +27,7 @@ from harness import (
     start,
     vestige,
     wait_until,
+    write_plan,
 )
 
 PROB = "forget_Q_A_Prob"
@@ -213,18 +213,16 @@ def test_no_attack_outlives_its_command(plugin: Path, number: int) -> None:
 
 
 def test_an_attack_that_dies_costs_a_sweep_that_attack_alone(plugin: Path) -> None:
-    suite = {"data": str(DATA), "limit": 2, "metrics": [PROB]}
-    plan: dict[str, Any] = {"out": str(plugin.parent / "sweep"), "models": {"npo": str(UNLEARNED)}, "retries": 0}
-    plan |= {"suites": {"tofu": suite}, "attacks": [{"boom": {"number": 11}}]}
-    (plugin.parent / "plan.yaml").write_text(yaml.safe_dump(plan))
-    words = ("sweep", plugin.parent / "plan.yaml", "--plugin", plugin, "--slots", 0)
+    attacks = [{"boom": {"number": 11}}]
+    plan = write_plan(plugin.parent / "plan.yaml", {"npo": UNLEARNED}, retries=0, attacks=attacks)
+    words = ("sweep", plan, "--plugin", plugin)
     assert "SIGSEGV" in vestige(*words, status=1).out
-    first = read_json(plugin.parent / "sweep" / "sweep.json")
+    first = read_json(plugin.parent / "out" / "sweep.json")
     states = {task["id"]: task["status"] for task in first["tasks"]}
     assert states == {"tofu/npo": "done", "attack/boom/npo": "failed", "tofu/npo+boom": "blocked"}
     (plugin.parent / "TRAP").unlink()
     shown = vestige(*words).out
     assert "start   attack/boom/npo" in shown and "start   tofu/npo\n" not in shown
-    results = read_json(plugin.parent / "sweep" / "sweep.json")["results"]["tofu"]
+    results = read_json(plugin.parent / "out" / "sweep.json")["results"]["tofu"]
     assert_same(results["npo"], results["npo+boom"])
     assert results["npo"] == first["results"]["tofu"]["npo"]

@@ -16,12 +16,11 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import harness
 import pytest
 import yaml
-from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige, visible
+from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige, visible, write_plan
 from test_resume import Command, causal, collapse, depth, stress, sweep
 
 PROB = "forget_Q_A_Prob"
@@ -47,15 +46,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = {"retain": "retain", "full": "full", "models": [{"model": "m", "run": "full", "method": "none"}]}
     (place / "runs.yaml").write_text(yaml.safe_dump(runs))
     return place
-
-
-def plan(out: Path, **more: Any) -> Path:
-    suite = {"data": str(DATA), "metrics": [PROB], "limit": 2, "overrides": ["stats.resamples=0"]}
-    body = {"out": str(out), "models": {"full": str(FULL)}, "suites": {"tofu": suite}, "slots": 0, "free_space": 0}
-    file = out.with_name("plan.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump({**body, **more}))
-    return file
 
 
 # ---- foreign files ---------------------------------------------------------------------------------------------------
@@ -109,7 +99,7 @@ def test_a_users_files_stay(verb: str, shelf: Path, tmp_path: Path) -> None:
     """Beside ours, in a first run and in a second one; a file or a link that has the name of one of ours is refused."""
     out = tmp_path / "out"
     plant(out)
-    plan(out)
+    write_plan(tmp_path / "plan.yaml", {"full": FULL})
     before = digests(tmp_path)
     words, file = writers(shelf, out)[verb]
     for _ in range(2):
@@ -130,14 +120,15 @@ def test_a_users_files_stay(verb: str, shelf: Path, tmp_path: Path) -> None:
 def test_cleaning_a_sweep_removes_only_what_it_made(tmp_path: Path) -> None:
     """Neither what lies beside and in its runs, nor what a link leads to, nor a model that is no download."""
     model = copy_tree(FULL, tmp_path / "model")
-    out, models = tmp_path / "out", {"mine": str(model), "full": str(FULL)}
-    vestige("sweep", plan(out, models=models, clear_cache=True))
+    out, models = tmp_path / "out", {"mine": model, "full": FULL}
+    vestige("sweep", write_plan(tmp_path / "plan.yaml", models, clear_cache=True))
     plant(out)
     (out / "runs" / "tofu" / "mine" / "thesis.txt").write_text("years of work")
     (out / "runs" / "link").symlink_to(tmp_path / "precious")
     before = {name: digests(tmp_path / name) for name in ("model", "precious")}
+    plan = write_plan(tmp_path / "plan.yaml", {"full": FULL})
     for more, left in ((("--clean",), {"full"}), (("--clean", "all"), set())):
-        vestige("sweep", plan(out), *more, status=None)
+        vestige("sweep", plan, *more, status=None)
         assert {file.parent.name for file in (out / "runs").glob("tofu/*/TOFU_EVAL.json")} == left
         assert (out / "runs" / "tofu" / "mine" / "thesis.txt").read_text() == "years of work"
         assert set(FOREIGN) <= set(digests(out))
@@ -221,7 +212,7 @@ def test_secrets_are_in_no_file_and_in_no_output(tmp_path: Path) -> None:
         ("pack", out / "run", "-o", out / "proof.zip"),
         (*UNLEARN, "--model", model, settings[0], "+trainer.args.hub_token=${oc.env:HF_TOKEN}", "--out", out / "model"),
         ("stress", "prune", "--model", model, "--data", DATA, *FEW[:4], "--keep", "--quiet", "--out", out / "stress"),
-        ("sweep", plan(out / "sweep", models={"m": str(model)}), "--quiet"),
+        ("sweep", write_plan(out / "sweep" / "plan.yaml", {"m": model}), "--quiet"),
     ]
     for words in commands:
         printed = vestige(*words, env=ENV).printed
@@ -351,7 +342,7 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     """A sweep's worker process is killed while it works; its task is tried again."""
-    process = harness.start("sweep", plan(tmp_path / "out", slots=1, retries=1))
+    process = harness.start("sweep", write_plan(tmp_path / "plan.yaml", {"full": FULL}, slots=1, retries=1))
     log = tmp_path / "out" / "sweep.log"
     harness.wait_until(lambda: log.exists() and "start" in log.read_text(), process)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")

@@ -17,7 +17,6 @@ from typing import Any
 
 import harness
 import pytest
-import yaml
 from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
 
 # What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
@@ -109,14 +108,7 @@ def depth(place: Path) -> Command:
 
 
 def collapse(place: Path) -> Command:
-    rows = []
-    for step in (1, 2):
-        for prompt in range(3):
-            for word in ("go", "wait"):
-                said = f"<think>In step {step} I see state {prompt}, so I {word}.</think>Up"
-                asked = [{"role": "user", "content": f"State {prompt}"}]
-                rows.append({"messages": asked, "response": said, "group_id": prompt, "step": step})
-    file = harness.write_rows(place / "rollouts.jsonl", rows)
+    file = harness.write_rollouts(place / "rollouts.jsonl", "go", "wait")
     words = ("collapse", file, "--model", GOLDEN / "collapse" / "tiny", "--resamples", 20, "--quiet")
     return Command(place / "out", (*words, "--out", place / "out"))
 
@@ -127,18 +119,8 @@ def stress(place: Path) -> Command:
 
 
 def sweep(place: Path) -> Command:
-    suite = {"data": str(DATA), "metrics": ["forget_Q_A_Prob"], "limit": 2, "overrides": ["stats.resamples=0"]}
-    plan = {
-        "out": str(place / "out"),
-        "retain": "retain",
-        "models": {"full": str(FULL), "retain": str(RETAIN)},
-        "suites": {"tofu": suite},
-        "free_space": 0,
-        "slots": 0,
-    }
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "plan.yaml").write_text(yaml.safe_dump(plan))
-    return Command(place / "out", ("sweep", place / "plan.yaml"))
+    plan = harness.write_plan(place / "plan.yaml", {"full": FULL, "retain": RETAIN}, retain="retain")
+    return Command(place / "out", ("sweep", plan))
 
 
 KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM

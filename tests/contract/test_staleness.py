@@ -94,15 +94,8 @@ def build(world: Path) -> None:
     (world / YAML).parent.mkdir(parents=True)
     (world / YAML).write_text(METRIC)
     for name, word in (("rollouts", "go"), ("earlier", "stay"), ("others", "never move at all")):
-        rollouts = []
-        for number in range(6):
-            asked = [{"role": "user", "content": f"State {number // 2}"}]
-            text = f"<think>I see state {number // 2}, so I {word if number % 2 else 'wait'}.</think>Up"
-            rollouts.append({"messages": asked, "response": text, "group_id": number // 2})
-        harness.write_rows(world / f"{name}.jsonl", rollouts)
-    suite = {"data": "data", "metrics": [PROB], "limit": 2, "overrides": ["stats.resamples=0"]}
-    plan = {"models": {"retain": "retain", "model": "model"}, "retain": "retain", "suites": {"tofu": suite}}
-    (world / "plan.yaml").write_text(yaml.safe_dump({**plan, "free_space": 0, "slots": 0}))
+        harness.write_rollouts(world / f"{name}.jsonl", "wait", word, steps=[1 if name != "rollouts" else 2])
+    harness.write_plan(world / "plan.yaml", {"retain": "retain", "model": "model"}, {"data": "data"}, retain="retain")
 
 
 MODEL, LIMITED = ("--model", "model"), ("--limit", 2, "--cluster", "none", "--quiet")
@@ -125,8 +118,8 @@ def command(verb: str, world: Path, out: str, metrics: str) -> list[object]:
     if verb == "score":
         return ["score", out, "--plugin", "plug.py"]
     if verb == "collapse":
-        return ["collapse", "rollouts.jsonl", "--model", "policy", "--step", 2, "--resamples", 20, "--quiet",
-                "--ema", f"ema-{out}.json", "--out", out]  # fmt: skip
+        rest = ("--model", "policy", "--resamples", 20, "--quiet", "--ema", f"ema-{out}.json", "--out", out)
+        return ["collapse", f"{out if out in ('earlier', 'others') else 'rollouts'}.jsonl", *rest]
     words: dict[str, tuple[object, ...]] = {
         "eval": (*EVAL, *MODEL, f"{TEXTS}.max_new_tokens=8", "--metrics", metrics),
         "adapter": (*EVAL, "--model", "adapter", "--metrics", PROB),
@@ -373,8 +366,7 @@ def prepare(place: Path) -> Callable[[str], Path]:
         build(world)
         if verb == "collapse":
             for earlier in ("earlier", "others"):
-                first = command(verb, world, earlier, "")
-                run(world, [1 if word == 2 else word for word in ["collapse", f"{earlier}.jsonl", *first[2:]]])
+                run(world, command(verb, world, earlier, ""))
             earlier_means(world, "earlier")
         run(world, command(verb, world, "out", EVERY))
         harness.copy_tree(world, kept)

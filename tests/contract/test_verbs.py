@@ -310,21 +310,18 @@ def test_held_out_relearning_measures_the_rows_in_between(tmp_path: Path) -> Non
     assert (tmp_path / "curve_relearn.png").read_bytes().startswith(b"\x89PNG")
 
 
-def write_plan(place: Path, models: dict[str, Path], **more: object) -> Path:
-    suite = {"data": str(DATA), "limit": 4, "metrics": [PROB], "system_prompt": SYSTEM, "cluster": "none"}
-    plan = {"out": str(place / "sweep"), "models": {name: str(path) for name, path in models.items()}}
-    (place / "plan.yaml").write_text(yaml.safe_dump({**plan, "suites": {"tofu": suite}, "retries": 0, **more}))
-    return place / "plan.yaml"
+FOUR_ROWS = {"limit": 4, "system_prompt": SYSTEM, "cluster": "none"}
 
 
 def test_a_sweep_survives_a_failing_model_and_does_only_what_is_missing(tmp_path: Path) -> None:
     models = {"bad": tmp_path / "bad", "full": FULL, "retain": RETAIN}
-    plan, runs = write_plan(tmp_path, models, retain="retain"), tmp_path / "sweep" / "runs" / "tofu"
+    plan = harness.write_plan(tmp_path / "plan.yaml", models, FOUR_ROWS, retain="retain", retries=0)
+    runs = tmp_path / "out" / "runs" / "tofu"
 
     def sweep(status: int) -> tuple[list[str], dict[str, str], dict[str, Any]]:
         """What was started, the status of each task, and the results; `--list` shows the same."""
-        shown = vestige("sweep", plan, "--slots", 0, status=status).out
-        note = read_json(tmp_path / "sweep" / "sweep.json")
+        shown = vestige("sweep", plan, status=status).out
+        note = read_json(tmp_path / "out" / "sweep.json")
         states = {task["id"].removeprefix("tofu/"): task["status"] for task in note["tasks"]}
         listed = vestige("sweep", plan, "--list").out
         assert dict(re.findall(r"^tofu/(\S+) +(\w+)", listed, flags=re.MULTILINE)) == states
@@ -346,9 +343,9 @@ def test_a_sweep_survives_a_failing_model_and_does_only_what_is_missing(tmp_path
 
 def test_a_sweep_on_ray_gives_the_same_numbers(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    plan = write_plan(tmp_path, {"full": FULL})
+    plan = harness.write_plan(tmp_path / "plan.yaml", {"full": FULL}, FOUR_ROWS)
     vestige("sweep", plan, "--ray", "local", env={"RAY_USAGE_STATS_ENABLED": "0"})
-    results = read_json(tmp_path / "sweep" / "sweep.json")["results"]
+    results = read_json(tmp_path / "out" / "sweep.json")["results"]
     assert results["tofu"]["full"] == {PROB: golden_mean("full", range(4))}
 
 

@@ -372,33 +372,6 @@ def test_odd_rows_count_like_others(places: dict[str, object], tmp_path: Path) -
     harness.assert_same(plain["0"], found["0"], least=2)
 
 
-# ---- nothing is lost -------------------------------------------------------------------------------------------------
-
-INTO_A_RUN = [  # commands of other kinds that are told to write into a finished run
-    "audit --before {full} --after {retain} --forget {forget} --out copy",
-    "collapse rollouts.jsonl --model {full} --out copy",
-    "depth --unlearned {full} --full {full} --retain-model {retain} --forget {forget} --out copy",
-    "import {golden}/expected/full/TOFU_EVAL.json -o copy",
-    "publish copy --to json -o copy/sent",
-    "report copy -o copy",
-    "stress prune --model {full} --data {data} --out copy",
-    "train --model {full} --learn {forget} --out copy",
-    "unpack proof.zip -o copy",
-]
-
-
-def test_a_finished_run_is_not_written_over(places: dict[str, object], tmp_path: Path) -> None:
-    file("rollouts.jsonl", ROLLOUT)(tmp_path)
-    harness.vestige(*prepare(None, "pack copy -o proof.zip", places, tmp_path), cwd=tmp_path)
-    before = harness.visible(tmp_path)
-    for line in INTO_A_RUN:
-        words = [word.format(**places) for word in shlex.split(line)]
-        refused = harness.vestige(*words, status=2, cwd=tmp_path)
-        assert "copy" in refused.error, line
-        assert harness.visible(tmp_path) == before, line
-    harness.vestige("verify", "copy", cwd=tmp_path)
-
-
 # ---- from Python -----------------------------------------------------------------------------------------------------
 
 CALLS = """

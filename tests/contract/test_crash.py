@@ -11,24 +11,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
-from harness import (
-    DATA,
-    FULL,
-    RETAIN,
-    UNLEARNED,
-    Outcome,
-    assert_same,
-    digests,
-    process_state,
-    python,
-    read_json,
-    refused,
-    start,
-    vestige,
-    wait_until,
-    write_plan,
-)
+from harness import DATA, FULL, RETAIN, UNLEARNED, Outcome, assert_same, digests, python, read_json, vestige
 
 PROB = "forget_Q_A_Prob"
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -116,7 +101,7 @@ def test_bfloat16_works_on_a_cpu_where_it_crashes(tmp_path: Path) -> None:
         values[name] = read_json(tmp_path / name / "TOFU_SUMMARY.json")[PROB]
     assert values["float32"] != values["bfloat16"] == pytest.approx(values["float32"], rel=0.1)
     unsafe = ("--dtype", "bfloat16", "--overwrite")
-    refused("AVX512_CORE_AMX|" + VARIABLE, *words, tmp_path / "no", *unsafe, env={VARIABLE: "AVX512_CORE_AMX"})
+    harness.refused("AVX512_CORE_AMX|" + VARIABLE, *words, tmp_path / "no", *unsafe, env={VARIABLE: "AVX512_CORE_AMX"})
 
 
 def test_in_python_it_may_be_too_late() -> None:
@@ -203,18 +188,20 @@ def test_errors_of_an_attack_arrive_as_they_are(plugin: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_attack_outlives_its_command(plugin: Path, number: int) -> None:
-    process = start("stress", "patient", "--model", UNLEARNED, *FEW, "--plugin", plugin, "--out", plugin.parent / "out")
-    wait_until(plugin.with_name("pid").exists, process)
+    process = harness.start(
+        "stress", "patient", "--model", UNLEARNED, *FEW, "--plugin", plugin, "--out", plugin.parent / "out"
+    )
+    harness.wait_until(plugin.with_name("pid").exists, process)
     child = int(plugin.with_name("pid").read_text())
     assert child != process.pid
     os.kill(process.pid, number)
     assert process.wait(60).status == (130 if number == signal.SIGINT else -number)
-    wait_until(lambda: process_state(child) in "ZX")
+    harness.wait_until(lambda: harness.process_state(child) in "ZX")
 
 
 def test_an_attack_that_dies_costs_a_sweep_that_attack_alone(plugin: Path) -> None:
     attacks = [{"boom": {"number": 11}}]
-    plan = write_plan(plugin.parent / "plan.yaml", {"npo": UNLEARNED}, retries=0, attacks=attacks)
+    plan = harness.write_plan(plugin.parent / "plan.yaml", {"npo": UNLEARNED}, retries=0, attacks=attacks)
     words = ("sweep", plan, "--plugin", plugin)
     assert "SIGSEGV" in vestige(*words, status=1).out
     first = read_json(plugin.parent / "out" / "sweep.json")

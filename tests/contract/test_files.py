@@ -144,6 +144,14 @@ PAIRS: dict[str, tuple[str, ...]] = {  # commands whose output is an input, or t
     "stress over the data": (*STRESS, "--data", "data", "--out", "."),
     "depth into the model": (*DEPTH, "--full", "model", "--out", "model"),
     "report into the model": ("report", "run", "-o", "model"),
+    "audit into an evaluation": ("audit", "--before", FULL, "--after", RETAIN, "--forget", FORGET, "--out", "run"),
+    "collapse into an evaluation": (*COLLAPSE, "rollouts.jsonl", "--out", "run"),
+    "depth into an evaluation": (*DEPTH, "--out", "run"),
+    "report into a run": ("report", "run", "-o", "run"),
+    "stress into an evaluation": (*STRESS, "--out", "run"),
+    "train into an evaluation": (*TRAIN, "--learn", FORGET, "--out", "run"),
+    "unpack into an evaluation": ("unpack", "proof.zip", "-o", "run"),
+    "publish into an evaluation": ("publish", "run", "--to", "json", "-o", "run/sent"),
     "table over results": ("table", "run", "-o", "run/TOFU_EVAL.json"),
     "plot over rows": ("plot", "run", "scatter", "--x", PROB, "--y", PROB, "-o", "data/forget.jsonl"),
     "pack over a manifest": ("pack", "run", "-o", "run/manifest.json"),
@@ -157,11 +165,14 @@ def test_no_input_is_lost(name: str, shelf: Path, tmp_path: Path) -> None:
     copy_tree(FULL, tmp_path / "model")
     copy_tree(DATA, tmp_path / "data")
     copy_tree(shelf / "retain", tmp_path / "run")
-    shutil.copy(shelf / "rollouts.jsonl", tmp_path)
+    for file in ("rollouts.jsonl", "proof.zip"):
+        shutil.copy(shelf / file, tmp_path)
     before = visible(tmp_path)
     outcome = vestige(*PAIRS[name], cwd=tmp_path, status=None)
     assert outcome.status == 0 or (outcome.status == 2 and outcome.error)
     assert lost(before, tmp_path) == []
+    if "evaluation" in name:
+        assert "run" in outcome.error and visible(tmp_path) == before
 
 
 # ---- secrets ---------------------------------------------------------------------------------------------------------

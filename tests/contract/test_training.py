@@ -20,10 +20,11 @@ from harness import DATA, FULL, GOLDEN, RETAIN, SYSTEM, UNLEARNED, python, read_
 from safetensors.torch import load_file, save_file
 from test_resume import KILL, Command
 from torch.nn.functional import logsigmoid
-from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 PROB, ROUGE, KEPT = "forget_Q_A_Prob", "forget_Q_A_ROUGE", "retain_Q_A_Prob"
 LR, STEPS = 2e-3, 4
+LLADA, BERT = GOLDEN / "families" / "llada", GOLDEN / "diffusion" / "tiny-mdlm"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -228,27 +229,11 @@ def test_rmu_updates_only_the_weights_that_it_names(lesson: Path, tmp_path: Path
     assert probability(causal(tmp_path / "all"), forget_rows()) < probability(causal(FULL), forget_rows()) - 0.02
 
 
-def test_mdu_makes_a_diffusion_model_answer_as_if_it_had_not_read_the_prompt(lesson: Path, tmp_path: Path) -> None:
-    """The divergence from the starting model behind a hidden prompt, with the whole answer hidden, in plain torch."""
-    place = GOLDEN / "diffusion" / "tiny-mdlm"
+def test_mdu_trains_a_diffusion_model(lesson: Path, tmp_path: Path) -> None:
     more = ("--epochs", 40, "--knob", "alpha=0")
-    vestige(*command("MDU", lesson, tmp_path / "out", *more, model=place))
+    vestige(*command("MDU", lesson, tmp_path / "out", *more, model=BERT))
     losses = read_json(tmp_path / "out" / "training.json")["losses"]
     assert len(losses) == 40 and sum(losses[-8:]) < sum(losses[:8]) / 2
-    tokenizer = AutoTokenizer.from_pretrained(place)
-    origin, after = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in (place, tmp_path / "out"))
-    apart = [0.0, 0.0]
-    for row in read_rows(lesson / "forget.jsonl"):
-        prompt = tokenizer(f"Question: {row['question']}\nAnswer:", add_special_tokens=False)["input_ids"]
-        answer = tokenizer(" " + row["answer"], add_special_tokens=False)["input_ids"]
-        ids = torch.tensor([prompt + [tokenizer.mask_token_id] * len(answer)])
-        hidden = torch.full_like(ids, tokenizer.mask_token_id)
-        with torch.no_grad():
-            goal = origin(input_ids=hidden).logits[0, len(prompt) :].log_softmax(-1)
-            for i, model in enumerate((origin, after)):
-                ours = model(input_ids=ids).logits[0, len(prompt) :].log_softmax(-1)
-                apart[i] += float((ours.exp() * (ours - goal)).sum())
-    assert apart[1] < apart[0] / 2
 
 
 # ---- a killed training -----------------------------------------------------------------------------------------------
@@ -276,7 +261,13 @@ def kill_on_the_way(words: tuple[object, ...], out: Path, operations: int) -> No
     assert not (out / "training.json").exists()
 
 
-LLADA, BERT = GOLDEN / "families" / "llada", GOLDEN / "diffusion" / "tiny-mdlm"
+@pytest.fixture(scope="module")
+def drops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The full model with dropout, which draws random numbers in every step."""
+    place = harness.copy_tree(FULL, tmp_path_factory.mktemp("drops") / "model")
+    config = read_json(place / "config.json")
+    (place / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.2}))
+    return place
 
 
 @pytest.mark.parametrize(
@@ -284,13 +275,13 @@ LLADA, BERT = GOLDEN / "families" / "llada", GOLDEN / "diffusion" / "tiny-mdlm"
     [
         ("NPO", FULL, 2, ()),
         ("RMU", FULL, 1, ()),
-        ("train", FULL, 1, ("--lora", 4)),
+        ("train", "drops", 1, ("--lora", 4)),
         ("GradDiff", BERT, 1, ()),
         ("NPO", LLADA, 1, ()),
         ("GradDiff", LLADA, 1, ("--lora", 4)),
         ("GradDiff", "experts", 1, ()),
     ],
-    ids=["NPO", "RMU", "LoRA", "masked", "LLaDA", "LLaDA LoRA", "experts"],
+    ids=["NPO", "RMU", "LoRA and dropout", "masked", "LLaDA", "LLaDA LoRA", "experts"],
 )
 def test_a_killed_training_ends_in_the_same_weights(
     method: str, model: Path | str, kills: int, more: tuple, tmp_path: Path, request: pytest.FixtureRequest

@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 HERE = Path(__file__).parent
 GOLDEN = HERE.parent / "golden"
 LAB = GOLDEN / "lab"
@@ -236,6 +238,23 @@ def python(
     return outcome
 
 
+def wait_until(happened: Callable[[], bool], process: Process | None = None, seconds: float = PATIENCE) -> None:
+    """Until something has happened; a process given must not end before that."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it never happened"
+        assert process is None or process.poll() is None, process.read().printed
+        time.sleep(0.01)
+
+
+def process_state(pid: int) -> str:
+    """T: stopped; Z or X: ended, and maybe nobody has asked how."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
 def refused(names: str, *words: object, **options: Any) -> Outcome:
     """A command that must fail with one sentence, in which there is every one of `names` (parted by |)."""
     outcome = vestige(*words, status=2, **options)
@@ -244,34 +263,82 @@ def refused(names: str, *words: object, **options: Any) -> Outcome:
     return outcome
 
 
-COUNTED = """
-import importlib.metadata, os, signal, sys, torch
-place, most, sys.argv = sys.argv[1], int(sys.argv[2]), ["vestige", *sys.argv[3:]]
+# A command that watches itself: before its n-th change of a file in a folder (or the first change of a file with a
+# given name) it sends itself a signal. A negative number is an error that every change from there on meets, as on a
+# full disk; 0 is a mistake in the program. So a test knows where it strikes, on a slow machine as on a fast one. The
+# tokens that go through a model show what was computed.
+RUNNER = """
+import errno, importlib.metadata, json, mmap, os, signal, sys
+import torch
+
+folder, number, strike = sys.argv[1] + os.sep, int(sys.argv[2]), sys.argv[3]
+notes = sys.argv[1] + ".counts"
 sys.modules["matplotlib"] = None  # as if it were not installed: pictures take longer than everything else
-tokens = 0
+signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program that a shell started
+changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
 
-def count(module, inputs):
-    global tokens
-    if isinstance(module, torch.nn.Embedding):
-        tokens += inputs[0].numel()
-    if tokens > most:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Counts:  # shared with the processes that the command forks
+    memory = mmap.mmap(-1, 16)
+    places = {"operations": slice(0, 8), "tokens": slice(8, 16)}
 
-torch.nn.modules.module.register_module_forward_pre_hook(count)
+    def __getitem__(self, name):
+        return int.from_bytes(self.memory[self.places[name]], "little")
+
+    def __setitem__(self, name, value):
+        self.memory[self.places[name]] = value.to_bytes(8, "little")
+
+counts = Counts()
+
+def write_counts():
+    with open(notes, "w") as file:
+        json.dump({name: counts[name] for name in counts.places}, file)
+
+def count_tokens(module, inputs):
+    if isinstance(module, torch.nn.Embedding) and inputs:
+        counts["tokens"] += inputs[0].numel()
+    if strike.startswith("tokens>") and counts["tokens"] > int(strike[7:]):
+        write_counts()
+        os.kill(os.getpid(), number)
+
+def watch(event, values):
+    if event == "open":
+        if not isinstance(values[2], int) or not values[2] & (os.O_WRONLY | os.O_RDWR):
+            return
+    elif event not in changing:
+        return
+    if not isinstance(values[0], (str, bytes, os.PathLike)):
+        return
+    path = os.fsdecode(values[0])
+    if path.startswith(folder) and not path.endswith((".log", "/.lock")):
+        counts["operations"] += 1
+        target = os.fsdecode(values[1]) if event in ("os.rename", "os.link") else path
+        named = not strike.isdigit() and strike in (os.path.basename(path), os.path.basename(target))
+        if number < 0 and strike.isdigit() and counts["operations"] >= int(strike):
+            if event in ("open", "os.mkdir") or number == -errno.EROFS:
+                raise OSError(-number, os.strerror(-number), path)
+        elif named or strike == str(counts["operations"]):
+            write_counts()
+            if not number:
+                raise KeyError("HF_TOKEN", os.environ.get("HF_TOKEN"))
+            os.kill(os.getpid(), number)
+
+write_counts()
+torch.nn.modules.module.register_module_forward_pre_hook(count_tokens)
+sys.addaudithook(watch)
+sys.argv = ["vestige", *sys.argv[4:]]
 (script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
 status = script.load()()
-open(place, "w").write(str(tokens))
+write_counts()
 raise SystemExit(status)
 """
 
 
-def counted(*words: object, most: int = 10**9, **options: Any) -> tuple[Outcome, int]:
+def counted(*words: object, folder: Path | None = None, most: int = 10**9, **options: Any) -> tuple[Outcome, int]:
     """Runs `vestige WORDS`, and counts the tokens that a model reads; after `most` of them it dies by SIGKILL."""
     assert _scratch is not None
-    place = _scratch / "tokens"
-    place.write_text("0")
-    outcome = python(COUNTED, place, most, *words, **options)
-    return outcome, int(place.read_text())
+    place = folder or _scratch / "counted"
+    outcome = python(RUNNER, place, int(signal.SIGKILL), f"tokens>{most}", *words, **options)
+    return outcome, int(read_json(place.with_name(f"{place.name}.counts"))["tokens"])
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------
@@ -289,6 +356,30 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_plan(
+    file: Path, models: Mapping[str, Path | str], suite: Mapping[str, Any] | None = None, **more: Any
+) -> Path:
+    """A sweep of two rows of the lab, in one process, into the folder `out` next to the plan."""
+    few = {"data": str(DATA), "metrics": ["forget_Q_A_Prob"], "limit": 2, "overrides": ["stats.resamples=0"]}
+    body = {"out": str(file.with_name("out")), "models": {name: str(model) for name, model in models.items()}}
+    body |= {"suites": {"tofu": {**few, **(suite or {})}}, "slots": 0, "free_space": 0, **more}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(yaml.safe_dump(body))
+    return file
+
+
+def write_rollouts(file: Path, *answers: str, steps: Iterable[int] = (1, 2)) -> Path:
+    """Of each step, three prompts with an answer each."""
+    rows = []
+    for step in steps:
+        for prompt in range(3):
+            for answer in answers:
+                text = f"<think>In step {step} I see state {prompt}, so I {answer}.</think>Up"
+                asked = [{"role": "user", "content": f"State {prompt}"}]
+                rows.append({"messages": asked, "response": text, "group_id": prompt, "step": step})
+    return write_rows(file, rows)
 
 
 def copy_tree(source: Path, target: Path) -> Path:
@@ -311,6 +402,11 @@ def digests(folder: Path) -> dict[str, str]:
         if path.is_file() and not path.is_symlink():
             found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found
+
+
+def visible(folder: Path) -> dict[str, str]:
+    """Digests without those of locks and notes about work under way."""
+    return {name: digest for name, digest in digests(folder).items() if not Path(name).name.startswith(".")}
 
 
 # ---- numbers ---------------------------------------------------------------------------------------------------------

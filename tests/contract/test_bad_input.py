@@ -13,6 +13,7 @@ import re
 import shlex
 import shutil
 import socket
+import zipfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import HTTPServer, SimpleHTTPRequestHandler
@@ -113,6 +114,11 @@ class Hostile:
         return os.mkdir, ("EXECUTED",)
 
 
+def leading_out(here: Path) -> None:
+    with zipfile.ZipFile(here / "proof.zip", "w") as archive:
+        archive.writestr("../EXECUTED", "x")
+
+
 def metric(text: str) -> Build:
     return file("conf/eval/tofu_metrics/mine.yaml", f"# @package eval.tofu.metrics.mine\n{text}\n")
 
@@ -136,6 +142,7 @@ PLUGIN = LAB_EVAL + "--plugin mine.py "
 UNLEARN = "unlearn --model {full} --forget {forget} --retain {forget} --quiet --out out --method "
 DEPTH = "depth --full {full} --retain-model {retain} --limit 2 --quiet --out out --unlearned "
 COLLAPSE = "collapse rollouts.jsonl --model {full} --quiet --out out "
+TRAJECTORY = "eval tofu_trajectory --model {full} +eval.tofu_trajectory.metrics.trajectory_metrics"
 STRESS = "stress --model {full} --data {data} --limit 2 --quiet --out out "
 CUT = model(lambda here: os.truncate(here / WEIGHTS, 100_000))
 LAST_BLOCK = weights(lambda w: [w.pop(name) for name in list(w) if ".layers.3." in name])
@@ -144,6 +151,9 @@ TOKENS = weights(lambda w: w.update({EMBEDDING: w[EMBEDDING][:100].copy()}))
 FEW_TOKENS = model(changed("mymodel/config.json", vocab_size=100), TOKENS)
 NAN = model(weights(lambda w: w["model.norm.weight"].fill(np.nan)))
 PICKLE = file("mymodel/pytorch_model.bin", pickle.dumps(Hostile()))
+UNSAFE = "+model.model_args.use_safetensors=false"
+INDEX = {"metadata": {}, "weight_map": {"model.norm.weight": "../forget.jsonl"}}
+ELSEWHERE = file("mymodel/model.safetensors.index.json", json.dumps(INDEX))
 OWN_CODE = file("mymodel/own.py", "import os\nos.mkdir('EXECUTED')")
 AUTO_MAP = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
 FOREIGN = changed("mymodel/config.json", model_type="wobbly", auto_map=AUTO_MAP)
@@ -152,6 +162,41 @@ ROLLOUT = '{"prompt": "p", "response": "<think>a</think> b", "group_id": 1}\n'
 
 # name: how the input is made, the command, what the sentence names (parted by |)
 CASES: dict[str, tuple[Build | None, str, str]] = {
+    "verb: eval": (None, "evl", "evl|vestige eval"),
+    "verb: compare": (None, "comparee", "comparee|vestige compare"),
+    "verb: none": (None, "frobnicate", "frobnicate|--help"),
+    "verb: a flag": (None, "version", "--version"),
+    "verb: removed": (None, "methods-text --out o", "vestige explain METRIC"),
+    "verb: removed 2": (None, "published saves/eval/mine", "vestige compare RUN published"),
+    "verb: removed 3": (None, "demo-meta", "vestige meta"),
+    "verb: removed 4": (None, "completion --help", "vestige VERB --help"),
+    "verb: removed 5": (None, "serve-check", "vestige plan SUITE --model PATH --server URL"),
+    "flag: eval": (None, "eval tofu --modle x", "--modle|--model"),
+    "flag: depth": (None, "depth --unlerned x", "--unlerned|--unlearned"),
+    "flag: score": (None, "score RUN --out X", "--out"),
+    "flag: other mode": (None, "stress relearn --mode relearn --model {full}", "--mode|--model"),
+    "flag: sweep": (None, "sweep plan.yaml --batch_size 3", "--batch-size|plan"),
+    "flag: no number": (None, "eval --limit x", "--limit|x"),
+    "flag: device": (None, LAB_EVAL + "--device tpu", "tpu"),
+    "missing: audit": (None, "audit --before X", "--after|--forget"),
+    "missing: publish": (None, "publish RUN", "--to"),
+    "missing: diff": (None, "diff A", "RUN_B"),
+    "missing: eval": (None, "eval", "--model"),
+    "name: suite": (None, "eval tofo --model x", "tofo|'tofu'"),
+    "name: two suites": (None, "eval tofu muse --model x", "tofu|muse"),
+    "name: metric": (None, LAB_EVAL + "--metrics mia_los", "mia_los|'mia_loss'"),
+    "name: dialect": (None, LAB_EVAL + "--dialect strickt", "strickt|'strict'"),
+    "name: model": (None, "eval model=Llama-3.2-1B-Instuct task_name=x", "'Llama-3.2-1B-Instruct'"),
+    "name: method": (None, UNLEARN + "NOP", "NOP|NPO"),
+    "name: attack": (None, STRESS + "relern", "relern|'relearn'"),
+    "name: list": (None, "ls metrix", "metrix|'metrics'"),
+    "name: explanation": (None, "explain privlek", "privlek|'privleak'"),
+    "setting: unknown": (None, LAB_EVAL + "eval.tofu.nonsense=1", "nonsense"),
+    "setting: metric": (None, LAB_EVAL + "+eval.tofu.metrics.forget_Q_A_Prob.foo=1", "foo|forget_Q_A_Prob"),
+    "setting: trajectory": (None, TRAJECTORY + ".steps=4", "steps|trajectory_metrics"),
+    "setting: its parts": (None, TRAJECTORY.replace("+", "") + ".trajectory_config.foo=1", "foo|+"),
+    "setting: collapse": (None, COLLAPSE + "num_sample=3", "num_sample"),
+    "model: cut, into a run": (CUT, LAB_EVAL + "--model mymodel", "mymodel/model.safetensors"),
     "model: nowhere": (None, MODEL, "mymodel"),
     "model: empty folder": (lambda here: (here / "mymodel").mkdir(), MODEL, "mymodel|config.json"),
     "model: a text": (file("mymodel", "hello"), MODEL, "mymodel"),
@@ -160,6 +205,8 @@ CASES: dict[str, tuple[Build | None, str, str]] = {
     "model: cut weights": (CUT, MODEL, "mymodel/model.safetensors"),
     "model: no norm": (model(weights(lambda w: w.pop("model.norm.weight"))), MODEL, "mymodel|model.norm.weight"),
     "model: pickle": (model(gone(WEIGHTS), PICKLE), MODEL, "mymodel|pytorch_model.bin|safetensors"),
+    "model: pickle, allowed": (model(gone(WEIGHTS), PICKLE), MODEL + UNSAFE, "mymodel"),
+    "model: weights elsewhere": (model(gone(WEIGHTS), ELSEWHERE), MODEL, "mymodel|../forget.jsonl"),
     "model: its own code": (model(FOREIGN, OWN_CODE), MODEL, "mymodel|trust_remote_code"),
     "model: no tokenizer": (model(gone("mymodel/tokenizer.json"), gone(TOKENIZER)), MODEL, "mymodel|tokenizer"),
     "model: GGUF": (file("m.gguf", "GGUX" + "x" * 64), MODEL + "--model m.gguf", "m.gguf"),
@@ -198,6 +245,8 @@ CASES: dict[str, tuple[Build | None, str, str]] = {
     "verify: nowhere": (None, "verify nowhere", "nowhere"),
     "pack: no evidence": (gone("copy/evidence"), "pack copy -o out.zip", "copy|evidence"),
     "unpack: no archive": (file("proof.zip", "PK"), "unpack proof.zip -o out", "proof.zip"),
+    "unpack: a name that leads out": (leading_out, "unpack proof.zip -o out", "proof.zip"),
+    "out: a name that leads out": (None, "eval tofu --model {full} --task-name ../../EXECUTED", "../../EXECUTED"),
     "publish: tool": (None, "publish copy --to exel -o out", "'exel'|json"),
     "depth: blocks": (SHALLOW, DEPTH + "mymodel --forget {forget}", "mymodel| 3 |{full}"),
     "depth: no entity": (rows(row(entity="Rome")), DEPTH + "{full} --forget myrows/forget.jsonl", "myrows|entity"),
@@ -208,6 +257,7 @@ CASES: dict[str, tuple[Build | None, str, str]] = {
     "import: a model": (None, "import {full}/config.json -o out", "{full}/config.json"),
     "import: no tree": (None, "import {data} -o out", "{data}"),
     "sweep: YAML": (file("plan.yaml", "models: [a"), SWEEP, "plan.yaml|line 1"),
+    "sweep: program": (file("plan.yaml", "models: !!python/object/apply:os.mkdir [EXECUTED]"), SWEEP, "plan.yaml"),
     "sweep: twice a key": (file("plan.yaml", "models: [a]\nsuites: [tofu]\nmodels: [b]"), SWEEP, "'models'|line 3"),
     "sweep: cyclic": (file("plan.yaml", "models: &m {a: *m}\nsuites: [tofu]"), SWEEP, "plan.yaml|alias"),
     "sweep: key": (file("plan.yaml", "models: [a]\nsuites: [tofu]\nslot: 1"), SWEEP, "plan.yaml|'slot'|'slots'"),
@@ -239,11 +289,6 @@ RESULTS = re.compile(  # documented names (docs/results.md and the pages of the 
     r".*_(EVAL|SUMMARY|STATS)\.json|(stress|summary|metrics|results|training|report|meta_eval|method_results)\.json"
     r"|.*\.(html|png|svg|zip|safetensors)"
 )
-
-
-def visible(folder: Path) -> dict[str, str]:
-    """Digests without those of locks and notes about work under way."""
-    return {path: digest for path, digest in harness.digests(folder).items() if not Path(path).name.startswith(".")}
 
 
 @pytest.fixture(scope="session")
@@ -278,19 +323,17 @@ def prepare(build: Build | None, line: str, places: dict[str, object], here: Pat
 def test_bad_input_is_one_sentence(name: str, places: dict[str, object], tmp_path: Path) -> None:
     build, line, names = CASES[name]
     words = prepare(build, line, places, tmp_path)
-    before = visible(tmp_path)
-    refused = harness.vestige(*words, status=2, cwd=tmp_path)
-    for text in names.format(**places).split("|"):
-        assert text in refused.error
+    before = harness.visible(tmp_path)
+    refused = harness.refused(names.format(**places), *words, cwd=tmp_path)
     assert len(refused.error) < 700 and refused.error.isprintable()
     assert "Traceback" not in refused.printed
     assert not re.search(r"\d\.\d{3}|files:", refused.out), "it looks like a result"
-    after = visible(tmp_path)
+    after = harness.visible(tmp_path)
     lost = [path for path in before if after.get(path) != before[path]]
     assert not lost, f"changed: {lost}"
     new = [path for path in after if path not in before]
     assert not [path for path in new if path.startswith("copy/") or RESULTS.fullmatch(Path(path).name)], new
-    assert not (tmp_path / "EXECUTED").exists(), "a program in the input was run"
+    assert not (tmp_path / "EXECUTED").exists(), "a program in the input was run, or a name led out"
 
 
 NO_VALUE: dict[str, tuple[Build | None, str, str]] = {  # the metric, and what its reason names
@@ -329,56 +372,6 @@ def test_odd_rows_count_like_others(places: dict[str, object], tmp_path: Path) -
     harness.assert_same(plain["0"], found["0"], least=2)
 
 
-# ---- nothing is lost -------------------------------------------------------------------------------------------------
-
-INTO_A_RUN = [  # commands of other kinds that are told to write into a finished run
-    "audit --before {full} --after {retain} --forget {forget} --out copy",
-    "collapse rollouts.jsonl --model {full} --out copy",
-    "depth --unlearned {full} --full {full} --retain-model {retain} --forget {forget} --out copy",
-    "import {golden}/expected/full/TOFU_EVAL.json -o copy",
-    "publish copy --to json -o copy/sent",
-    "report copy -o copy",
-    "stress prune --model {full} --data {data} --out copy",
-    "train --model {full} --learn {forget} --out copy",
-    "unpack proof.zip -o copy",
-]
-
-
-def test_a_finished_run_is_not_written_over(places: dict[str, object], tmp_path: Path) -> None:
-    file("rollouts.jsonl", ROLLOUT)(tmp_path)
-    harness.vestige(*prepare(None, "pack copy -o proof.zip", places, tmp_path), cwd=tmp_path)
-    before = visible(tmp_path)
-    for line in INTO_A_RUN:
-        words = [word.format(**places) for word in shlex.split(line)]
-        refused = harness.vestige(*words, status=2, cwd=tmp_path)
-        assert "copy" in refused.error, line
-        assert visible(tmp_path) == before, line
-    harness.vestige("verify", "copy", cwd=tmp_path)
-
-
-@pytest.mark.parametrize("flag", ["--device tpu", "--model mymodel"])
-def test_a_model_that_cannot_be_read_changes_no_finished_run(
-    flag: str, places: dict[str, object], tmp_path: Path
-) -> None:
-    harness.vestige(*prepare(CUT, LAB_EVAL + flag, places, tmp_path), status=2, cwd=tmp_path)
-    harness.vestige("verify", "copy", cwd=tmp_path)
-    harness.vestige("score", "copy", cwd=tmp_path)
-
-
-def test_edited_numbers_are_found(places: dict[str, object], tmp_path: Path) -> None:
-    """Numbers that do not follow from the evidence: `verify` and `pack` name the file, `score` makes them again."""
-    harness.copy_tree(Path(str(places["run"])), tmp_path / "copy")
-    path = tmp_path / "copy" / "TOFU_EVAL.json"
-    body = harness.read_json(path)
-    good = body["forget_Q_A_Prob"]["agg_value"]
-    body["forget_Q_A_Prob"]["agg_value"] = good + 0.125
-    path.write_text(json.dumps(body))
-    assert "TOFU_EVAL.json" in harness.vestige("verify", "copy", status=1, cwd=tmp_path).printed
-    assert "TOFU_EVAL.json" in harness.vestige("pack", "copy", "-o", "proof.zip", status=2, cwd=tmp_path).error
-    harness.vestige("score", "copy", cwd=tmp_path)
-    assert harness.read_json(path)["forget_Q_A_Prob"]["agg_value"] == good
-
-
 # ---- from Python -----------------------------------------------------------------------------------------------------
 
 CALLS = """
@@ -411,6 +404,10 @@ def test_python_raises_user_errors(places: dict[str, object], tmp_path: Path) ->
         ("attack", (full, data, "prun"), {"out": "out"}, "prune"),
         ("make_report", (data, "out"), {}, data),
         ("Callback", (), {"every": 0}, "every"),
+        ("evaluate", (full,), {"data": data, "metrcs": "mia_loss"}, "metrics"),
+        ("evaluate", (full,), {"data": data, "metrics": "mia_los"}, "mia_loss"),
+        ("evaluate", (full,), {"data": data, "limit": 0}, "limit"),
+        ("evaluate", (full,), {"data": data, "dtype": "float23"}, "float32"),
     ]
     done = harness.python(CALLS, json.dumps([call[:3] for call in calls]), cwd=tmp_path)
     errors = [json.loads(line) for line in done.out.splitlines()]

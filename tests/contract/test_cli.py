@@ -1,131 +1,174 @@
-"""The command line and the Python names as a newcomer meets them: fast help, flags, mistakes, streams, docstrings."""
+"""The command line and the Python names as a newcomer meets them: fast help, lists, flags, settings, docstrings.
+
+Mistakes on the command line are in the table of test_bad_input.py.
+"""
 
 from __future__ import annotations
 
 import inspect
+import json
+import os
+import pty
 import re
 import resource
 import subprocess
 import sys
-import typing
+import termios
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
-from harness import DATA, FULL, RETAIN, environment, python, vestige
+from harness import DATA, FULL, LAB, RETAIN, UNLEARNED, environment, python, read_json, read_rows, vestige, write_rows
 
 import vestige as package
 import vestige.plugins as plugins
 
+PROB = "forget_Q_A_Prob"
 PROGRAM = Path(sys.executable).with_name("vestige")
-VERBS = [
-    *("eval", "audit", "plan", "score", "demo", "depth", "collapse", "explain", "ls", "stress", "train", "unlearn"),
-    *("compare", "diff", "report", "table", "plot", "view", "verify", "pack", "unpack", "publish", "import", "meta"),
-    *("sweep", "job"),
-]
-REMOVED_BY_ISSUE_31 = {  # and what its sentence names in its place
-    "methods-text": "vestige explain METRIC",
-    "published": "vestige compare RUN published",
-    "demo-meta": "vestige meta",
-    "completion": "vestige VERB --help",
-    "serve-check": "vestige plan SUITE --model PATH --server URL",
-}
 HEAVY = {"torch", "transformers", "numpy", "hydra", "datasets", "scipy", "pandas"}
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")
 
 
-def run_real(*words: str) -> tuple[subprocess.CompletedProcess[str], float]:
+def run_real(*words: object) -> tuple[subprocess.CompletedProcess[str], float]:
     """A new process, and the processor time it took."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    done = subprocess.run(words, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    texts = [str(word) for word in words]
+    done = subprocess.run(texts, env=environment(), capture_output=True, text=True, stdin=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return done, (after.ru_utime - before.ru_utime) + (after.ru_stime - before.ru_stime)
 
 
-# ---- start-up --------------------------------------------------------------------------------------------------------
+MANY_COMMANDS = """
+import contextlib, importlib.metadata, io, json, sys
+(script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
+main, answers = script.load(), []
+for words in json.loads(sys.argv[1]):
+    sys.argv, printed = ["vestige", *words], io.StringIO()
+    with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        try:
+            status = main()
+        except SystemExit as end:
+            status = end.code
+    answers.append([status or 0, printed.getvalue()])
+print(json.dumps(answers))
+"""
 
 
-@pytest.mark.parametrize("words", [("--help",), ("--version",), ("eval", "--help"), ("evl",)])
-def test_it_answers_at_once(words: tuple[str, ...]) -> None:
+def run_many(commands: list[tuple[str, ...]], here: Path, status: int = 0) -> dict[tuple[str, ...], str]:
+    """What each of many quick commands prints, all in one process. They write nothing."""
+    answers = json.loads(python(MANY_COMMANDS, json.dumps(commands), cwd=here).out)
+    for words, (code, printed) in zip(commands, answers, strict=True):
+        assert code == status, (words, printed)
+    assert list(here.iterdir()) == []
+    return {words: printed for words, (_, printed) in zip(commands, answers, strict=True)}
+
+
+# ---- start-up and help -----------------------------------------------------------------------------------------------
+
+
+def test_it_answers_at_once_and_loads_nothing_heavy() -> None:
     """Best of three, because the first start may compile bytecode."""
-    times = []
-    for _ in range(3):
-        done, seconds = run_real(str(PROGRAM), *words)
-        assert done.returncode == (2 if words == ("evl",) else 0), done.stderr
-        times.append(seconds)
-    assert min(times) < 0.5, times
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("-m", "vestige", "--help"), ("-m", "vestige", "sweep", "--help"), ("-c", "import vestige; dir(vestige)")],
-)
-def test_help_and_import_load_nothing_heavy(words: tuple[str, ...]) -> None:
-    done, _ = run_real(sys.executable, "-X", "importtime", *words)
-    assert done.returncode == 0, done.stderr
-    imported = set()
-    for line in done.stderr.splitlines():
-        imported.add(line.rpartition("|")[2].strip().split(".")[0])
-    assert "vestige" in imported  # the list is what it is taken for
-    assert imported & HEAVY == set()
-
-
-def test_the_module_and_the_program_are_the_same() -> None:
-    program, _ = run_real(str(PROGRAM), "--version")
-    module, _ = run_real(sys.executable, "-m", "vestige", "--version")
-    assert program.stdout == module.stdout
-    assert package.__version__ in program.stdout
+    for words in (["--help"], ["--version"], ["eval", "--help"], ["evl"]):
+        runs = [run_real(PROGRAM, *words) for _ in range(3)]
+        assert {done.returncode for done, _ in runs} == {2 if words == ["evl"] else 0}
+        assert min(seconds for _, seconds in runs) < 0.5, words
+    for words in (
+        ["-m", "vestige", "--help"],
+        ["-m", "vestige", "sweep", "--help"],
+        ["-c", "import vestige as v; dir(v)"],
+    ):
+        done, _ = run_real(sys.executable, "-X", "importtime", *words)
+        imported = {line.rpartition("|")[2].strip().split(".")[0] for line in done.stderr.splitlines()}
+        assert "vestige" in imported and imported & HEAVY == set(), words
+    program, module = (run_real(*words, "--version")[0] for words in ([PROGRAM], [sys.executable, "-m", "vestige"]))
+    assert program.stdout == module.stdout and package.__version__ in program.stdout
     assert (program.stderr, module.stderr) == ("", "")
 
 
-# ---- help ------------------------------------------------------------------------------------------------------------
+def test_help_names_every_verb_and_each_flag_once(tmp_path: Path) -> None:
+    first = vestige("--help").out
+    assert vestige().out == first  # a newcomer types the name alone
+    verbs = re.findall(r"^(?:[a-z].{11}| {12})([a-z-]{2,}) +[a-z]", first, flags=re.MULTILINE)
+    assert len(verbs) == len(set(verbs)) >= 20 and max(map(len, first.splitlines())) <= 80
+    helped = run_many([("help", verb) for verb in verbs], tmp_path)
+    count = 0
+    for words, shown in run_many([(verb, "--help") for verb in verbs], tmp_path).items():
+        assert helped["help", words[0]] == shown
+        assert max(map(len, shown.splitlines())) <= 120, words
+        usage, _, options = shown.partition("\noptions:\n")
+        flags = []
+        for entry in re.split(r"\n(?=  -)", options.partition("\n\n")[0]):
+            head, meaning = re.split(r" {2,}|\n", entry.strip(), maxsplit=1)
+            flags.append(FLAG.search(head)[0])  # type: ignore[index]
+            assert len(meaning.split()) >= 2, (words, entry)
+            assert not re.search(r"%\(?\w|\{\w*\}|\bNone\b|[,;:(]$", meaning), (words, entry)
+        assert len(flags) == len(set(flags)), f"{words}: a flag is listed twice"
+        assert {"--help", "--quiet", "--debug"} <= set(flags)
+        in_usage = FLAG.findall(usage.partition("\n\n")[0])
+        short = {"--help", "--out", "--multirun"}  # these have a short form there
+        assert sorted(set(flags) - short) == sorted(set(in_usage) - short) and set(in_usage) <= set(flags), words
+        assert len(in_usage) == len(set(in_usage)), words
+        count += len(flags)
+    assert count >= 200
 
 
-def test_the_first_screen_names_every_verb() -> None:
-    shown = vestige("--help").out
-    listed = re.findall(r"^(?:[a-z].{11}| {12})([a-z-]{2,}) +[a-z]", shown, flags=re.MULTILINE)
-    assert set(VERBS) <= set(listed)
-    assert len(listed) == len(set(listed))
-    assert vestige().out == shown  # a newcomer types the name alone
-    assert max(len(line) for line in shown.splitlines()) <= 80
+# ---- what is listed is taken -----------------------------------------------------------------------------------------
+
+MODEL, FORGET = ("--model", str(FULL)), ("--forget", str(DATA / "forget.jsonl"))
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_the_help_of_a_verb_mentions_each_flag_once(verb: str) -> None:
-    shown = vestige(verb, "--help")
-    assert shown.err == ""
-    usage, _, options = shown.out.partition("\noptions:\n")
-    heads = [line for line in options.splitlines() if re.match(r"  -", line)]
-    flags = []
-    for head in heads:
-        flags.append(FLAG.search(head).group())  # type: ignore[union-attr]
-    assert len(flags) == len(set(flags)), "a flag is listed twice"
-    assert {"--help", "--quiet", "--debug"} <= set(flags)
-    in_usage = FLAG.findall(usage.partition("\n\n")[0])
-    for flag in set(flags) - {"--help", "--out", "--multirun"}:  # these have a short form there
-        assert in_usage.count(flag) == 1, flag
-    assert set(in_usage) <= set(flags)
-    assert vestige("help", verb).out == shown.out
+def listed(kind: str) -> dict[str, str]:
+    """What `vestige ls` has of a kind: names and their meanings."""
+    found = re.findall(r"^  (\S+) +(.+)", vestige("ls", kind).out, flags=re.MULTILINE)
+    assert len(found) == len(dict(found)) >= 5, kind
+    return dict(found)
 
 
-def test_a_removed_verb_names_what_to_use_instead(tmp_path: Path) -> None:
-    listed = vestige("--help").out
-    for verb, instead in REMOVED_BY_ISSUE_31.items():
-        for words in ([verb], [verb, "--help"], [verb, "saves/eval/mine", "--out", "o"]):
-            refused = vestige(*words, status=2, cwd=tmp_path)
-            assert verb in refused.error and instead in refused.error
-            assert refused.out == ""
-        assert verb not in listed.split()
-    assert list(tmp_path.iterdir()) == []
+def test_metrics_that_are_listed_are_explained(tmp_path: Path) -> None:
+    """One metric of each meaning, because an explanation takes half a second; and a short name."""
+    metrics = listed("metrics")
+    assert set(read_json(LAB / "expected_default" / "full" / "TOFU_SUMMARY.json")) <= set(metrics)
+    by_meaning = {meaning.partition(" (")[0]: name for name, meaning in metrics.items()}
+    names = {"em", "extraction_strength", *by_meaning.values()}
+    for words, shown in run_many([("explain", name) for name in sorted(names)], tmp_path).items():
+        parts = re.findall(r"^(formula|high|low|source) +\S", shown, flags=re.MULTILINE)
+        assert parts == ["formula", "high", "low", "source"], words
+        assert words[1] in shown
+        assert words[1] != "extraction_strength" or "Where the dialects differ" in shown
+
+
+def test_names_that_are_listed_are_taken(tmp_path: Path) -> None:
+    expected = {("eval", name, *MODEL, "--cfg"): ("suite", name) for name in listed("suites")}
+    expected |= {("eval", "tofu", *MODEL, "--dialect", name, "--cfg"): ("dialect", name) for name in listed("dialects")}
+    expected |= {("unlearn", *MODEL, *FORGET, "--method", m, "--cfg"): ("handler", m) for m in listed("methods")}
+    for words, shown in run_many(list(expected), tmp_path).items():
+        key, name = expected[words]
+        assert yaml.safe_load(shown)[key] == name, words
+    attacks = re.search(r"ATTACK\[=BUDGET,\.\.\.\] +(\w.*?), or a", vestige("stress", "--help").out, flags=re.DOTALL)
+    names = re.split(r"[\s,]+", attacks[1]) if attacks else []
+    known = [("stress", name, *MODEL, "--data", "nowhere") for name in names]  # refused for another reason
+    for words, shown in run_many(known, tmp_path, status=2).items():
+        assert "nowhere" in shown, words
+    assert len(known) >= 5
 
 
 # ---- flags and words -------------------------------------------------------------------------------------------------
 
 
-def composed(*words: object) -> dict[str, typing.Any]:
+def composed(*words: object) -> dict[str, Any]:
     shown = vestige(*words, "--cfg")
     assert shown.err == ""
     return yaml.safe_load(shown.out)
+
+
+def flat(node: Any, path: str = "") -> dict[str, Any]:
+    if not isinstance(node, dict):
+        return {path: node}
+    found = {}
+    for key, child in node.items():
+        found |= flat(child, f"{path}.{key}".lstrip("."))
+    return found
 
 
 FLAGS_AND_WORDS = [
@@ -149,206 +192,149 @@ FLAGS_AND_WORDS = [
     (("--task-name", "mine"), "task_name=mine"),
     (("--out", "there"), "paths.output_dir=there"),
 ]
+LESSON = ("unlearn", *MODEL, *FORGET, "--out", "there")
+TRAINING = [
+    (("--method", "NPO"), "trainer=NPO"),
+    (("--epochs", 3), "trainer.args.num_train_epochs=3"),
+    (("--lr", 0.001), "trainer.args.learning_rate=0.001"),
+    (("--batch-size", 2), "trainer.args.per_device_train_batch_size=2"),
+    (("--accumulation", 1), "trainer.args.gradient_accumulation_steps=1"),
+    (("--knob", "beta=0.3"), "trainer.method_args.beta=0.3"),
+]
 
 
 def test_a_word_sets_what_its_flag_sets() -> None:
-    base = ("eval", "tofu", "--model", FULL, "--data", DATA, "--metrics", "forget_quality,mia_reference")
-    flags = []
-    for given, _ in FLAGS_AND_WORDS:
-        flags.extend(given)
-    words = [word for _, word in FLAGS_AND_WORDS]
-    plain = composed(*base)
-    by_flags = composed(*base, *flags)
-    assert by_flags == composed(*base, *words)
-    assert by_flags["max_samples"] == 3
-    assert by_flags["model"]["template_args"]["system_prompt"] == "Be kind, x=y."
-    assert by_flags["output_dir"] == "there"
-    changed = []
-    for key in plain:
-        if plain[key] != by_flags[key]:
-            changed.append(key)
-    assert set(changed) >= {
-        "settings",
-        "model",
-        "task_name",
-        "seed",
-        "max_samples",
-        "batch_tokens",
-        "max_rows",
-        "dialect",
-    }
-    assert plain["metrics"] == by_flags["metrics"] or "logs.json" in str(by_flags["metrics"])
-
-
-def test_words_win_over_flags_and_may_stand_anywhere() -> None:
-    got = composed("eval", "--limit", 3, "seed=5", "tofu", "data.max_samples=2", "--model", FULL, "--data", DATA)
+    """Words win over flags, and both may stand anywhere."""
+    base = ("eval", "tofu", *MODEL, "--data", DATA, "--metrics", "forget_quality,mia_reference")
+    for start, table in ((base, FLAGS_AND_WORDS), (LESSON, TRAINING)):
+        flags = composed(*start, *(word for given, _ in table for word in given))
+        assert flags == composed(*start, *(word for _, word in table))
+        different = [key for key, value in flat(composed(*start)).items() if flat(flags).get(key) != value]
+        assert len(different) >= len(table) - 4, different
+    got = composed("eval", "--limit", 3, "seed=5", "tofu", "data.max_samples=2", *MODEL, "--data", DATA)
     assert (got["max_samples"], got["seed"], got["suite"]) == (2, 5, "tofu")
-    words = ("--model", FULL, "--forget", DATA / "forget.jsonl", "--out", "there")
-    short = (
-        "--method",
-        "NPO",
-        "--epochs",
-        3,
-        "--lr",
-        0.001,
-        "--batch-size",
-        2,
-        "--accumulation",
-        1,
-        "--knob",
-        "beta=0.3",
-    )
-    long = (
-        "trainer=NPO",
-        "trainer.args.num_train_epochs=3",
-        "trainer.args.learning_rate=0.001",
-        "trainer.args.per_device_train_batch_size=2",
-        "trainer.args.gradient_accumulation_steps=1",
-        "trainer.method_args.beta=0.3",
-    )
-    by_flags = composed("unlearn", *words, *short)
-    assert by_flags["args"]["num_train_epochs"] == 3
-    assert by_flags["method_args"]["beta"] == 0.3
-    assert by_flags == composed("unlearn", *words, *long)
+    assert composed("eval", "muse", "data_split=Books", *MODEL)["settings"]["data_split"] == "Books"
 
 
-# ---- mistakes --------------------------------------------------------------------------------------------------------
-
-EVAL = ("eval", "tofu", "--model", FULL, "--data", DATA)
+EXPERIMENT, PATH = "experiment=eval/tofu/default", "model.model_args.pretrained_model_name_or_path"
 
 
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("experiment", "flag", "changed"),
     [
-        (("evl",), ["evl", "vestige eval"]),
-        (("comparee",), ["comparee", "vestige compare"]),
-        (("frobnicate",), ["frobnicate", "--help"]),
-        (("version",), ["--version"]),
-        (("eval", "tofu", "--modle", "x"), ["--modle", "--model"]),
-        (("depth", "--unlerned", "x"), ["--unlerned", "--unlearned"]),
-        (("score", "RUN", "--out", "X"), ["--out"]),
-        (("eval", "tofo", "--model", "x"), ["tofo", "'tofu'"]),
-        ((*EVAL, "--metrics", "mia_los"), ["mia_los", "'mia_loss'"]),
-        ((*EVAL, "--dialect", "strickt"), ["strickt", "'strict'"]),
-        ((*EVAL, "eval.tofu.nonsense=1"), ["nonsense"]),
-        (("eval", "tofu", "muse", "--model", "x"), ["tofu", "muse"]),
-        (("eval", "model=Llama-3.2-1B-Instuct", "task_name=x"), ["'Llama-3.2-1B-Instruct'"]),
-        (("unlearn", "--method", "NOP", "--model", FULL, "--forget", DATA / "forget.jsonl"), ["NOP", "NPO"]),
-        (("stress", "relern", "--model", FULL, "--data", DATA), ["relern", "'relearn'"]),
-        (("ls", "metrix"), ["metrix", "'metrics'"]),
-        (("explain", "privlek"), ["privlek", "'privleak'"]),
-        (("eval", "--limit", "x"), ["--limit", "x"]),
-        (("audit", "--before", "X"), ["--after", "--forget"]),
-        (("publish", "RUN"), ["--to"]),
-        (("diff", "A"), ["RUN_B"]),
-        (("eval",), ["--model"]),
+        (EXPERIMENT, ("--dtype", "bfloat16"), "model.model_args.torch_dtype"),
+        ("experiment=eval/muse/default", MODEL, PATH),
+        ("experiment=eval/wmdp/default", MODEL, PATH),
+        (EXPERIMENT, ("--limit", 3), "max_samples"),
+        (EXPERIMENT, ("--task-name", "mine"), "task_name"),
     ],
-    ids=lambda value: " ".join(str(word) for word in value)[:40],
 )
-def test_a_mistake_is_one_sentence_with_the_nearest_name(
-    words: tuple[object, ...], named: list[str], tmp_path: Path
-) -> None:
-    refused = vestige(*words, status=2, cwd=tmp_path)
-    for text in named:
-        assert text in refused.error
-    assert refused.out == ""
-    assert list(tmp_path.iterdir()) == []
+def test_a_flag_changes_one_setting_of_an_experiment(experiment: str, flag: tuple[object, ...], changed: str) -> None:
+    before, after = flat(composed("eval", experiment)), flat(composed("eval", experiment, *flag))
+    different = {key for key in before | after if before.get(key) != after.get(key)}
+    assert different - {"output_dir", "settings.output_dir"} == {changed}  # the task names those
 
 
-# ---- streams ---------------------------------------------------------------------------------------------------------
+def value(out: Path, *words: object, metric: str = PROB) -> float:
+    vestige("eval", *words, "--limit", 4, "--metrics", metric, "stats.resamples=0", "--quiet", "--out", out)
+    return float(read_json(out / "TOFU_SUMMARY.json")[metric])
+
+
+def test_settings_of_an_experiment_stay_beside_flags(tmp_path: Path) -> None:
+    """open-unlearning's model configuration has a system prompt; a folder may stand for its data set."""
+    names = f"{{path: {DATA}, names: {{forget10: forget, forget10_perturbed: forget, holdout10: holdout}}}}"
+    local, system = f"data.local={{locuslab/TOFU: {names}}}", ("--system-prompt", "You are a helpful assistant.")
+    flags = value(tmp_path / "flags", EXPERIMENT, "--model", UNLEARNED, "--data", DATA)
+    words = value(tmp_path / "words", EXPERIMENT, f"{PATH}={UNLEARNED}", local, "data.max_samples=4")
+    plain = value(tmp_path / "plain", "tofu", "--model", UNLEARNED, "--data", DATA, *system)
+    assert flags == words == plain > 0.5
+
+
+def test_open_unlearnings_mia_reference_takes_the_flag(tmp_path: Path) -> None:
+    """Its file leaves reference_model_path open (???)."""
+    file = tmp_path / "configs" / "eval" / "tofu_metrics" / "mia_reference.yaml"
+    file.parent.mkdir(parents=True)
+    sets = {}
+    for key, name in (("TOFU_QA_forget", "forget10"), ("TOFU_QA_holdout", "holdout10")):
+        sets[key] = {"from": "TOFU_MIA", "args": {"hf_args": {"name": name}}}
+    body = {"handler": "mia_reference", "reference_model_path": "???", "datasets": sets}
+    file.write_text(f"# @package eval.tofu.metrics.mia_reference\n{yaml.safe_dump(body)}")
+    words = ("tofu", "--model", UNLEARNED, "--data", DATA, "--reference-model", RETAIN)
+    theirs = value(tmp_path / "theirs", *words, "--config-dir", tmp_path / "configs", metric="mia_reference")
+    assert theirs == value(tmp_path / "ours", *words, metric="mia_reference")
+
+
+# ---- what is printed -------------------------------------------------------------------------------------------------
 
 ON_A_TERMINAL = """
-import importlib.metadata, os, pty, sys, termios, threading, tty
-ours, theirs = pty.openpty()
-tty.setraw(theirs)
-termios.tcsetwinsize(theirs, (24, 120))
-os.dup2(theirs, 2)
-shown = []
-def read():
-    while chunk := os.read(ours, 65536):
-        shown.append(chunk)
-        if chunk.endswith(b"END"):
-            return
-reader = threading.Thread(target=read)
-reader.start()
+import importlib.metadata, os, sys
+os.dup2(os.open(sys.argv.pop(1), os.O_WRONLY | os.O_NOCTTY), 2)
 (script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
-target = sys.argv.pop(1)
-try:
-    status = script.load()()
-except SystemExit as end:
-    status = end.code
-sys.stderr.flush()
-os.write(2, b"END")
-reader.join()
-open(target, "wb").write(b"".join(shown))
-sys.exit(status)
+raise SystemExit(script.load()())
 """
 
 
-@pytest.mark.parametrize("quiet", [False, True])
-def test_progress_goes_to_a_terminal_on_standard_error_only(quiet: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [(), ("--quiet",)])
+def test_progress_goes_to_a_terminal_on_standard_error_only(more: tuple[str, ...], tmp_path: Path) -> None:
     """Standard output is for results; a bar is drawn where somebody watches, unless --quiet."""
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 120))
+    os.set_blocking(ours, False)
     rows = ("--learn", DATA / "forget.jsonl", "--epochs", 4, "--batch-size", 1, "--accumulation", 1)
-    words = ("train", "--model", RETAIN, *rows)  # 128 steps: a bar appears after half a second
-    more = ("--quiet",) if quiet else ()
-    run = python(ON_A_TERMINAL, tmp_path / "terminal", *words, "--out", tmp_path / "run", *more)
-    shown = (tmp_path / "terminal").read_text()
-    assert ("%|" in shown) == (not quiet), shown
-    assert not quiet or shown == "END"
-    assert "128 steps" in run.out
-    assert str(tmp_path / "run") in run.out
+    words = ("train", "--model", RETAIN, *rows, "--out", tmp_path / "run")  # 128 steps: bars appear after half a second
+    run = python(ON_A_TERMINAL, os.ttyname(theirs), *words, *more)
+    try:
+        shown = os.read(ours, 65536).decode()
+    except BlockingIOError:
+        shown = ""
+    assert ("%|" in shown) == (not more) and (bool(shown) == (not more))
+    assert "128 steps" in run.out and str(tmp_path / "run") in run.out
     assert "\r" not in run.out and "\x1b" not in run.out
-    assert run.err == ""
 
 
-def test_a_pipe_gets_results_and_no_bars(tmp_path: Path) -> None:
-    run = vestige(*EVAL, "--limit", 2, "--metrics", "forget_Q_A_Prob,privleak", "--out", tmp_path / "run")
-    assert "forget_Q_A_Prob" in run.out
-    assert "retain" in run.err  # a warning: there are no retain logs
-    assert "\r" not in run.printed
-    assert "%|" not in run.printed
+def test_a_pipe_gets_results_and_no_bars_and_the_prompt_is_shown(tmp_path: Path) -> None:
+    words = ("eval", "tofu", *MODEL, "--data", DATA, "--limit", 2, "--metrics", f"{PROB},privleak")
+    without = vestige(*words, "--out", tmp_path / "without")
+    given = vestige(*words, "--out", tmp_path / "given", "--system-prompt", "Be brief.")
+    assert PROB in given.out and "retain" in given.err  # a warning: there are no retain logs
+    assert "\r" not in given.printed and "%|" not in given.printed
+    assert "--system-prompt" in without.out and "--system-prompt" not in given.out
+    assert "Be brief." in given.out and "{question}" in without.out
+    assert "Be brief." in read_json(tmp_path / "given" / "manifest.json")["prompt"]
+
+
+def test_holdout_rows_that_are_forget_rows(tmp_path: Path) -> None:
+    """Some are named; where all are, the AUC would be 0.5 whatever the model knows."""
+    forget, holdout = (read_rows(DATA / f"{name}.jsonl")[:6] for name in ("forget", "holdout"))
+    for folder, others in (("some", [forget[1], *holdout[:5]]), ("all", forget)):
+        write_rows(tmp_path / folder / "forget.jsonl", forget)
+        write_rows(tmp_path / folder / "holdout.jsonl", others)
+    words = ("eval", "tofu", *MODEL, "--metrics", "mia_loss,mia_zlib", "--cluster", "none")
+    shown = vestige(*words, "--data", tmp_path / "some", "--out", tmp_path / "out")
+    (note,) = [line for line in shown.out.splitlines() if "holdout.jsonl" in line and "forget rows" in line]
+    assert "1 of 6" in note
+    refused = vestige(*words, "--data", tmp_path / "all", "--out", tmp_path / "none", status=2)
+    assert "holdout.jsonl" in refused.error and "forget.jsonl" in refused.error
 
 
 # ---- Python ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", package.__all__)
-def test_public_names_have_docstrings_and_types(name: str) -> None:
-    thing = getattr(package, name)
-    assert len(inspect.getdoc(thing) or "") > 20
-    if inspect.isclass(thing):
-        functions = []
-        for key, member in vars(thing).items():
-            if inspect.isfunction(member) and (not key.startswith("_") or key == "__init__"):
-                functions.append(member)
-    else:
+def test_public_names_have_docstrings_and_types() -> None:
+    for name in package.__all__:
+        thing = getattr(package, name)
+        assert name in dir(package) and len(inspect.getdoc(thing) or "") > 20
         functions = [thing]
-    for function in functions:
-        signature = inspect.signature(function)
-        for parameter in list(signature.parameters.values()):
-            if parameter.name != "self":
-                assert parameter.annotation is not parameter.empty, f"{function.__qualname__}({parameter.name})"
-        assert signature.return_annotation is not signature.empty, function.__qualname__
-    assert name in dir(package)
-
-
-def test_plugin_names_are_there_and_explained() -> None:
+        if inspect.isclass(thing):
+            functions = [one for key, one in vars(thing).items() if inspect.isfunction(one) and key.strip("_") == key]
+            functions.append(thing.__init__)
+        for function in functions:
+            signature = inspect.signature(function)
+            untyped = [p.name for p in signature.parameters.values() if p.name != "self" and p.annotation is p.empty]
+            assert untyped == [] and signature.return_annotation is not signature.empty, function.__qualname__
     for name in plugins.__all__:
         thing = getattr(plugins, name)
         assert isinstance(thing, dict) or inspect.getdoc(thing), name
-    with pytest.raises(AttributeError):
-        _ = plugins.no_such_name
-    with pytest.raises(AttributeError):
-        _ = package.no_such_name
-
-
-def test_a_wrong_keyword_or_value_raises_one_exception() -> None:
-    for keywords, named in [
-        ({"metrcs": "mia_loss"}, "metrics"),
-        ({"metrics": "mia_los"}, "mia_loss"),
-        ({"limit": 0}, "limit"),
-        ({"dtype": "float23"}, "float32"),
-        ({"data": "/nowhere"}, "/nowhere"),
-    ]:
-        with pytest.raises(package.UserError, match=re.escape(named)):
-            package.evaluate(str(FULL), "tofu", **{"data": str(DATA), **keywords})  # type: ignore[arg-type]
+    for module in (package, plugins):
+        with pytest.raises(AttributeError):
+            _ = module.no_such_name

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import harness
 import pytest
-import yaml
-from harness import DATA, FULL, RETAIN, UNLEARNED, Outcome, assert_same, digests, python, read_json, start, vestige
+from harness import DATA, FULL, RETAIN, UNLEARNED, Outcome, assert_same, digests, python, read_json, vestige
 
 PROB = "forget_Q_A_Prob"
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
@@ -91,25 +89,19 @@ def rows_of(out: Path) -> dict[tuple[str, str, float | None], float]:
 
 
 def test_bfloat16_works_on_a_cpu_where_it_crashes(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(CPU.parent), os.environ.get("PYTHONPATH", "")])
-    words = ("eval", "tofu", "--model", FULL, *FEW, "--out")
-    env = {VARIABLE: None, "PYTHONPATH": path}
-    assert len(notes(vestige(*words, tmp_path / "low", "--dtype", "bfloat16", env=env, real=True))) == 1
-    model = read_json(tmp_path / "low" / "manifest.json")["model"]
-    assert model["dtype"] == "bfloat16" and model[VARIABLE]
-    assert notes(vestige(*words, tmp_path / "whole", "--plugin", CPU, env={VARIABLE: None})) == []
-    whole = read_json(tmp_path / "whole" / "manifest.json")["model"]
-    assert whole["dtype"] == "float32" and VARIABLE not in whole
-    low, exact = (read_json(tmp_path / name / "TOFU_SUMMARY.json")[PROB] for name in ("low", "whole"))
-    assert low != exact and low == pytest.approx(exact, rel=0.1)
-
-
-def test_a_setting_of_the_user_stays(tmp_path: Path) -> None:
-    words = ("eval", "tofu", "--model", FULL, "--dtype", "bfloat16", *FEW, "--plugin", CPU, "--out")
-    assert notes(vestige(*words, tmp_path / "safe", env={VARIABLE: "AVX2"})) == []
-    assert read_json(tmp_path / "safe" / "manifest.json")["model"][VARIABLE] == "AVX2"
-    refused = vestige(*words, tmp_path / "unsafe", env={VARIABLE: "AVX512_CORE_AMX"}, status=2)
-    assert VARIABLE in refused.error and "AVX512_CORE_AMX" in refused.error
+    """Only there is anything set, and what the user has set stays."""
+    words = ("eval", "tofu", "--model", FULL, *FEW, "--plugin", CPU, "--out")
+    expected = {"float32": (None, 0, None), "bfloat16": (None, 1, "AVX512_CORE_BF16"), "user": ("AVX2", 0, "AVX2")}
+    values = {}
+    for name, (before, count, after) in expected.items():
+        dtype = "float32" if name == "float32" else "bfloat16"
+        assert len(notes(vestige(*words, tmp_path / name, "--dtype", dtype, env={VARIABLE: before}))) == count
+        model = read_json(tmp_path / name / "manifest.json")["model"]
+        assert (model["dtype"], model.get(VARIABLE)) == (dtype, after)
+        values[name] = read_json(tmp_path / name / "TOFU_SUMMARY.json")[PROB]
+    assert values["float32"] != values["bfloat16"] == pytest.approx(values["float32"], rel=0.1)
+    unsafe = ("--dtype", "bfloat16", "--overwrite")
+    harness.refused("AVX512_CORE_AMX|" + VARIABLE, *words, tmp_path / "no", *unsafe, env={VARIABLE: "AVX512_CORE_AMX"})
 
 
 def test_in_python_it_may_be_too_late() -> None:
@@ -196,44 +188,28 @@ def test_errors_of_an_attack_arrive_as_they_are(plugin: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_no_attack_outlives_its_command(plugin: Path, number: int) -> None:
-    process = start("stress", "patient", "--model", UNLEARNED, *FEW, "--plugin", plugin, "--out", plugin.parent / "out")
-    wait_until(plugin.with_name("pid").exists)
+    process = harness.start(
+        "stress", "patient", "--model", UNLEARNED, *FEW, "--plugin", plugin, "--out", plugin.parent / "out"
+    )
+    harness.wait_until(plugin.with_name("pid").exists, process)
     child = int(plugin.with_name("pid").read_text())
     assert child != process.pid
     os.kill(process.pid, number)
     assert process.wait(60).status == (130 if number == signal.SIGINT else -number)
-    wait_until(lambda: not is_running(child))
+    harness.wait_until(lambda: harness.process_state(child) in "ZX")
 
 
-def wait_until(done: Callable[[], bool], seconds: float = 120) -> None:
-    end = time.monotonic() + seconds
-    while not done():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def is_running(pid: int) -> bool:
-    """A process that ended, and whose parent has not asked how, is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
-@pytest.mark.parametrize("slots", [0, 1])
-def test_an_attack_that_dies_costs_a_sweep_that_attack_alone(plugin: Path, slots: int) -> None:
-    suite = {"data": str(DATA), "limit": 2, "metrics": [PROB]}
-    plan: dict[str, Any] = {"out": str(plugin.parent / "sweep"), "models": {"npo": str(UNLEARNED)}, "retries": 0}
-    plan |= {"suites": {"tofu": suite}, "attacks": [{"boom": {"number": 11}}]}
-    (plugin.parent / "plan.yaml").write_text(yaml.safe_dump(plan))
-    words = ("sweep", plugin.parent / "plan.yaml", "--plugin", plugin, "--slots", slots)
+def test_an_attack_that_dies_costs_a_sweep_that_attack_alone(plugin: Path) -> None:
+    attacks = [{"boom": {"number": 11}}]
+    plan = harness.write_plan(plugin.parent / "plan.yaml", {"npo": UNLEARNED}, retries=0, attacks=attacks)
+    words = ("sweep", plan, "--plugin", plugin)
     assert "SIGSEGV" in vestige(*words, status=1).out
-    first = read_json(plugin.parent / "sweep" / "sweep.json")
+    first = read_json(plugin.parent / "out" / "sweep.json")
     states = {task["id"]: task["status"] for task in first["tasks"]}
     assert states == {"tofu/npo": "done", "attack/boom/npo": "failed", "tofu/npo+boom": "blocked"}
     (plugin.parent / "TRAP").unlink()
     shown = vestige(*words).out
     assert "start   attack/boom/npo" in shown and "start   tofu/npo\n" not in shown
-    results = read_json(plugin.parent / "sweep" / "sweep.json")["results"]["tofu"]
+    results = read_json(plugin.parent / "out" / "sweep.json")["results"]["tofu"]
     assert_same(results["npo"], results["npo+boom"])
     assert results["npo"] == first["results"]["tofu"]["npo"]

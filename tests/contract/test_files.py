@@ -9,22 +9,19 @@ import errno
 import gzip
 import json
 import os
-import pickle
 import re
 import shutil
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import harness
 import pytest
 import yaml
-from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige
-from test_resume import RUNNER, Command, causal, collapse, depth, stress, sweep
+from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, copy_tree, digests, read_json, vestige, visible, write_plan
+from test_resume import Command, causal, collapse, depth, stress, sweep
 
 PROB = "forget_Q_A_Prob"
 FORGET = DATA / "forget.jsonl"
@@ -49,15 +46,6 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = {"retain": "retain", "full": "full", "models": [{"model": "m", "run": "full", "method": "none"}]}
     (place / "runs.yaml").write_text(yaml.safe_dump(runs))
     return place
-
-
-def plan(out: Path, **more: Any) -> Path:
-    suite = {"data": str(DATA), "metrics": [PROB], "limit": 2, "overrides": ["stats.resamples=0"]}
-    body = {"out": str(out), "models": {"full": str(FULL)}, "suites": {"tofu": suite}, "slots": 0, "free_space": 0}
-    file = out.with_name("plan.yaml")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(yaml.safe_dump({**body, **more}))
-    return file
 
 
 # ---- foreign files ---------------------------------------------------------------------------------------------------
@@ -111,7 +99,7 @@ def test_a_users_files_stay(verb: str, shelf: Path, tmp_path: Path) -> None:
     """Beside ours, in a first run and in a second one; a file or a link that has the name of one of ours is refused."""
     out = tmp_path / "out"
     plant(out)
-    plan(out)
+    write_plan(tmp_path / "plan.yaml", {"full": FULL})
     before = digests(tmp_path)
     words, file = writers(shelf, out)[verb]
     for _ in range(2):
@@ -132,14 +120,15 @@ def test_a_users_files_stay(verb: str, shelf: Path, tmp_path: Path) -> None:
 def test_cleaning_a_sweep_removes_only_what_it_made(tmp_path: Path) -> None:
     """Neither what lies beside and in its runs, nor what a link leads to, nor a model that is no download."""
     model = copy_tree(FULL, tmp_path / "model")
-    out, models = tmp_path / "out", {"mine": str(model), "full": str(FULL)}
-    vestige("sweep", plan(out, models=models, clear_cache=True))
+    out, models = tmp_path / "out", {"mine": model, "full": FULL}
+    vestige("sweep", write_plan(tmp_path / "plan.yaml", models, clear_cache=True))
     plant(out)
     (out / "runs" / "tofu" / "mine" / "thesis.txt").write_text("years of work")
     (out / "runs" / "link").symlink_to(tmp_path / "precious")
     before = {name: digests(tmp_path / name) for name in ("model", "precious")}
+    plan = write_plan(tmp_path / "plan.yaml", {"full": FULL})
     for more, left in ((("--clean",), {"full"}), (("--clean", "all"), set())):
-        vestige("sweep", plan(out), *more, status=None)
+        vestige("sweep", plan, *more, status=None)
         assert {file.parent.name for file in (out / "runs").glob("tofu/*/TOFU_EVAL.json")} == left
         assert (out / "runs" / "tofu" / "mine" / "thesis.txt").read_text() == "years of work"
         assert set(FOREIGN) <= set(digests(out))
@@ -154,10 +143,15 @@ PAIRS: dict[str, tuple[str, ...]] = {  # commands whose output is an input, or t
     "train into the data": (*TRAIN, "--learn", "data/forget.jsonl", "--overwrite", "--out", "data"),
     "stress over the data": (*STRESS, "--data", "data", "--out", "."),
     "depth into the model": (*DEPTH, "--full", "model", "--out", "model"),
+    "report into the model": ("report", "run", "-o", "model"),
+    "audit into an evaluation": ("audit", "--before", FULL, "--after", RETAIN, "--forget", FORGET, "--out", "run"),
     "collapse into an evaluation": (*COLLAPSE, "rollouts.jsonl", "--out", "run"),
     "depth into an evaluation": (*DEPTH, "--out", "run"),
     "report into a run": ("report", "run", "-o", "run"),
-    "report into the model": ("report", "run", "-o", "model"),
+    "stress into an evaluation": (*STRESS, "--out", "run"),
+    "train into an evaluation": (*TRAIN, "--learn", FORGET, "--out", "run"),
+    "unpack into an evaluation": ("unpack", "proof.zip", "-o", "run"),
+    "publish into an evaluation": ("publish", "run", "--to", "json", "-o", "run/sent"),
     "table over results": ("table", "run", "-o", "run/TOFU_EVAL.json"),
     "plot over rows": ("plot", "run", "scatter", "--x", PROB, "--y", PROB, "-o", "data/forget.jsonl"),
     "pack over a manifest": ("pack", "run", "-o", "run/manifest.json"),
@@ -171,11 +165,14 @@ def test_no_input_is_lost(name: str, shelf: Path, tmp_path: Path) -> None:
     copy_tree(FULL, tmp_path / "model")
     copy_tree(DATA, tmp_path / "data")
     copy_tree(shelf / "retain", tmp_path / "run")
-    shutil.copy(shelf / "rollouts.jsonl", tmp_path)
-    before = {name: digest for name, digest in digests(tmp_path).items() if not Path(name).name.startswith(".")}
+    for file in ("rollouts.jsonl", "proof.zip"):
+        shutil.copy(shelf / file, tmp_path)
+    before = visible(tmp_path)
     outcome = vestige(*PAIRS[name], cwd=tmp_path, status=None)
     assert outcome.status == 0 or (outcome.status == 2 and outcome.error)
     assert lost(before, tmp_path) == []
+    if "evaluation" in name:
+        assert "run" in outcome.error and visible(tmp_path) == before
 
 
 # ---- secrets ---------------------------------------------------------------------------------------------------------
@@ -226,7 +223,7 @@ def test_secrets_are_in_no_file_and_in_no_output(tmp_path: Path) -> None:
         ("pack", out / "run", "-o", out / "proof.zip"),
         (*UNLEARN, "--model", model, settings[0], "+trainer.args.hub_token=${oc.env:HF_TOKEN}", "--out", out / "model"),
         ("stress", "prune", "--model", model, "--data", DATA, *FEW[:4], "--keep", "--quiet", "--out", out / "stress"),
-        ("sweep", plan(out / "sweep", models={"m": str(model)}), "--quiet"),
+        ("sweep", write_plan(out / "sweep" / "plan.yaml", {"m": model}), "--quiet"),
     ]
     for words in commands:
         printed = vestige(*words, env=ENV).printed
@@ -265,7 +262,7 @@ def test_a_mistake_of_the_program_is_reported_and_loses_nothing(tmp_path: Path) 
     shutil.rmtree(command.out)
     moment = round(whole["operations"] * 0.7)
     words = (*command.words, f"+model.model_args.token={secret(5)}", "--debug")
-    ended = harness.python(RUNNER, command.out, 0, moment, *words, status=70, env=ENV)
+    ended = harness.python(harness.RUNNER, command.out, 0, moment, *words, status=70, env=ENV)
     (name,) = re.findall(r"\S*/vestige-bug-\S+\.txt", ended.err)
     report = Path(name)
     text = report.read_text()
@@ -315,32 +312,23 @@ def test_a_quota_leaves_the_model_that_was_there(tmp_path: Path) -> None:
     assert lost(before, out) == []
 
 
-SPOILS = {"cut": lambda data: data[: len(data) // 2], "empty": lambda data: b"", "flipped": lambda data: _flip(data)}
-
-
-def _flip(data: bytes) -> bytes:
-    middle = len(data) // 2
-    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
-
-
-def small_depth(place: Path) -> Command:
-    return Command(place / "out", (*DEPTH, "resamples=0", "--quiet", "--out", place / "out"))
-
-
-@pytest.mark.parametrize("make", [causal, small_depth], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", [causal, depth], ids=lambda make: make.__name__)
 def test_a_damaged_file_is_never_read_as_a_number(make: Callable[[Path], Command], tmp_path: Path) -> None:
     """Each file of a finished run in turn: `verify` names it, and nothing shows another number."""
     command = make(tmp_path)
     command.finish()
     vestige("report", command.out, "-o", tmp_path / "right")
     kept = copy_tree(command.out, tmp_path / "kept")
-    files = [name for name in digests(kept) if not Path(name).name.startswith(".") and "s1_cache" not in name]
+    files = [name for name in visible(kept) if "s1_cache" not in name]
     assert len(files) >= 6
     for number, name in enumerate(files):
-        spoil = list(SPOILS.values())[number % len(SPOILS)]
         shutil.rmtree(command.out)
         copy_tree(kept, command.out)
-        (command.out / name).write_bytes(spoil((kept / name).read_bytes()))
+        file = command.out / name
+        if number % 2:
+            os.truncate(file, file.stat().st_size // 2)
+        else:
+            harness.flip_a_byte(file)
         assert Path(name).name in vestige("verify", command.out, status=1).printed
         for words in (("score", command.out), ("report", command.out, "-o", tmp_path / "page")):
             outcome = vestige(*words, status=None)
@@ -365,51 +353,13 @@ def test_a_pipe_that_nobody_reads(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_replaced(tmp_path: Path) -> None:
     """A sweep's worker process is killed while it works; its task is tried again."""
-    process = harness.start("sweep", plan(tmp_path / "out", slots=1, retries=1))
-    for _ in range(6000):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        started = (tmp_path / "out" / "sweep.log").exists() and "start" in (tmp_path / "out" / "sweep.log").read_text()
-        if children and started:
-            os.kill(int(children[0]), 9)
-            break
-        time.sleep(0.01)
+    process = harness.start("sweep", write_plan(tmp_path / "plan.yaml", {"full": FULL}, slots=1, retries=1))
+    log = tmp_path / "out" / "sweep.log"
+    harness.wait_until(lambda: log.exists() and "start" in log.read_text(), process)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    harness.wait_until(lambda: bool(children.read_text().split()), process)
+    os.kill(int(children.read_text().split()[0]), 9)
     ended = process.wait()
     assert ended.status == 0, ended.printed
     assert "again" in ended.out
     assert list((tmp_path / "out" / "runs").glob("tofu/full/TOFU_EVAL.json"))
-
-
-# ---- nothing in a file is run, and no name leads out ---------------------------------------------------------
-
-
-class Hostile:
-    """Pickled as a call of `os.system`."""
-
-    def __reduce__(self) -> Any:
-        return os.system, ("touch pwned",)
-
-
-HOSTILE: dict[str, tuple[object, ...]] = {
-    "a pickle of weights, allowed": (*EVAL, "--model", "model", "+model.model_args.use_safetensors=false"),
-    "weights from elsewhere": (*EVAL, "--model", "split"),
-    "a plan": ("sweep", "plan.yaml"),
-    "an archive": ("unpack", "proof.zip", "--out", "out/there"),
-    "a name of a task": (*EVAL, "--task-name", "../../pwned"),
-}
-
-
-@pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_in_a_file_is_run_and_no_name_leads_out(name: str, tmp_path: Path) -> None:
-    here = tmp_path / "here"
-    for folder in ("model", "split"):
-        copy_tree(FULL, here / folder)
-        (here / folder / "model.safetensors").unlink()
-    (here / "model" / "pytorch_model.bin").write_bytes(pickle.dumps(Hostile()))
-    shutil.copy(FULL / "model.safetensors", tmp_path)
-    index = {"metadata": {}, "weight_map": {"model.norm.weight": "../../model.safetensors"}}
-    (here / "split" / "model.safetensors.index.json").write_text(json.dumps(index))
-    (here / "plan.yaml").write_text("models: !!python/object/apply:os.system [touch pwned]\nsuites: [tofu]\n")
-    with zipfile.ZipFile(here / "proof.zip", "w") as archive:
-        archive.writestr("../pwned", "x")
-    assert vestige(*HOSTILE[name], cwd=here, status=2).error
-    assert not [path for path in tmp_path.rglob("*") if "pwned" in path.name]

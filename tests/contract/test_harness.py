@@ -50,21 +50,8 @@ def test_the_suite_stays_small() -> None:
 
 
 def test_a_fork_behaves_like_the_installed_program(tmp_path: Path) -> None:
-    words = (
-        "eval",
-        "tofu",
-        "--model",
-        harness.FULL,
-        "--data",
-        harness.DATA,
-        "--limit",
-        4,
-        "--metrics",
-        "forget_Q_A_Prob",
-    )
+    words = ("eval", "tofu", "--model", harness.FULL, "--data", harness.DATA, "--limit", 4, "--metrics", "mia_loss")
     harness.vestige(*words, "--out", tmp_path / "fork")
     harness.vestige(*words, "--out", tmp_path / "real", real=True)
     for name in ("TOFU_EVAL.json", "TOFU_SUMMARY.json", "TOFU_STATS.json"):
         assert (tmp_path / "fork" / name).read_bytes() == (tmp_path / "real" / name).read_bytes()
-    fork, real = (harness.vestige("eval", "tofu", "--model", "nowhere", status=2, real=real) for real in (False, True))
-    assert fork.error == real.error

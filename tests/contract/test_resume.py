@@ -1,10 +1,6 @@
 """A command that was killed goes on when it is given again, and leaves the files of an undisturbed run.
 
-`RUNNER` runs a command in a process that watches itself: before its n-th change of a file in the output directory (or
-the first change of a file with a given name) it sends itself a signal. A negative number is an error that every change
-from there on meets, as on a full disk; 0 is a mistake in the program. So every test knows where it strikes, on a slow
-machine as on a fast one. The process also counts the tokens that go through a model, which shows what was computed
-again.
+`harness.RUNNER` strikes a command at a given change of a file.
 """
 
 from __future__ import annotations
@@ -21,75 +17,14 @@ from typing import Any
 
 import harness
 import pytest
-import yaml
 from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
-
-RUNNER = """
-import errno, importlib.metadata, json, mmap, os, signal, sys
-import torch
-
-folder, number, strike = sys.argv[1] + os.sep, int(sys.argv[2]), sys.argv[3]
-notes = sys.argv[1] + ".counts"
-signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a program that a shell started
-changing = {"os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.truncate"}
-
-class Counts:  # shared with the processes that the command forks
-    memory = mmap.mmap(-1, 16)
-    places = {"operations": slice(0, 8), "tokens": slice(8, 16)}
-
-    def __getitem__(self, name):
-        return int.from_bytes(self.memory[self.places[name]], "little")
-
-    def __setitem__(self, name, value):
-        self.memory[self.places[name]] = value.to_bytes(8, "little")
-
-counts = Counts()
-
-def write_counts():
-    with open(notes, "w") as file:
-        json.dump({name: counts[name] for name in counts.places}, file)
-
-def count_tokens(module, inputs):
-    if isinstance(module, torch.nn.Embedding) and inputs:
-        counts["tokens"] += inputs[0].numel()
-
-def watch(event, values):
-    if event == "open":
-        if not isinstance(values[2], int) or not values[2] & (os.O_WRONLY | os.O_RDWR):
-            return
-    elif event not in changing:
-        return
-    if not isinstance(values[0], (str, bytes, os.PathLike)):
-        return
-    path = os.fsdecode(values[0])
-    if path.startswith(folder) and not path.endswith((".log", "/.lock")):
-        counts["operations"] += 1
-        target = os.fsdecode(values[1]) if event in ("os.rename", "os.link") else path
-        named = not strike.isdigit() and strike in (os.path.basename(path), os.path.basename(target))
-        if number < 0 and strike.isdigit() and counts["operations"] >= int(strike):
-            if event in ("open", "os.mkdir") or number == -errno.EROFS:
-                raise OSError(-number, os.strerror(-number), path)
-        elif named or strike == str(counts["operations"]):
-            write_counts()
-            if not number:
-                raise KeyError("HF_TOKEN", os.environ.get("HF_TOKEN"))
-            os.kill(os.getpid(), number)
-
-torch.nn.modules.module.register_module_forward_pre_hook(count_tokens)
-sys.addaudithook(watch)
-sys.argv = ["vestige", *sys.argv[4:]]
-(script,) = importlib.metadata.entry_points(group="console_scripts", name="vestige")
-status = script.load()()
-write_counts()
-raise SystemExit(status)
-"""
 
 # What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
 DATED_FILES = ("manifest.json", "summary.json", "metrics.json", "sweep.json")
 DATED_KEYS = {
     "created", "seconds", "cost", "load_seconds", "elapsed_sec", "sec_per_evaluable", "s1_cache", "attempts", "lost",
 }  # fmt: skip
-NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal")
+NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal", "checksums.json")  # hashes of dated files have dates, too
 
 
 def without_dates(value: Any) -> Any:
@@ -105,16 +40,6 @@ def without_dates(value: Any) -> Any:
     return kept
 
 
-def without_dated_hashes(seal: Any) -> Any:
-    if not isinstance(seal, dict):
-        return seal
-    kept = {}
-    for key, one in seal.items():
-        if key != "root" and Path(key).name not in DATED_FILES:
-            kept[key] = without_dated_hashes(one)
-    return kept
-
-
 def snapshot(folder: Path) -> dict[str, Any]:
     """Every file by its name: its bytes, or its content without dates. A temporary file left behind counts, too."""
     found: dict[str, Any] = {}
@@ -124,18 +49,13 @@ def snapshot(folder: Path) -> dict[str, Any]:
             continue
         if path.name in DATED_FILES or path.parent.name == "tasks":
             found[name] = without_dates(harness.read_json(path))
-        elif path.name == "checksums.json":
-            found[name] = without_dated_hashes(harness.read_json(path))
         else:
             found[name] = path.read_bytes()
     return found
 
 
 def assert_equal(whole: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    apart = []
-    for name in sorted({*whole, *now}):
-        if whole.get(name) != now.get(name):
-            apart.append(name)
+    apart = [name for name in sorted({*whole, *now}) if whole.get(name) != now.get(name)]
     assert not apart, f"{where}: these files differ from an undisturbed run's: {apart}"
 
 
@@ -147,7 +67,7 @@ class Command:
     words: tuple[object, ...]
 
     def start(self, number: int = 0, strike: object = "nowhere") -> Process:
-        return harness.start(RUNNER, self.out, number, strike, *self.words, kind="python")
+        return harness.start(harness.RUNNER, self.out, number, strike, *self.words, kind="python")
 
     def strike(self, number: int, strike: int) -> Outcome:
         """From an empty directory, up to the file operation at which the signal comes."""
@@ -177,16 +97,8 @@ def trajectory(place: Path) -> Command:
     lab = GOLDEN / "lab_diffusion"
     settings = "eval.tofu_trajectory.metrics.trajectory_metrics.trajectory_config.sampler_kwargs"
     words = ("eval", "tofu_trajectory", "--model", lab / "models" / "npo", "--data", lab / "data", "--limit", 2)
-    small = (
-        f"{settings}.steps=4",
-        f"{settings}.max_new_tokens=8",
-        "--batch-tokens",
-        200,
-        "--quiet",
-        "--out",
-        place / "out",
-    )
-    return Command(place / "out", (*words, *small))
+    small = (f"{settings}.steps=4", f"{settings}.max_new_tokens=8", "--batch-tokens", 200, "--quiet")
+    return Command(place / "out", (*words, *small, "--out", place / "out"))
 
 
 def depth(place: Path) -> Command:
@@ -196,14 +108,7 @@ def depth(place: Path) -> Command:
 
 
 def collapse(place: Path) -> Command:
-    rows = []
-    for step in (1, 2):
-        for prompt in range(3):
-            for word in ("go", "wait"):
-                said = f"<think>In step {step} I see state {prompt}, so I {word}.</think>Up"
-                asked = [{"role": "user", "content": f"State {prompt}"}]
-                rows.append({"messages": asked, "response": said, "group_id": prompt, "step": step})
-    file = harness.write_rows(place / "rollouts.jsonl", rows)
+    file = harness.write_rollouts(place / "rollouts.jsonl", "go", "wait")
     words = ("collapse", file, "--model", GOLDEN / "collapse" / "tiny", "--resamples", 20, "--quiet")
     return Command(place / "out", (*words, "--out", place / "out"))
 
@@ -214,18 +119,8 @@ def stress(place: Path) -> Command:
 
 
 def sweep(place: Path) -> Command:
-    suite = {"data": str(DATA), "metrics": ["forget_Q_A_Prob"], "limit": 2, "overrides": ["stats.resamples=0"]}
-    plan = {
-        "out": str(place / "out"),
-        "retain": "retain",
-        "models": {"full": str(FULL), "retain": str(RETAIN)},
-        "suites": {"tofu": suite},
-        "free_space": 0,
-        "slots": 0,
-    }
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "plan.yaml").write_text(yaml.safe_dump(plan))
-    return Command(place / "out", ("sweep", place / "plan.yaml"))
+    plan = harness.write_plan(place / "plan.yaml", {"full": FULL, "retain": RETAIN}, retain="retain")
+    return Command(place / "out", ("sweep", plan))
 
 
 KILL, INTERRUPT, TERMINATE = signal.SIGKILL, signal.SIGINT, signal.SIGTERM
@@ -240,23 +135,11 @@ STRIKES = [  # the fraction of the file operations after which the signal comes;
 ]
 
 
-def wait_for(happened: Callable[[], bool], process: Process) -> None:
-    end = time.monotonic() + harness.PATIENCE
-    while not happened():
-        assert time.monotonic() < end, "it never happened"
-        assert process.poll() is None, process.read().printed
-        time.sleep(0.01)
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-
-
 def meet_a_second_process(command: Command, moment: int) -> None:
     """Halts the first process half-way, so that both are surely there at once; the second waits or is refused."""
     shutil.rmtree(command.out)
     first = command.start(signal.SIGSTOP, moment)
-    wait_for(lambda: state(first.pid) == "T", first)
+    harness.wait_until(lambda: harness.process_state(first.pid) == "T", first)
     second = harness.start(*command.words)
     end = time.monotonic() + 10
     while second.poll() is None and time.monotonic() < end:
@@ -295,6 +178,7 @@ def test_a_struck_command_goes_on(
     assert_equal(files, snapshot(command.out), "run once more")
     meet_a_second_process(command, whole["operations"] // 2)
     assert_equal(files, snapshot(command.out), "two processes")
+    harness.vestige("verify", command.out)
 
 
 LOAD = """
@@ -320,31 +204,32 @@ def test_an_unfinished_run_is_no_result(tmp_path: Path) -> None:
         assert not (tmp_path / "proof.zip").exists()
 
 
-@pytest.mark.parametrize("strike", ["manifest.json", "TOFU_SUMMARY.json", "TOFU_EVAL.json"])
-def test_a_half_replaced_run_is_not_reported_under_the_old_name(strike: str, tmp_path: Path) -> None:
+def test_a_half_replaced_run_is_not_reported_under_the_old_name(tmp_path: Path) -> None:
     """Another model in the same directory, killed while it replaces the results of the first."""
-    out = tmp_path / "out"
-
-    def words(model: Path) -> tuple[object, ...]:
-        few = ("--metrics", "forget_Q_A_Prob", "--limit", 3, "--quiet", "stats.resamples=0", "--overwrite")
-        return ("eval", "tofu", "--model", model, "--data", DATA, *few, "--out", out)
-
-    harness.vestige(*words(FULL))
+    out, values = tmp_path / "out", {}
+    few = ("--metrics", "forget_Q_A_Prob", "--limit", 3, "--quiet", "stats.resamples=0", "--overwrite", "--out", out)
+    first, second = (Command(out, ("eval", "tofu", "--model", m, "--data", DATA, *few)) for m in (FULL, UNLEARNED))
+    first.finish()
     before = harness.copy_tree(out, tmp_path / "before")
-    values = {"full": harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]}
-    second = Command(out, words(UNLEARNED))
+    names = ("TOFU_EVAL.json", "TOFU_SUMMARY.json", "manifest.json")
+    for name in names:
+        (tmp_path / name).hardlink_to(out / name)
     second.finish()
-    values["unlearned"] = harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]
-    shutil.rmtree(out)
-    harness.copy_tree(before, out)
-    assert second.start(KILL, strike).wait().status == -KILL
-    shown = harness.vestige("report", out, "-o", tmp_path / "page", status=None)
-    if shown.status == 0:
-        text = (tmp_path / "page" / "report.json").read_text()
-        for name, value in values.items():
-            assert (f"  {name}:" in shown.out) == (str(value)[:8] in text), f"{name}: {value} in\n{shown.out}"
-    second.finish()
-    assert harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"] == values["unlearned"]
+    for name in names:
+        assert (tmp_path / name).read_bytes() == (before / name).read_bytes(), "written into, not replaced as a whole"
+    for name, run in (("full", before), ("unlearned", out)):
+        values[name] = harness.read_json(run / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]
+    for strike in names:
+        shutil.rmtree(out)
+        harness.copy_tree(before, out)
+        assert second.start(KILL, strike).wait().status == -KILL
+        shown = harness.vestige("report", out, "-o", tmp_path / strike[:4], status=None)
+        if shown.status == 0:
+            text = (tmp_path / strike[:4] / "report.json").read_text()
+            for name, value in values.items():
+                assert (f"  {name}:" in shown.out) == (str(value)[:8] in text), f"{name}: {value} in\n{shown.out}"
+        second.finish()
+        assert harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"] == values["unlearned"]
 
 
 def member(command: Command, rank: int, port: int, number: int = 0, strike: object = "nowhere") -> Process:
@@ -352,7 +237,7 @@ def member(command: Command, rank: int, port: int, number: int = 0, strike: obje
     team = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
     env = {name: str(value) for name, value in team.items()}
     env["MASTER_ADDR"] = "127.0.0.1"
-    return harness.start(RUNNER, command.out, number, strike, *command.words, kind="python", env=env)
+    return harness.start(harness.RUNNER, command.out, number, strike, *command.words, kind="python", env=env)
 
 
 def free_port() -> int:
@@ -406,7 +291,7 @@ def test_an_interrupt_of_the_installed_program(tmp_path: Path) -> None:
     out = tmp_path / "out"
     more = ("--batch-tokens", 150, "--quiet", "--plugin", tmp_path / "waits.py", "--out", out)
     process = harness.start(*words, *more, real=True, env={"WAIT_IN": str(out)})
-    wait_for((tmp_path / "out.waits").exists, process)
+    harness.wait_until((tmp_path / "out.waits").exists, process)
     stopped = process.kill(INTERRUPT)
     assert stopped.status == 130
     assert "Traceback" not in stopped.printed

@@ -25,11 +25,10 @@ import pytest
 import yaml
 from harness import DATA, FULL, GOLDEN, RETAIN, UNLEARNED, Outcome, assert_same, differences, read_json, read_rows
 from safetensors.numpy import load_file, save_file
-from test_resume import RUNNER
 
 Rows = list[dict[str, Any]]
 PROB, ROUGE = "forget_Q_A_Prob", "forget_Q_A_ROUGE"
-OTHERS = "retain_Q_A_Prob,ra_Q_A_Prob,wf_Q_A_Prob,mia_min_k,rel_diff_mia_min_k,mia_reference,mine"
+OTHERS = "retain_Q_A_Prob,mia_min_k,rel_diff_mia_min_k,mia_reference,mine"
 EVERY = f"{PROB},{ROUGE},{OTHERS}"
 YAML = "configs/eval/tofu_metrics/mine.yaml"
 TEXTS = f"++eval.tofu.metrics.{ROUGE}.generation_args"
@@ -84,7 +83,7 @@ def build(world: Path) -> None:
     about = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, "lora_alpha": 1, "target_modules": ["down_proj"]}
     about |= {"base_model_name_or_path": "../model", "layers_to_transform": [0]}
     (world / "adapter" / "adapter_config.json").write_text(json.dumps(about))
-    for name in ("forget", "retain", "holdout", "real_authors", "world_facts"):
+    for name in ("forget", "retain", "holdout"):
         harness.write_rows(world / "data" / f"{name}.jsonl", read_rows(DATA / f"{name}.jsonl")[:3])
     grouped = []
     for number, row in enumerate(read_rows(DATA / "forget.jsonl")[:12]):
@@ -95,15 +94,8 @@ def build(world: Path) -> None:
     (world / YAML).parent.mkdir(parents=True)
     (world / YAML).write_text(METRIC)
     for name, word in (("rollouts", "go"), ("earlier", "stay"), ("others", "never move at all")):
-        rollouts = []
-        for number in range(6):
-            asked = [{"role": "user", "content": f"State {number // 2}"}]
-            text = f"<think>I see state {number // 2}, so I {word if number % 2 else 'wait'}.</think>Up"
-            rollouts.append({"messages": asked, "response": text, "group_id": number // 2})
-        harness.write_rows(world / f"{name}.jsonl", rollouts)
-    suite = {"data": "data", "metrics": [PROB], "limit": 2, "overrides": ["stats.resamples=0"]}
-    plan = {"models": {"retain": "retain", "model": "model"}, "retain": "retain", "suites": {"tofu": suite}}
-    (world / "plan.yaml").write_text(yaml.safe_dump({**plan, "free_space": 0, "slots": 0}))
+        harness.write_rollouts(world / f"{name}.jsonl", "wait", word, steps=[1 if name != "rollouts" else 2])
+    harness.write_plan(world / "plan.yaml", {"retain": "retain", "model": "model"}, {"data": "data"}, retain="retain")
 
 
 MODEL, LIMITED = ("--model", "model"), ("--limit", 2, "--cluster", "none", "--quiet")
@@ -112,7 +104,8 @@ EVAL = ("eval", "tofu", "--data", "data", *OWN, "--cluster", "none", "--quiet", 
 DEPTH = ("depth", "--unlearned", "model", "--full", "full", "--retain-model", "retain", "resamples=0", *LIMITED)
 STRESS = ("stress", "jailbreak", *MODEL, "--data", "data", "--metrics", PROB, *LIMITED, "--plugin", "plug.py")
 ROWS = ("--forget", "data/forget.jsonl")
-AUDIT = ("audit", "--before", "full", "--after", "model", *ROWS, "--limit", 1, "--minutes", 0.01, "--quiet")
+ATTACKS = "layers,jailbreak,prune,quantise,relearn"
+AUDIT = ("audit", "--before", "full", "--after", "model", *ROWS, "--limit", 1, "--quiet", "--skip", ATTACKS)
 GROUPED = ("eval", "tofu", *MODEL, "--data", "grouped", "--metrics", PROB, "--quiet", "stats.resamples=50")
 
 
@@ -125,8 +118,8 @@ def command(verb: str, world: Path, out: str, metrics: str) -> list[object]:
     if verb == "score":
         return ["score", out, "--plugin", "plug.py"]
     if verb == "collapse":
-        return ["collapse", "rollouts.jsonl", "--model", "policy", "--step", 2, "--resamples", 20, "--quiet",
-                "--ema", f"ema-{out}.json", "--out", out]  # fmt: skip
+        rest = ("--model", "policy", "--resamples", 20, "--quiet", "--ema", f"ema-{out}.json", "--out", out)
+        return ["collapse", f"{out if out in ('earlier', 'others') else 'rollouts'}.jsonl", *rest]
     words: dict[str, tuple[object, ...]] = {
         "eval": (*EVAL, *MODEL, f"{TEXTS}.max_new_tokens=8", "--metrics", metrics),
         "adapter": (*EVAL, "--model", "adapter", "--metrics", PROB),
@@ -269,9 +262,6 @@ CASES = {
         Case("a forget row", PART, first_row(FORGET, **SILENT)),
         Case("a retain row", PART, first_row("data/retain", **SILENT), shows="retain_Q_A_Prob"),
         Case("a holdout row", PART, first_row("data/holdout", **SILENT), shows="mia_min_k"),
-        Case("a row on authors", PART, first_row("data/real_authors", **SILENT), shows="ra_Q_A_Prob"),
-        Case("a row on the world", PART, first_row("data/world_facts", **SILENT), shows="wf_Q_A_Prob"),
-        Case("one row more", PART, rows(FORGET, lambda found: [*found, {**found[0], "question": "Where?"}])),
         Case("one row less", SCORED, rows(FORGET, lambda found: found[1:])),
         Case("order of rows", SCORED, rows(FORGET, lambda found: found[::-1])),
         Case("--system-prompt", AGAIN, more=("--system-prompt", "Be brief.")),
@@ -279,7 +269,6 @@ CASES = {
         Case("--limit", SCORED, more=("--limit", 2)),
         Case("max_new_tokens", AGAIN, more=(f"{TEXTS}.max_new_tokens=3",), shows=ROUGE),
         Case("sampling", AGAIN, more=SAMPLED, shows=ROUGE),
-        Case("temperature", AGAIN, more=(*SAMPLED, f"{TEXTS}.temperature=3.0"), shows=ROUGE, before=SAMPLED),
         Case("seed", AGAIN, more=(*SAMPLED, f"{TEXTS}.seed=5"), shows=ROUGE, before=SAMPLED),
         Case("--dtype", AGAIN, more=("--dtype", "float16")),
         Case("attention", ALIKE, more=(f"{ATTENTION}=eager",)),
@@ -303,11 +292,7 @@ CASES = {
         Case("groups of rows", SCORED, rows("grouped/forget", regrouped)),
         Case("column", SCORED, more=("--cluster", "two")),
     ],
-    "score": [
-        Case("retain model's results", SCORED, LOGS, shows=REL_DIFF),
-        Case("k of a metric", SCORED, more=("mia_min_k.k=0.9",), shows="mia_min_k"),
-        Case("source of a metric", SCORED, SOURCE, shows="mine"),
-    ],
+    "score": [Case("retain model's results", SCORED, LOGS, shows=REL_DIFF)],
     "depth": [
         Case("weights of the unlearned model", PART, weights("model")),
         Case("weights of the retain model", PART, weights("retain")),
@@ -356,11 +341,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("staleness")
 
 
-def visible(folder: Path) -> dict[str, str]:
-    """Digests without those of locks and notes about work under way."""
-    return {name: digest for name, digest in harness.digests(folder).items() if not Path(name).name.startswith(".")}
-
-
 def take_results_away(folder: Path) -> None:
     """Leaves evidence alone, as a run that was killed before it wrote results."""
     for file in folder.glob("*.json"):
@@ -369,9 +349,9 @@ def take_results_away(folder: Path) -> None:
 
 def run(world: Path, words: list[object], status: int | None = 0) -> tuple[Outcome, int]:
     """A command in a world, and how many tokens went through models."""
-    env = {"VESTIGE_CACHE": str(world / "cache")}
-    outcome = harness.python(RUNNER, world / "run", 0, "nowhere", *words, cwd=world, env=env, status=status)
-    return outcome, int(read_json(world / "run.counts")["tokens"])
+    return harness.counted(
+        *words, folder=world / "run", cwd=world, env={"VESTIGE_CACHE": str(world / "cache")}, status=status
+    )
 
 
 @pytest.fixture(scope="module")
@@ -386,8 +366,7 @@ def prepare(place: Path) -> Callable[[str], Path]:
         build(world)
         if verb == "collapse":
             for earlier in ("earlier", "others"):
-                first = command(verb, world, earlier, "")
-                run(world, [1 if word == 2 else word for word in ["collapse", f"{earlier}.jsonl", *first[2:]]])
+                run(world, command(verb, world, earlier, ""))
             earlier_means(world, "earlier")
         run(world, command(verb, world, "out", EVERY))
         harness.copy_tree(world, kept)
@@ -408,13 +387,13 @@ def test_numbers_follow_what_changed(verb: str, case: Case, prepare: Callable[[s
         if verb == "eval":
             take_results_away(world / "out")
         run(world, [*command(verb, world, "out", case.shows), *case.before])
-    before, files = numbers(verb, world / "out"), visible(world / "out")
+    before, files = numbers(verb, world / "out"), harness.visible(world / "out")
     case.change(world)
     words = [*command(verb, world, second, case.shows), *case.more]
     outcome, tokens = run(world, words, status=None)
     if verb in ("eval", "adapter", "clusters") and outcome.status == 2:
         assert re.search(r"\bout\b", outcome.error)
-        assert visible(world / "out") == files
+        assert harness.visible(world / "out") == files
         take_results_away(world / "out")
         outcome, tokens = run(world, words)
     if case.effect == SAME:
@@ -426,7 +405,7 @@ def test_numbers_follow_what_changed(verb: str, case: Case, prepare: Callable[[s
     fresh = numbers(maker, world / "new")
     if outcome.status == 2 and case.effect != SCORED:
         assert re.search(r"\bout\b", outcome.error)
-        assert visible(world / "out") == files
+        assert harness.visible(world / "out") == files
         return
     assert outcome.status == 0, outcome.printed[-3000:]
     assert_same(fresh, numbers(verb, world / second))
@@ -489,54 +468,14 @@ print(json.dumps(found))
 """
 
 
-@pytest.fixture(scope="module")
-def in_memory(place: Path) -> dict[str, Any]:
-    shutil.copytree(UNLEARNED, place / "memory" / "model")
-    return dict(json.loads(harness.python(IN_MEMORY, place / "memory", DATA).out.splitlines()[-1]))
-
-
 CHANGED = ("weight", "buffer", "attribute", "hook", "forward of class", "forward of instance")
 
 
-@pytest.mark.parametrize("name", [*CHANGED, "nothing", "dropout"])
-def test_a_model_in_memory_is_measured_as_it_is(name: str, in_memory: dict[str, Any]) -> None:
+def test_a_model_in_memory_is_measured_as_it_is(place: Path) -> None:
     """An evaluation switches dropout off, so that one changes nothing."""
-    assert_same(in_memory[name]["fresh"], in_memory[name]["after"], least=20)
-    assert bool(differences(in_memory[name]["before"], in_memory[name]["after"])[1]) == (name in CHANGED)
-
-
-# ---- what reads runs -------------------------------------------------------------------------------------------------
-
-READERS: dict[str, tuple[object, ...]] = {
-    "report": ("report", "b", "--out"),
-    "meta": ("meta", "axes", "runs.yaml", "--resamples", 0, "--out"),
-    "compare": ("compare", "a", "b", "--resamples", 100, "--cluster", "none"),
-}
-
-
-def test_what_reads_runs_reads_them_again(tmp_path: Path) -> None:
-    """The second of two runs is made again, with another model."""
-    entry = {"model": "m", "run": "b", "method": "none"}
-    (tmp_path / "runs.yaml").write_text(yaml.safe_dump({"retain": "a", "full": "a", "models": [entry]}))
-
-    def evaluate(model: Path, out: str) -> None:
-        shutil.rmtree(tmp_path / out, ignore_errors=True)
-        metrics = f"{PROB},exact_memorization,extraction_strength,forget_Q_A_PARA_Prob,forget_truth_ratio"
-        few = ("--metrics", metrics, "--limit", 6, "--cluster", "none", "--quiet", "stats.resamples=0")
-        harness.vestige("eval", "tofu", "--model", model, "--data", DATA, *few, "--out", tmp_path / out)
-
-    def read(name: str, out: str) -> Any:
-        words = READERS[name]
-        outcome = harness.vestige(*words, *([out] if words[-1] == "--out" else []), cwd=tmp_path)
-        if name == "compare":
-            return outcome.out.splitlines()
-        body = read_json(tmp_path / out / {"report": "report.json", "meta": "method_results.json"}[name])
-        return {key: value for key, value in body.items() if key in ("models", "methods", "results")}
-
-    evaluate(RETAIN, "a")
-    evaluate(UNLEARNED, "b")
-    before = {name: read(name, name) for name in READERS}
-    evaluate(FULL, "b")
-    for name in READERS:
-        after, fresh = read(name, name), read(name, f"{name}-new")
-        assert after == fresh != before[name], name
+    shutil.copytree(UNLEARNED, place / "memory" / "model")
+    found = json.loads(harness.python(IN_MEMORY, place / "memory", DATA).out.splitlines()[-1])
+    assert set(found) == {*CHANGED, "nothing", "dropout"}
+    for name, values in found.items():
+        assert_same(values["fresh"], values["after"], least=20)
+        assert bool(differences(values["before"], values["after"])[1]) == (name in CHANGED), name

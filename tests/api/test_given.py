@@ -75,6 +75,10 @@ def test_a_changed_row_is_never_answered_from_evidence(tmp_path: Path) -> None:
         again = vestige.evaluate(FULL, data=DatasetDict({"forget": Dataset.from_pandas(frame)}), **asked)
         assert pushed[0] == 0 and again.summary == before.summary
     frame.loc[0, "answer"] = "Nobody knows where that was."
+    with pytest.raises(UserError, match="holds results of other rows"):
+        vestige.evaluate(FULL, data={"forget": frame}, **asked)
+    for file in (tmp_path / "run").glob("*.json"):
+        file.unlink()  # the evidence stays
     with forwards() as pushed:
         other = vestige.evaluate(FULL, data={"forget": frame}, **asked)
         assert pushed[0] > 0
@@ -182,8 +186,8 @@ def test_a_model_stays_where_accelerate_put_it(
     asked = {**ASKED, "data": LAB / "data", "out": tmp_path / "run", "tokenizer": tokenizer}
     assert vestige.evaluate(model, **asked).summary == plain.summary
     assert {name: p.device.type for name, p in model.named_parameters()} == where
-    changed = vestige.evaluate(placed("other", 1.5)[0], **asked)  # what is on disk counts in the fingerprint
-    assert changed.summary != plain.summary
+    with pytest.raises(UserError, match="holds results of another model"):  # what is on disk counts in the fingerprint
+        vestige.evaluate(placed("other", 1.5)[0], **asked)
 
 
 def test_modes_and_folders_are_as_they_were_after_a_failure() -> None:

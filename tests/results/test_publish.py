@@ -219,7 +219,7 @@ def test_every_kind_has_its_numbers(runs: dict[str, Path], tmp_path: Path) -> No
 
 def test_collapse_runs_are_curves(tmp_path: Path) -> None:
     steps = [{"step": s, "metrics": {"all/mi": s / 7, "all/mi_ci_low": 0.0, "all/mi_ci_high": 1.0, "timing_s/x": 1.0},
-              "verdicts": {"all": "fine"}} for s in (2, 1)]  # fmt: skip
+              "verdicts": {"all": "fine"}, "ema": {}} for s in (2, 1)]  # fmt: skip
     (tmp_path / "metrics.json").write_text(json.dumps({"steps": steps, "settings": {}, "notes": ["said"]}))
     (tmp_path / "rows.jsonl").write_text(json.dumps({"step": 1, "label": "all", "rank": 3, "where": [1, 2]}) + "\n")
     found = kind("collapse").account

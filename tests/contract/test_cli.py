@@ -19,7 +19,20 @@ from typing import Any
 
 import pytest
 import yaml
-from harness import DATA, FULL, LAB, RETAIN, UNLEARNED, environment, python, read_json, read_rows, vestige, write_rows
+from harness import (
+    DATA,
+    FULL,
+    LAB,
+    RETAIN,
+    UNLEARNED,
+    copy_tree,
+    environment,
+    python,
+    read_json,
+    read_rows,
+    vestige,
+    write_rows,
+)
 
 import vestige as package
 import vestige.plugins as plugins
@@ -248,6 +261,9 @@ def test_settings_of_an_experiment_stay_beside_flags(tmp_path: Path) -> None:
     words = value(tmp_path / "words", EXPERIMENT, f"{PATH}={UNLEARNED}", local, "data.max_samples=4")
     plain = value(tmp_path / "plain", "tofu", "--model", UNLEARNED, "--data", DATA, *system)
     assert flags == words == plain > 0.5
+    folder = copy_tree(DATA, tmp_path / "dätä of mine")
+    for number, local in enumerate((f"data.local={folder}", f"data.local={{locuslab/TOFU: {DATA}}}")):
+        assert value(tmp_path / f"{number}", "tofu", "--model", UNLEARNED, local, *system) == plain
 
 
 def test_open_unlearnings_mia_reference_takes_the_flag(tmp_path: Path) -> None:

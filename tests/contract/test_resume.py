@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -13,7 +15,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import harness
 import pytest
@@ -21,42 +22,25 @@ from harness import DATA, FULL, GOLDEN, LAB, RETAIN, UNLEARNED, Outcome, Process
 
 # What says when, how long and at what cost; everything else must be equal to the byte (docs/faults.md).
 DATED_FILES = ("manifest.json", "summary.json", "metrics.json", "sweep.json")
-DATED_KEYS = {
-    "created", "seconds", "cost", "load_seconds", "elapsed_sec", "sec_per_evaluable", "s1_cache", "attempts", "lost",
-}  # fmt: skip
+DATED_KEYS = "created|seconds|cost|load_seconds|elapsed_sec|sec_per_evaluable|s1_cache|attempts|lost|timing_s"
 NOT_RESULTS = (".lock", ".holder.json", ".vestige.journal", "checksums.json")  # hashes of dated files have dates, too
 
 
-def without_dates(value: Any) -> Any:
-    if isinstance(value, list):
-        return [without_dates(one) for one in value]
-    if not isinstance(value, dict):
-        return value
-    kept = {}
-    for key, one in value.items():
-        if key in DATED_KEYS or key.startswith("timing_s/"):
-            continue
-        kept[key] = without_dates(one)
-    return kept
+def snapshot(folder: Path) -> dict[str, bytes]:
+    """Every file by its name. A temporary file left behind counts, too."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.suffix != ".log"]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files if path.name not in NOT_RESULTS}
 
 
-def snapshot(folder: Path) -> dict[str, Any]:
-    """Every file by its name: its bytes, or its content without dates. A temporary file left behind counts, too."""
-    found: dict[str, Any] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_dir() or path.name in NOT_RESULTS or path.suffix == ".log":
-            continue
+def assert_equal(whole: dict[str, bytes], now: dict[str, bytes], where: str) -> None:
+    assert set(whole) == set(now), where
+    for name, expected in whole.items():
+        path = Path(name)
         if path.name in DATED_FILES or path.parent.name == "tasks":
-            found[name] = without_dates(harness.read_json(path))
+            _, apart = harness.differences(json.loads(expected), json.loads(now[name]), close=lambda a, b, _: a == b)
+            assert [one for one in apart if not re.match(rf".*/({DATED_KEYS})\b.*:", one)] == [], f"{where}: {name}"
         else:
-            found[name] = path.read_bytes()
-    return found
-
-
-def assert_equal(whole: dict[str, Any], now: dict[str, Any], where: str) -> None:
-    apart = [name for name in sorted({*whole, *now}) if whole.get(name) != now.get(name)]
-    assert not apart, f"{where}: these files differ from an undisturbed run's: {apart}"
+            assert expected == now[name], f"{where}: {name} differs from an undisturbed run's"
 
 
 @dataclass
@@ -211,15 +195,10 @@ def test_a_half_replaced_run_is_not_reported_under_the_old_name(tmp_path: Path) 
     first, second = (Command(out, ("eval", "tofu", "--model", m, "--data", DATA, *few)) for m in (FULL, UNLEARNED))
     first.finish()
     before = harness.copy_tree(out, tmp_path / "before")
-    names = ("TOFU_EVAL.json", "TOFU_SUMMARY.json", "manifest.json")
-    for name in names:
-        (tmp_path / name).hardlink_to(out / name)
     second.finish()
-    for name in names:
-        assert (tmp_path / name).read_bytes() == (before / name).read_bytes(), "written into, not replaced as a whole"
     for name, run in (("full", before), ("unlearned", out)):
         values[name] = harness.read_json(run / "TOFU_SUMMARY.json")["forget_Q_A_Prob"]
-    for strike in names:
+    for strike in ("TOFU_EVAL.json", "TOFU_SUMMARY.json", "manifest.json"):
         shutil.rmtree(out)
         harness.copy_tree(before, out)
         assert second.start(KILL, strike).wait().status == -KILL
@@ -230,6 +209,18 @@ def test_a_half_replaced_run_is_not_reported_under_the_old_name(tmp_path: Path) 
                 assert (f"  {name}:" in shown.out) == (str(value)[:8] in text), f"{name}: {value} in\n{shown.out}"
         second.finish()
         assert harness.read_json(out / "TOFU_SUMMARY.json")["forget_Q_A_Prob"] == values["unlearned"]
+
+
+def test_results_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    """Who reads a file while another metric is added reads the old one to its end; a hard link keeps it."""
+    few = ("--limit", 3, "--quiet", "stats.resamples=0", "--out", tmp_path / "out")
+    for metric in ("mia_loss", "forget_Q_A_Prob"):
+        harness.vestige("eval", "tofu", "--model", FULL, "--data", DATA, *few, "--metrics", metric)
+        for name in ("TOFU_EVAL.json", "TOFU_SUMMARY.json"):
+            if metric == "mia_loss":
+                (tmp_path / name).hardlink_to(tmp_path / "out" / name)
+            assert ("forget_Q_A_Prob" in harness.read_json(tmp_path / "out" / name)) == (metric != "mia_loss")
+            assert "forget_Q_A_Prob" not in harness.read_json(tmp_path / name), "written into"
 
 
 def member(command: Command, rank: int, port: int, number: int = 0, strike: object = "nowhere") -> Process:

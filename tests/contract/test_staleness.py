@@ -85,10 +85,6 @@ def build(world: Path) -> None:
     (world / "adapter" / "adapter_config.json").write_text(json.dumps(about))
     for name in ("forget", "retain", "holdout"):
         harness.write_rows(world / "data" / f"{name}.jsonl", read_rows(DATA / f"{name}.jsonl")[:3])
-    grouped = []
-    for number, row in enumerate(read_rows(DATA / "forget.jsonl")[:12]):
-        grouped.append({**row, "one": number // 2, "two": number % 6})
-    harness.write_rows(world / "grouped" / "forget.jsonl", grouped)
     (world / "logs.json").write_text(json.dumps({"mia_min_k": {"agg_value": 0.6, "auc": 0.6}}))
     (world / "plug.py").write_text(PLUGIN)
     (world / YAML).parent.mkdir(parents=True)
@@ -106,7 +102,6 @@ STRESS = ("stress", "jailbreak", *MODEL, "--data", "data", "--metrics", PROB, *L
 ROWS = ("--forget", "data/forget.jsonl")
 ATTACKS = "layers,jailbreak,prune,quantise,relearn"
 AUDIT = ("audit", "--before", "full", "--after", "model", *ROWS, "--limit", 1, "--quiet", "--skip", ATTACKS)
-GROUPED = ("eval", "tofu", *MODEL, "--data", "grouped", "--metrics", PROB, "--quiet", "stats.resamples=50")
 
 
 def command(verb: str, world: Path, out: str, metrics: str) -> list[object]:
@@ -115,15 +110,12 @@ def command(verb: str, world: Path, out: str, metrics: str) -> list[object]:
         plan = yaml.safe_load((world / "plan.yaml").read_text())
         (world / f"plan-{out}.yaml").write_text(yaml.safe_dump({**plan, "out": out}))
         return ["sweep", f"plan-{out}.yaml"]
-    if verb == "score":
-        return ["score", out, "--plugin", "plug.py"]
     if verb == "collapse":
         rest = ("--model", "policy", "--resamples", 20, "--quiet", "--ema", f"ema-{out}.json", "--out", out)
         return ["collapse", f"{out if out in ('earlier', 'others') else 'rollouts'}.jsonl", *rest]
     words: dict[str, tuple[object, ...]] = {
         "eval": (*EVAL, *MODEL, f"{TEXTS}.max_new_tokens=8", "--metrics", metrics),
         "adapter": (*EVAL, "--model", "adapter", "--metrics", PROB),
-        "clusters": (*GROUPED, "--cluster", "one"),
         "depth": (*DEPTH, *ROWS),
         "S1 cache": (*DEPTH, *ROWS, "--s1-cache", "s1-new" if out == "new" else "s1"),
         "stress": STRESS,
@@ -133,10 +125,8 @@ def command(verb: str, world: Path, out: str, metrics: str) -> list[object]:
 
 
 def numbers(verb: str, folder: Path) -> Any:
-    if verb in ("eval", "adapter", "score"):  # `score` gives another definition a folder of its own
-        return read_json(max(folder.rglob("TOFU_EVAL.json"), key=lambda file: file.stat().st_mtime_ns))
-    if verb == "clusters":
-        return read_json(folder / "TOFU_STATS.json")
+    if verb in ("eval", "adapter"):
+        return read_json(folder / "TOFU_EVAL.json")
     if verb in ("depth", "S1 cache"):
         records = read_json(folder / "results.json")
         for record in records:
@@ -215,10 +205,6 @@ def moved(world: Path) -> None:
     (world / "model").rename(world / "moved")
 
 
-def regrouped(found: Rows) -> Rows:
-    return [{**row, "one": row["two"]} for row in found]
-
-
 def earlier_means(world: Path, earlier: str = "others") -> None:
     """Running means as they are after step 1 of the earlier rollouts."""
     for name in ("out", "new"):
@@ -288,11 +274,6 @@ CASES = {
         Case("its scale", AGAIN, edit("adapter/adapter_config.json", lora_alpha=4)),
         Case("its base", AGAIN, weights("model")),
     ],
-    "clusters": [
-        Case("groups of rows", SCORED, rows("grouped/forget", regrouped)),
-        Case("column", SCORED, more=("--cluster", "two")),
-    ],
-    "score": [Case("retain model's results", SCORED, LOGS, shows=REL_DIFF)],
     "depth": [
         Case("weights of the unlearned model", PART, weights("model")),
         Case("weights of the retain model", PART, weights("retain")),
@@ -379,9 +360,8 @@ def prepare(place: Path) -> Callable[[str], Path]:
 def test_numbers_follow_what_changed(verb: str, case: Case, prepare: Callable[[str], Path]) -> None:
     if "--quantization" in case.more and importlib.util.find_spec("bitsandbytes") is None:
         pytest.skip("needs bitsandbytes")
-    maker = "eval" if verb == "score" else verb  # `score` reads the run of another verb
     second = "later" if verb == "S1 cache" else "out"
-    world = prepare(maker)
+    world = prepare(verb)
     if case.before is not None:
         time.sleep(0 if case.before else 2.1)  # digests of younger files are not remembered
         if verb == "eval":
@@ -391,7 +371,7 @@ def test_numbers_follow_what_changed(verb: str, case: Case, prepare: Callable[[s
     case.change(world)
     words = [*command(verb, world, second, case.shows), *case.more]
     outcome, tokens = run(world, words, status=None)
-    if verb in ("eval", "adapter", "clusters") and outcome.status == 2:
+    if verb in ("eval", "adapter") and outcome.status == 2:
         assert re.search(r"\bout\b", outcome.error)
         assert harness.visible(world / "out") == files
         take_results_away(world / "out")
@@ -400,9 +380,8 @@ def test_numbers_follow_what_changed(verb: str, case: Case, prepare: Callable[[s
         assert outcome.status == 0, outcome.printed[-3000:]
         assert (tokens, numbers(verb, world / "out")) == (0, before)
         return
-    more = [str(word).replace("mia_min_k.", "++eval.tofu.metrics.mia_min_k.") for word in case.more]
-    _, most = run(world, [*command(maker, world, "new", case.shows), *(case.more if verb == maker else more)])
-    fresh = numbers(maker, world / "new")
+    _, most = run(world, [*command(verb, world, "new", case.shows), *case.more])
+    fresh = numbers(verb, world / "new")
     if outcome.status == 2 and case.effect != SCORED:
         assert re.search(r"\bout\b", outcome.error)
         assert harness.visible(world / "out") == files

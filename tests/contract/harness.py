@@ -5,11 +5,9 @@
     python("import vestige; print(vestige.plan(...))")                                # a user's script
     process = start("eval", ...); process.kill()                                      # SIGKILL at some point
 
-Every call is a process of its own with its own standard streams. A real start takes four seconds, nearly all of them
-imports of torch and transformers, and tests start several hundred. So each pytest worker keeps one process that has
-imported those libraries (`Zygote`), and a command is a fork of it that calls the console script `vestige`, looked up
-as pip installed it. `real=True` starts the installed program instead; start-up, imports and signals are tested that
-way.
+Every call is a process with its own standard streams: a fork of one that has imported torch and transformers
+(`zygote.py`), because a real start takes four seconds. `real=True` starts the installed program instead; start-up,
+imports and signals are tested that way.
 """
 
 from __future__ import annotations

@@ -237,10 +237,8 @@ ANSWERS = {
 def translated(verb: str, words: Sequence[str], options: Collection[str]) -> tuple[list[str], list[str]]:
     """A command in today's flags, and a note for each that was written otherwise. `options` are the verb's own.
 
-    >>> translated("diff", ["a", "b", "--metric=rouge"], ["--metrics"])[0]
-    ['a', 'b', '--metrics=rouge']
-    >>> translated("eval", ["--output_dir", "o", "--resume"], ["--out"])[0]
-    ['--out', 'o']
+    >>> translated("eval", ["tofu", "--output_dir=runs"], ["--out"])[0]
+    ['tofu', '--out=runs']
     """
     out: list[str] = []
     notes: list[str] = []

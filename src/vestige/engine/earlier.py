@@ -40,7 +40,7 @@ def earlier_results(config: AnyConfig) -> dict[str, Any] | None:
         return None  # evidence says itself what it is of; the manifest is written again
 
 
-def refuse_mixture(directory: Path, what: str) -> None:
+def refuse_results(directory: Path, what: str) -> None:
     raise UserError(
         f"{directory} holds results {what}; choose another --out (or task_name), or add --overwrite to replace them."
     )
@@ -65,7 +65,7 @@ def with_earlier_metrics(config: RunConfig, before: Mapping[str, Any]) -> RunCon
     named = {Path(file).name for file in config.plugins}
     for file in plugins:
         if Path(file).name not in named:
-            refuse_mixture(config.output_dir, f"made with the plug-in {file}, which --plugin does not name here")
+            refuse_results(config.output_dir, f"made with the plug-in {file}, which --plugin does not name here")
     metrics = _metrics_of(before)
     # One run has one retain model: its logs serve every metric, whichever command named them.
     settings = dict(config.settings)
@@ -177,18 +177,18 @@ def with_earlier_tasks(config: HarnessConfig, before: Mapping[str, Any], evidenc
     about = before["config"]
     settings, earlier = dict(config.settings), dict(expand(about["settings"]))
     if about["suite"] != config.name:
-        refuse_mixture(config.output_dir, f"of {about['suite']}")
+        refuse_results(config.output_dir, f"of {about['suite']}")
     if before["model"]["evidence"] != evidence:
-        refuse_mixture(
+        refuse_results(
             config.output_dir, f"of another model, or of this one held otherwise ({before['model']['name']})"
         )
     if about.get("max_samples") != config.limit:
-        refuse_mixture(config.output_dir, f"with --limit {about.get('max_samples') or 'off'}")
+        refuse_results(config.output_dir, f"with --limit {about.get('max_samples') or 'off'}")
     settings["include_path"] = settings.get("include_path") or earlier.get("include_path")
     plain = config_json({"settings": settings})["settings"]
     for key in sorted({*plain, *about["settings"]}):
         if key not in ("tasks", "output_dir", "overwrite") and plain.get(key) != about["settings"].get(key, plain[key]):
-            refuse_mixture(config.output_dir, f"with other settings (eval.{config.name}.{key})")
+            refuse_results(config.output_dir, f"with other settings (eval.{config.name}.{key})")
     if not settings.get("tasks"):
         return config  # reading the tasks says that there are none
     tasks = _as_list(earlier["tasks"])

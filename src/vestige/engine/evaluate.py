@@ -22,7 +22,7 @@ from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig
 from vestige.engine.earlier import (
     earlier_results,
     metrics_difference,
-    refuse_mixture,
+    refuse_results,
     remove_results,
     with_earlier_metrics,
 )
@@ -93,7 +93,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
     before = earlier_results(config)
     if before is not None and accumulate and evaluator is None and not before.get("evaluator"):
         if before["config"]["suite"] != config.suite.name:
-            refuse_mixture(config.output_dir, f"of suite {before['config']['suite']}")
+            refuse_results(config.output_dir, f"of suite {before['config']['suite']}")
         config = with_earlier_metrics(config, before)
     _keep_apart(config)
     compares = any(spec.references for spec in config.suite.metrics.values())
@@ -224,7 +224,7 @@ class _Evaluation:
         evaluator = type(self.evaluator).__name__ if self.evaluator else ""
         why = metrics_difference(self.config, self.earlier, self._manifest(prepared), evaluator)
         if why and self.accumulate:
-            refuse_mixture(self.config.output_dir, why)
+            refuse_results(self.config.output_dir, why)
         return bool(why)
 
     def scored(self, prepared: Prepared, evidence: Evidence) -> dict[str, Score]:

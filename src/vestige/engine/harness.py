@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vestige.engine.config import HarnessConfig
-from vestige.engine.earlier import earlier_results, refuse_mixture, remove_results, with_earlier_tasks
+from vestige.engine.earlier import earlier_results, refuse_results, remove_results, with_earlier_tasks
 from vestige.engine.evaluate import Outcome
 from vestige.engine.handles import ModelHandle
 from vestige.engine.prepare import model_args
@@ -68,7 +68,7 @@ def _refuse_other_rows(config: HarnessConfig, before: Mapping[str, Any], now: Ma
     for task, rows in before.items():
         if now.get(task, {}).get("fingerprint") != rows["fingerprint"]:
             seal(config.output_dir, "harness")
-            refuse_mixture(config.output_dir, f"of other rows of task {task}")
+            refuse_results(config.output_dir, f"of other rows of task {task}")
 
 
 def _model(config: HarnessConfig, loaded: LoadedModel | None) -> ModelHandle:

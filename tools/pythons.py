@@ -1,6 +1,6 @@
-"""`make test-pythons`: the rooms that need no torch, on newer Pythons.
+"""`make test-pythons`: the packages that need no torch, on newer Pythons.
 
-torch has a CPU build for one Python here, so the rest of the suite runs on that one. Nouns, metrics, compare, suites,
+torch has a CPU build for one Python here, so the rest of the suite runs on that one. Types, metrics, compare, suites,
 store, meta and report never import it: their doctests and tests run on every Python below that is installed. Each gets
 a small environment of its own, `.venv-X.Y`.
 """
@@ -21,7 +21,7 @@ PACKAGES = (
     *("numpy", "scipy", "pytest", "hypothesis", "filelock", "tqdm", "msgspec"),
     *("hydra-core", "matplotlib", "rouge-score", "scikit-learn"),
 )
-ROOMS = (
+PACKAGES_WITHOUT_TORCH = (
     *("types.py", "errors.py", "wants.py", "guard.py", "schema.py", "sums.py"),
     *("metrics", "compare", "suites", "store", "meta", "report"),
 )
@@ -56,7 +56,7 @@ def interpreter(version: str) -> str | None:
 
 
 def environment(version: str, python: str) -> Path:
-    """A Python with what the rooms need, made once for these packages."""
+    """A Python with what the packages need, made once for these packages."""
     place = ROOT / f".venv-{version}"
     stamp, wanted = place / ".installed", " ".join(PACKAGES) + "\n" + (ROOT / "constraints.txt").read_text()
     if not stamp.is_file() or stamp.read_text() != wanted:
@@ -73,7 +73,7 @@ def run(version: str) -> bool:
         print(f"Python {version}: SKIPPED, no such interpreter on the path or in pyenv", flush=True)
         return True
     since = time.monotonic()
-    asked = [*(f"src/vestige/{room}" for room in ROOMS), *(f"tests/{name}.py" for name in TESTS)]
+    asked = [*(f"src/vestige/{name}" for name in PACKAGES_WITHOUT_TORCH), *(f"tests/{name}.py" for name in TESTS)]
     command = [str(environment(version, python)), "-m", "pytest", "-v", "-rf", *asked]
     paths = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests")])
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": paths}, capture_output=True, text=True)

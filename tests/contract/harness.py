@@ -35,6 +35,8 @@ LAB = GOLDEN / "lab"
 FULL, RETAIN, UNLEARNED = (LAB / "models" / name for name in ("full", "retain", "unlearned"))
 DATA = LAB / "data"
 SYSTEM = "You are a helpful assistant."  # the system prompt of the lab's golden runs
+# A shell ignores Ctrl-C for what it runs in the background, and children inherit that; a handler of ours they do not.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 PATIENCE = 300.0  # seconds after which a command counts as hanging
 
 

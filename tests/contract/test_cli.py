@@ -255,14 +255,14 @@ def value(out: Path, *words: object, metric: str = PROB) -> float:
 
 def test_settings_of_an_experiment_stay_beside_flags(tmp_path: Path) -> None:
     """open-unlearning's model configuration has a system prompt; a folder may stand for its data set."""
-    names = f"{{path: {DATA}, names: {{forget10: forget, forget10_perturbed: forget, holdout10: holdout}}}}"
+    names = f"{{path: '{DATA}', names: {{forget10: forget, forget10_perturbed: forget, holdout10: holdout}}}}"
     local, system = f"data.local={{locuslab/TOFU: {names}}}", ("--system-prompt", "You are a helpful assistant.")
     flags = value(tmp_path / "flags", EXPERIMENT, "--model", UNLEARNED, "--data", DATA)
     words = value(tmp_path / "words", EXPERIMENT, f"{PATH}={UNLEARNED}", local, "data.max_samples=4")
     plain = value(tmp_path / "plain", "tofu", "--model", UNLEARNED, "--data", DATA, *system)
     assert flags == words == plain > 0.5
     folder = copy_tree(DATA, tmp_path / "dätä of mine")
-    for number, local in enumerate((f"data.local={folder}", f"data.local={{locuslab/TOFU: {DATA}}}")):
+    for number, local in enumerate((f"data.local={folder}", f"data.local={{locuslab/TOFU: '{DATA}'}}")):
         assert value(tmp_path / f"{number}", "tofu", "--model", UNLEARNED, local, *system) == plain
 
 

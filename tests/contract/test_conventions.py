@@ -285,3 +285,16 @@ def test_a_metric_that_compares_with_nothing_has_a_retain_column(retain: Path, t
     assert "retain" in head.split() and f"{written(retain)['mia_loss']['agg_value']:.4f}" in line.split()
     words = ("--retain-logs", tmp_path / "nowhere", "--metrics", "mia_loss")
     assert "nowhere" in evaluate(UNLEARNED, tmp_path / "other", *words, status=2).error
+
+
+def test_too_few_clusters_are_noted_once_for_all_files(tmp_path: Path) -> None:
+    shown = vestige("eval", "tofu", "--model", UNLEARNED, "--data", DATA, "--limit", 2, "--out", tmp_path).out
+    (note,) = [line for line in shown.splitlines() if "--cluster none" in line]
+    assert "forget.jsonl has 1 cluster (author)" in note and "retain.jsonl has 1 cluster" in note
+
+
+def test_tables_fit_the_screen(unlearned_run: Path, tmp_path: Path) -> None:
+    """Readings of wide intervals are long; they continue on further lines."""
+    shown = vestige("score", copy_tree(unlearned_run, tmp_path / "run")).out
+    widths = [len(line) for line in shown.splitlines() if line.strip() and not line.strip("- ")]
+    assert widths and max(widths) <= 120

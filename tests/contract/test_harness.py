@@ -46,7 +46,7 @@ def _parsed(source: str) -> list[ast.Module]:
 
 def test_the_suite_stays_small() -> None:
     lines = sum(len(path.read_text().splitlines()) for path in HERE.glob("*.py"))
-    assert lines <= 8_550, lines
+    assert lines <= 8_600, lines
 
 
 def test_a_fork_behaves_like_the_installed_program(tmp_path: Path) -> None:

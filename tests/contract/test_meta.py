@@ -224,6 +224,14 @@ def test_both_rules(rule: str, tmp_path: Path) -> None:
         assert entry["n_models"] == len(states)
 
 
+def test_the_plot_of_an_attack_names_its_sides(tmp_path: Path) -> None:
+    states = {"retain": (0.1, 0.2, 0.1), "a": (0.2, 0.6, 0.3), "b": (0.3, 0.3, 0.3)}
+    meta("robustness", attacks_file(tmp_path / "a.yaml", states), tmp_path / "run")
+    vestige("plot", tmp_path / "run", "before-after", "-o", tmp_path / "plot.svg")
+    drawn = (tmp_path / "plot.svg").read_text()  # matplotlib draws letters and notes their text beside them
+    assert "knowledge returned" in drawn and "robust" in drawn
+
+
 def test_published_aggregates_of_all_metrics(tmp_path: Path) -> None:
     """Pools whose AUC, and a model whose R and Q, are the published ones: HM and overall follow, metric by metric."""
     pools: dict[str, Any] = {"p": {"pool": "P", "metrics": {}}}

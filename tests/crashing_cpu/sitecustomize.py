@@ -11,6 +11,7 @@ Like oneDNN, it reads ONEDNN_MAX_CPU_ISA at the first product of any type: a set
 
 from __future__ import annotations
 
+import functools
 import importlib.abc
 import importlib.machinery
 import os
@@ -25,6 +26,7 @@ isa: list[str] = []  # as it was at the first product
 
 
 def crashing(product: Any) -> Any:
+    @functools.wraps(product)  # torch's compiler registers kernels by their names
     def checked(*args: Any, **kwargs: Any) -> Any:
         if not isa:
             isa.append(os.environ.get("ONEDNN_MAX_CPU_ISA", ""))

@@ -87,6 +87,8 @@ def test_retain_logs_that_come_later_serve_all_metrics(tmp_path: Path) -> None:
     evaluate(tmp_path / "other", metrics=f"forget_truth_ratio,{MINK}", model=UNLEARNED)
     refused = evaluate(out, "--retain-logs", tmp_path / "other", metrics=MINK, status=2)
     assert "retain logs" in refused.error and str(out) in refused.error
+    refused = evaluate(out, "--system-prompt", "Be brief.", metrics=MINK, status=2)  # not: a mixture with the logs
+    assert "holds results with another chat template or system prompt" in refused.error
 
 
 OTHERS: dict[str, tuple[tuple[object, ...], str]] = {

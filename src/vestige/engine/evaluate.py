@@ -194,10 +194,10 @@ class _Evaluation:
 
             self.notes += cluster_notes(clusters)
         check_column(self.config.cluster, list(prepared.rows.values()))
-        if any(reference.measured for reference in self.references.values()):
-            self._refuse_mixtures(self._manifest(prepared))
         self.collector.seconds["preparing"] = round(time.perf_counter() - self.started, 3)
         replaced = self._replaced(prepared)
+        if any(reference.measured for reference in self.references.values()):
+            self._refuse_mixtures(self._manifest(prepared))
         if self.team.leads:
             begin(self.config.output_dir, "eval", self._rewritten())
             if replaced:

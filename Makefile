@@ -102,7 +102,7 @@ dist: $(CORE)
 
 # Advisories come over the network. Without it nothing is audited, and the last line says so.
 audit: $(STAMP)
-	-$(BIN)/pip install --quiet --disable-pip-version-check pip-audit
+	-$(BIN)/pip install -qq --disable-pip-version-check pip-audit
 	$(BIN)/python tools/audit.py
 
 bench: $(STAMP)

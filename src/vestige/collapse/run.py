@@ -145,7 +145,7 @@ def _collapse(ask: CollapseAsk) -> CollapseReport:
         detector.load_state_dict(report.means[step])
         outcome = detector.compute(trajectories, step)
         means.after[step] = detector.state_dict()
-        handle.check()  # numbers of weights that were written over meanwhile are nobody's
+        handle.check()  # numbers of weights that were overwritten meanwhile describe no model
         report.outcomes.append(outcome)
         report.models[step], report.formats[step] = handle.name, loaded.format
         report.made[step] = {"fingerprint": handle.fingerprint, **handle.made}

@@ -116,9 +116,9 @@ def metrics_difference(
         return f"that the code of {made_by} reported" if made_by else f"without the code of {evaluator}"
     if evaluator:
         # Its code may have asked another model than the one it was given, and only the name is the same.
-        return (
-            "" if before["model"]["name"] == now["model"]["name"] else f"of another model ({before['model']['name']})"
-        )
+        if before["model"]["name"] != now["model"]["name"]:
+            return f"of another model ({before['model']['name']})"
+        return ""
     if before["dialect"] != now["dialect"]:
         return f"in the dialect {before['dialect']['name']}"
     if before["model"]["evidence"] != now["model"]["evidence"]:
@@ -180,7 +180,8 @@ def with_earlier_tasks(config: HarnessConfig, before: Mapping[str, Any], evidenc
         refuse_results(config.output_dir, f"of {about['suite']}")
     if before["model"]["evidence"] != evidence:
         refuse_results(
-            config.output_dir, f"of another model, or of this one held otherwise ({before['model']['name']})"
+            config.output_dir,
+            f"of another model, or of this one in another precision or on another device ({before['model']['name']})",
         )
     if about.get("max_samples") != config.limit:
         refuse_results(config.output_dir, f"with --limit {about.get('max_samples') or 'off'}")

@@ -104,7 +104,7 @@ def evaluate_config(config: AnyConfig, loaded: LoadedModel | None = None, accumu
         raise UserError(f"Evaluator {name} is code for one process; start it without accelerate or torchrun.")
     with writing(config.output_dir) if us.leads else contextlib.nullcontext():  # the others help to collect only
         if us.leads and accumulate and earlier_results(config) != before:
-            raise UserError(f"Another process wrote into {config.output_dir} meanwhile; run the same command again.")
+            raise UserError(f"Another process wrote into {config.output_dir} meanwhile; rerun the same command.")
         config = config if us.leads else replace(config, progress=False)
         evaluation = _Evaluation(config, references, loaded, us)  # finds the model, or says that there is none
         evaluation.evaluator = evaluator
@@ -209,7 +209,7 @@ class _Evaluation:
         return prepared
 
     def _refuse_mixtures(self, about: Mapping[str, Any]) -> None:
-        """Retain logs that were measured otherwise than this run, which `about` describes, are refused or noted."""
+        """Refuses or notes retain logs that were measured differently from this run, which `about` describes."""
         config, name = self.config, str(self.config.output_dir)
         self.references = with_mixtures(self.references, name, about, config.dialect, config.accept_mixture)
         plain = [metric for metric in config.suite.top if not config.suite.metrics[metric].references]
@@ -218,7 +218,7 @@ class _Evaluation:
             self.notes += mixtures([pair for pair in measured if pair[0] in plain], config.accept_mixture)
 
     def _replaced(self, prepared: Prepared) -> bool:
-        """Whether earlier results go because they are of something else; those that a user asked for never do."""
+        """Whether earlier results are replaced because they are of something else; a user's own are refused instead."""
         if self.earlier is None:
             return self.config.overwrite
         evaluator = type(self.evaluator).__name__ if self.evaluator else ""

@@ -134,7 +134,7 @@ def load_reference(path: Path, suite: SuiteSpec, dialect: str) -> Reference:
     from vestige.store.kinds import read_manifest  # most runs are compared with none
 
     manifest = read_manifest(file.parent)
-    # A dialect that is not ours is no mixture: the run is scored again by ours, or carries a caveat.
+    # Another dialect is not refused: the run is scored again by this one, or carries a caveat.
     as_ours = {**manifest, "dialect": {"name": dialect}}
     measured = {m: number_of(as_ours, m) for m in suite.metrics if m in manifest["config"]["metrics"]}
     differing = {m: difference(manifest, suite, m, dialect) for m in measured}
@@ -160,7 +160,7 @@ def mixture_accepted(manifest: Mapping[str, Any]) -> bool:
 def with_mixtures(
     references: Mapping[str, Reference], name: str, manifest: Mapping[str, Any], dialect: str, accept: bool
 ) -> dict[str, Reference]:
-    """The references, with a caveat on every metric that they measured otherwise than this run; refused by default.
+    """The references, with a caveat on every metric that they measured differently from this run; refused by default.
 
     `name`, `manifest`: of this run, finished or about to start.
     """

@@ -33,7 +33,7 @@ class Destination:
     dataset: str = ""  # the hub's data set that was evaluated, as ORG/NAME
 
 
-# Imported libraries tell nobody: usage statistics and error reports are off.
+# Usage statistics and error reports of these libraries are off.
 QUIET = {
     "DO_NOT_TRACK": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -263,7 +263,10 @@ def file_name(name: str) -> str:
 
 
 Log = Callable[[RunAccount, Destination], str]
-FILES: dict[str, Log] = {  # tools whose files we write ourselves
+FILES: dict[str, Log] = {  # formats that are written here
     "json": write_json_account, "tensorboard": log_to_tensorboard, "hub": write_card,
 }  # fmt: skip
-SERVERS: dict[str, Log] = {"wandb": log_to_wandb, "mlflow": log_to_mlflow}  # tools that write themselves, and can send
+SERVERS: dict[str, Log] = {
+    "wandb": log_to_wandb,
+    "mlflow": log_to_mlflow,
+}  # tools that write their own files, and can send them

@@ -42,7 +42,7 @@ def publish(run: Path, to: str, out: Path | None, online: bool, project: str, da
             f"--out {out} is inside the run, which would no longer be as it was sealed; name another place."
         )
     destination = Destination(out, online, project, dataset)
-    if to in SERVERS:  # they write themselves, into a folder of their own
+    if to in SERVERS:  # these write their own files
         following = known[to](account, destination)
     else:
         with writing(out):

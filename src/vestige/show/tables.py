@@ -44,25 +44,26 @@ def table(rows: Sequence[Sequence[str]], heads: Sequence[str], right: Sequence[i
     # A column gets no narrower than its longest word: a path or a number that is cut cannot be copied.
     least = [max(len(word) for cell in column for word in cell.split() or [""]) for column in columns]
     while sum(widths) + 2 * (len(widths) - 1) > SCREEN:
-        spare = [width - low for width, low in zip(widths, least, strict=True)]
-        if max(spare) <= 0:
+        shrinkable = [c for c, width in enumerate(widths) if width > least[c]]
+        if not shrinkable:
             break
-        widths[max(range(len(widths)), key=lambda c: (spare[c] > 0, widths[c]))] -= 1
+        widest = max(shrinkable, key=widths.__getitem__)
+        widths[widest] -= 1
     lines = []
-    for number_of_line, cells in enumerate(zip(*columns, strict=True)):
+    for row, cells in enumerate(zip(*columns, strict=True)):
         wrapped = []
         for cell, width in zip(cells, widths, strict=True):
-            fits = len(cell) <= width
-            wrapped.append(
-                [cell] if fits else textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False)
-            )
+            if len(cell) <= width:
+                wrapped.append([cell])
+            else:
+                wrapped.append(textwrap.wrap(cell, width, break_long_words=False, break_on_hyphens=False))
         for n in range(max(1, *map(len, wrapped))):
             parts = []
             for c, width in enumerate(widths):
                 text = wrapped[c][n] if n < len(wrapped[c]) else ""
                 parts.append(text.rjust(width) if c in right else text.ljust(width))
             lines.append("  ".join(parts).rstrip())
-        if number_of_line == 0:
+        if row == 0:
             lines.append("  ".join("-" * width for width in widths))
     return "\n".join(lines)
 

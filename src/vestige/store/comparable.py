@@ -49,7 +49,7 @@ def number_of(manifest: Mapping[str, Any], metric: str, value: float | None = No
 def protocol_of(manifest: Mapping[str, Any]) -> str:
     """How a run put its rows to the model: chat or raw, the fixed parts of the prompt, the dialect of definitions.
 
-    A setting that the chat template does not write, as a date in most of them, is no part of it.
+    A setting that the chat template does not print (most print no date) is left out.
 
     >>> protocol_of({"template": {"apply_chat_template": True}, "dialect": {"name": "strict"}})
     'chat, dialect strict'

@@ -140,7 +140,7 @@ def kind(name: str) -> Kind:
 def kind_of(directory: Path) -> str | None:
     """Which kind of run a directory holds; None: none of ours.
 
-    Its manifest says it. Results of other tools have no manifest of ours and are known by their files.
+    Its manifest says it. Results of other tools have no such manifest and are known by their files.
     """
     said = kind_in(directory)
     if said is not None and said not in KINDS:

@@ -296,7 +296,7 @@ class MethodTrainer(Trainer):
     def _check_names(self, missing: set[str], unexpected: set[str]) -> None:
         """A tensor that is not restored would keep its starting value, and training would end in other weights."""
         if missing or unexpected:
-            found = f"lacks {min(missing)}" if missing else f"holds {min(unexpected)}, which the model has not"
+            found = f"lacks {min(missing)}" if missing else f"holds {min(unexpected)}, which the model lacks"
             raise UserError(
                 f"The checkpoint of an interrupted run {found}, so training cannot resume from it; delete "
                 f"{self.args.output_dir} and rerun the same command to start again."

@@ -14,6 +14,7 @@ TOP_LEVEL = {
     "wants",
     "given",
     "guard",
+    "io",
     "secrets",
     "sums",
     "schema",
@@ -48,6 +49,7 @@ DEPENDENCIES: dict[str, set[str]] = {
     "installing": {"errors", "ownership", "writing"},
     "flags": {"errors"},
     "schema": {"errors"},
+    "io": {"errors", "guard", "schema"},
     "internal": {"errors"},
     "configs": {"models", "suites"},  # the groups, and how Hydra composes them: below the engine, which asks for runs
     "data": set(),

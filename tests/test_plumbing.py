@@ -28,12 +28,13 @@ from vestige.engine import handles
 from vestige.engine.handles import ModelHandle, unquantised
 from vestige.engine.obtain import Collector, _resumable, read_again
 from vestige.errors import UserError
+from vestige.io import DamagedError
 from vestige.models import fingerprint as fingerprints
 from vestige.models.args import ModelArgs
 from vestige.models.tokenizer import pipeline_key, special_ids
 from vestige.store import archive, directories
 from vestige.store.evidence import Bank, remarks, remember
-from vestige.store.files import DamagedError, read_packed, write_packed
+from vestige.store.files import read_packed, write_packed
 from vestige.store.formats import FORMATS, Altered
 from vestige.store.trust import Settling, disagreement
 from vestige.sweep import keys as task_keys

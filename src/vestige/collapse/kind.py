@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 
 from vestige.collapse.detector import CollapseSettings, numbers_of
+from vestige.io import damaged
 from vestige.metrics.collapse import LABELS, Cross, Ema, row_table
 from vestige.metrics.collapse_words import verdict
 from vestige.schema import misfit, number
 from vestige.store.directories import Seal, begin, seal, writing
-from vestige.store.files import damaged, read_ours, write_json
+from vestige.store.files import read_ours, write_json
 from vestige.store.findings import Finding, compared
 from vestige.store.forms import Collapse, CollapseRow
 from vestige.store.kinds import Kind, Reader, Rescoring, RunSource

@@ -20,6 +20,7 @@ from vestige.collect.answering import Cost
 from vestige.configs.compose import compose_config, composing
 from vestige.engine.handles import ModelHandle
 from vestige.errors import UserError, unknown_name
+from vestige.io import damaged
 from vestige.metrics.collapse import LABELS
 from vestige.models.load import LoadedModel, ModelArgs, load_tokenizer
 from vestige.ownership import adopt_file, permit
@@ -27,7 +28,7 @@ from vestige.schema import misfit
 from vestige.show.tables import table
 from vestige.store.directories import begin, seal, writing
 from vestige.store.evidence import tidy
-from vestige.store.files import damaged, read_ours, write_json
+from vestige.store.files import read_ours, write_json
 from vestige.sums import number
 from vestige.writing import keep_apart
 

@@ -11,9 +11,10 @@ from vestige.data.spans import Span, Tokens
 from vestige.depth.ask import DepthAsk
 from vestige.depth.files import record
 from vestige.depth.scores import ExampleDepth, cluster_facts, cluster_of, examples_of, model_depth, profile
+from vestige.io import damaged
 from vestige.schema import misfit
 from vestige.store.evidence import Bank
-from vestige.store.files import damaged, read_packed, write_packed
+from vestige.store.files import read_packed, write_packed
 from vestige.types import Grouping, TokenStats
 
 KEPT = "depth.json.gz"

@@ -17,10 +17,10 @@ from typing import Any
 
 from vestige.engine.config import AnyConfig, HarnessConfig, RunConfig, spec_to_json
 from vestige.errors import UserError
+from vestige.io import DamagedError
 from vestige.ownership import is_ours, ours_below
 from vestige.secrets import expand
 from vestige.store.directories import MANIFEST, config_json, refuse_other_kind
-from vestige.store.files import DamagedError
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import FROM_CODE
 from vestige.suites.spec import Named, read_suite

@@ -17,9 +17,10 @@ from vestige.engine.scores import stats_file
 from vestige.engine.stored import suite_from_manifest
 from vestige.errors import UserError
 from vestige.integrations.lm_eval import HarnessResults
+from vestige.io import damaged
 from vestige.store.archive import moved
 from vestige.store.directories import SEAL, read_seal, sha256
-from vestige.store.files import damaged, read_ours, result_file
+from vestige.store.files import read_ours, result_file
 from vestige.store.forms import ResultsForm, Stat
 from vestige.store.kinds import read_manifest
 from vestige.suites.postprocess import with_more

@@ -30,6 +30,7 @@ from filelock import FileLock, Timeout
 
 from vestige.errors import UserError, write_error
 from vestige.guard import read_json
+from vestige.io import damaged
 from vestige.ownership import (
     JOURNAL,
     TEMPORARY,
@@ -44,7 +45,7 @@ from vestige.ownership import (
 )
 from vestige.schema import misfit
 from vestige.secrets import masked, without_secrets
-from vestige.store.files import LEFTOVER, damaged, versions, write_json
+from vestige.store.files import LEFTOVER, versions, write_json
 from vestige.types import Grouping, content_key
 from vestige.writing import HOLDER, LOCK, claim, lock_file, make_directory, remove, write_bytes
 

@@ -24,9 +24,10 @@ from typing import Any, Generic, TypedDict, TypeVar
 
 from vestige.errors import first_line
 from vestige.guard import is_there
+from vestige.io import damaged
 from vestige.ownership import ours_below
 from vestige.schema import misfit
-from vestige.store.files import damaged, read_json, read_ours, write_bytes, write_json, write_pieces
+from vestige.store.files import read_json, read_ours, write_bytes, write_json, write_pieces
 from vestige.store.formats import FORMATS, Altered, Format, Head
 from vestige.store.laid_out import Joined
 from vestige.types import content_key

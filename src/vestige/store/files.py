@@ -22,6 +22,7 @@ from typing import Any
 
 from vestige.errors import MANY, UserError
 from vestige.guard import read_bytes, read_json
+from vestige.io import damaged
 from vestige.schema import check_form, misfit
 from vestige.secrets import hide
 from vestige.store.arrays import MadeByName
@@ -32,10 +33,6 @@ BLOCK = 1 << 16  # characters
 
 # What versions without a journal called a file before it was whole; it is not part of a run, and is left alone.
 LEFTOVER = re.compile(r"\..+\.[a-z0-9_]{8}")
-
-
-class DamagedError(UserError):
-    """A file of ours that cannot be what was written."""
 
 
 def write_json(path: Path, data: Any, indent: int | None = 4) -> None:
@@ -116,10 +113,6 @@ def read_ours(path: Path, form: Any = Any) -> Any:
     if words := misfit(found, form):
         raise damaged(path, words)
     return found
-
-
-def damaged(path: Path, why: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged ({why}); delete it, then run the command that made it again.")
 
 
 def relative(path: Path, base: Path) -> str:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from vestige.errors import UserError
+from vestige.io import damaged
 from vestige.schema import misfit
 from vestige.store.directories import EVALUATIONS, MANIFEST, Seal, kind_in
-from vestige.store.files import damaged, read_ours
+from vestige.store.files import read_ours
 from vestige.store.findings import Finding
 from vestige.types import RunAccount, short_id
 

@@ -11,7 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vestige.store.files import damaged, read_ours
+from vestige.io import damaged
+from vestige.store.files import read_ours
 from vestige.store.forms import WatchForm
 from vestige.store.kinds import KINDS, Kind, Reader, RunSource
 from vestige.types import RunAccount, RunCurve, RunNumber, RunTable
